@@ -15,8 +15,8 @@ from typing import Any
 
 import uvicorn
 
-from gateway.apis.openai.inference import InferenceApp
 from gateway.app import create_app
+from gateway.front_door import FrontDoor
 from gateway.gateway_settings import GatewaySettings
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections, most_connections, raise_descriptor_limit
@@ -89,7 +89,7 @@ class _Server(uvicorn.Server):
     _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(
-        self, config: uvicorn.Config, app: InferenceApp, grace_s: float, loop_stall_s: float
+        self, config: uvicorn.Config, app: FrontDoor, grace_s: float, loop_stall_s: float
     ) -> None:
         super().__init__(config)
         self._watchdog = LoopWatchdog(loop_stall_s)

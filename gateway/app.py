@@ -15,40 +15,25 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.apis import openapi
-from gateway.apis.admin import autoscale, fleet_views
-from gateway.apis.admin import letter_routes as dead_letters
-from gateway.apis.admin import operator_routes as operations
-from gateway.apis.admin import routes as admin
-from gateway.apis.admin import tenant_keys as keys_route
-from gateway.apis.admin.operator_calls import OperatorCalls
-from gateway.apis.context import Gateway
-from gateway.apis.jobs import bulk, job_details, job_object, job_stream, retry
-from gateway.apis.jobs import routes as jobs
-from gateway.apis.openai import inference
-from gateway.apis.openai import model_routes as models
-from gateway.apis.openai.inference import InferenceApp
-from gateway.apis.responses import conversation_routes as conversations
-from gateway.apis.responses import routes as responses
-from gateway.apis.responses.conversation_store import Conversations
-from gateway.apis.responses.response_jobs import ResponseJobs
-from gateway.apis.torchserve import routes as torchserve
+from gateway.apis.table import APIS
+from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
 from gateway.core.job_factory import JobFactory
+from gateway.core.job_object import full
+from gateway.core.plain_route import PlainApplications
 from gateway.core.relay import Relay
 from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
 from gateway.core.tenants import tenants_in
 from gateway.core.unwatcher import Unwatcher
+from gateway.front_door import FrontDoor
 from gateway.gateway_settings import GatewaySettings
 from gateway.http import error_response as errors
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import DEFAULT_TENANT, Authenticator
 from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.http.web_pages import WebPages
-from gateway.ops import docs_route as docs
-from gateway.ops import metrics_route, overview_route
-from gateway.ops import page_route as page
-from gateway.ops import probes as health
+from gateway.ops import docs_route, metrics_route, overview_route, page_route, probes
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
 from shared.fleet.desired_pool import DesiredPools
@@ -76,7 +61,7 @@ log = logging.getLogger("flotilla.gateway")
 _SUBSCRIBE_S = 5.0
 
 
-def create_app(settings: GatewaySettings) -> InferenceApp:
+def create_app(settings: GatewaySettings) -> FrontDoor:
     """The ASGI application of one gateway; it connects to Redis when it starts.
 
     Raises SettingsError.
@@ -91,10 +76,12 @@ def create_app(settings: GatewaySettings) -> InferenceApp:
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )
     pools = load_pools(settings)
+    plain = PlainApplications(authenticator, metrics, access)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gateway = app.state.gateway = _make_gateway(settings, pools, metrics, registry)
+        gateway = _make_gateway(settings, pools, metrics, registry)
+        app.state.gateway = plain.gateway = gateway
         logs.bind_process(gateway=gateway.id)
         endpoint = settings.otlp_traces_endpoint
         tracing.set_up(endpoint, "gateway", gateway.id, settings.trace_ratio)
@@ -113,41 +100,20 @@ def create_app(settings: GatewaySettings) -> InferenceApp:
         version=version("flotilla"),
         description="OpenAI-compatible inference; every request is a durable job.",
         lifespan=lifespan,
-        docs_url=None,  # routes/docs.py serves one without files from other hosts
+        docs_url=None,  # ops/docs_route.py serves one without files from other hosts
         redoc_url=None,
     )
     app.state.authenticator = authenticator
     errors.install(app, metrics)
-    openapi.install(app, with_keys=bool(settings.tenants()))
-    for module in (
-        inference,
-        jobs,
-        bulk,
-        job_details,
-        job_stream,
-        retry,
-        responses,
-        conversations,
-        models,
-        autoscale,
-        admin,
-        overview_route,
-        keys_route,
-        dead_letters,
-        operations,
-        health,
-        fleet_views,
-        torchserve,
-        metrics_route,
-        docs,
-        page,
-    ):
-        app.include_router(module.router)
+    openapi.install(app, APIS, with_keys=bool(settings.tenants()))
+    ours = (overview_route, probes, metrics_route, docs_route, page_route)
+    for router in (*(each for api in APIS for each in api.routers), *(row.router for row in ours)):
+        app.include_router(router)
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)
     app.add_middleware(RequestId, access=access, metrics=metrics)  # outermost: a 401 has an id too
     web_pages = WebPages(settings.allowed_hosts, with_keys=bool(settings.tenants()))
-    return InferenceApp(app, authenticator, metrics, access, web_pages)
+    return FrontDoor(app, [row for api in APIS for row in api.plain], plain, web_pages)
 
 
 def _quotas(settings: GatewaySettings) -> Quotas:
@@ -179,10 +145,9 @@ def _make_gateway(
         Unwatcher(queue, gateway_id, relay.has_readers),
         metrics,
         fleet.wait_reason,
-        partial(job_object.full, queue, fleet),
+        partial(full, queue, fleet),
     )
     factory = JobFactory(settings, pools, gateway_id, relay.is_subscribed)
-    conversations_store = Conversations(queue, factory, settings)
     submitter = Submitter(
         queue,
         settings.max_queue_depth,
@@ -205,28 +170,28 @@ def _make_gateway(
     )
     sampler = Sampler(overview.take)
     metrics.overview_streams.set_function(lambda: sampler.viewers)
-    return Gateway(
+    gateway = Gateway(
         id=gateway_id,
         settings=settings,
         queue=queue,
         factory=factory,
         submitter=submitter,
-        responses=ResponseJobs(queue, conversations_store, settings),
-        conversations=conversations_store,
         relay=relay,
         streams=streams,
         fleet=fleet,
-        operations=OperatorCalls(
-            servers, fleet, metrics, settings.operation_timeout_s, sampler.outdate
-        ),
-        sampler=sampler,
         tenants=tenants,
         eviction=eviction_monitor,
         format=format_monitor,
         tasks=tasks,
         metrics=metrics,
         prometheus=registry,
+        on_fleet_change=sampler.outdate,
     )
+    gateway.add(sampler)
+    for api in APIS:
+        if api.start is not None:
+            api.start(gateway)
+    return gateway
 
 
 async def _start(gateway: Gateway) -> None:
@@ -260,7 +225,7 @@ async def _start(gateway: Gateway) -> None:
 
 async def _stop(gateway: Gateway) -> None:
     """End the background tasks and close the connections to Redis."""
-    await gateway.sampler.close()
+    await gateway.of(Sampler).close()
     await gateway.streams.unwatcher.drain()
     await gateway.tasks.stop()
     await gateway.queue.close()

@@ -6,6 +6,9 @@ so their schemas are in `schemas.py`.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
+
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
@@ -13,30 +16,23 @@ from gateway.apis import error_answers
 from gateway.apis.admin import operation_schemas
 from gateway.apis.jobs.routes import JobRequest
 from gateway.apis.responses.response_schemas import RESPONSE_ANSWERS, RESPONSE_BODIES
-from gateway.apis.schema import NUMBER, TEXT, Schema, ref
-from gateway.apis.schemas import ON_DISCONNECT, SCHEMAS
+from gateway.apis.schemas import SCHEMAS
+from gateway.core.api import Api
+from gateway.core.endpoint_route import CALL_HEADERS
+from gateway.core.schema import TEXT, Schema, ref
 from gateway.http.middleware import PUBLIC_PATHS
-from shared.api.endpoint import BodyKind, ErrorStyle
-from shared.api.endpoints import ENDPOINTS
+from shared.api.endpoint import ErrorStyle
 from shared.api.error_shapes import error_style
 from shared.job.lanes import CLIENT_LANES
 
 _BODIES = {
-    **{path: row.request_schema for path, row in ENDPOINTS.items()},
     **RESPONSE_BODIES,
     "/jobs": "JobRequest",
     "/admin/jobs/cancel": "BulkRequest",
     "/admin/jobs/retry": "BulkRequest",
-    "/predictions/{model}": "PredictionRequest",
-    "/predictions/{model}/{version}": "PredictionRequest",
 }
-_CALLS = {*ENDPOINTS, "/jobs", "/predictions/{model}", "/predictions/{model}/{version}"}
-"""What creates a job."""
 _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
-    **{("post", path): {"200": row.response_schema} for path, row in ENDPOINTS.items()},
     **RESPONSE_ANSWERS,
-    ("post", "/predictions/{model}"): {"200": "Prediction"},
-    ("post", "/predictions/{model}/{version}"): {"200": "Prediction"},
     ("get", "/predictions/{model}/v1/models"): {"200": "ModelList"},
     ("get", "/v1/models"): {"200": "ModelList"},
     ("get", "/v1/models/{name}"): {"200": "Model"},
@@ -61,52 +57,23 @@ _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     ("post", "/admin/dead/{letter_id}/replay"): {"202": "Replay"},
     **operation_schemas.RESPONSES,
 }
-_EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
-    "/jobs/{job_id}/events",
-    "/jobs/{job_id}/stream",
-    "/admin/stream",
-    "/v1/responses/{response_id}",
-}
-_BYTES = {"/v1/embeddings", "/pooling"}
-"""With `encoding_format: bytes` they are answered with numbers, one after the other."""
+_EVENT_STREAMS = {"/jobs/{job_id}/events", "/admin/stream", "/v1/responses/{response_id}"}
 _JSON = "application/json"
-_FORM = "multipart/form-data"
-_FORMS = {path for path, row in ENDPOINTS.items() if row.body is BodyKind.MULTIPART}
 _ERRORS = {ErrorStyle.OPENAI: "Error", ErrorStyle.ANTHROPIC: "AnthropicError"}
-_CALL_HEADERS = {
-    "Idempotency-Key": TEXT
-    | {
-        "description": "requests with the same key and body are one job for 24 h; 1 to 255 visible "
-        "ASCII characters"
-    },
-    "x-flotilla-on-disconnect": TEXT | {"description": ON_DISCONNECT},
-    "x-flotilla-queue-deadline": NUMBER | {"description": "seconds until it has to have started"},
-    "x-flotilla-run-deadline": NUMBER | {"description": "seconds from its first start to its end"},
-}
-_PREFER: Schema = {
-    "name": "Prefer",
-    "in": "header",
-    "required": False,
-    "schema": TEXT
-    | {
-        "description": "`respond-async`: 202 with the job at once; `wait=N`: 202 if the answer is "
-        "not complete after N seconds. The answer has `Preference-Applied`"
-    },
-}
 
 
-def install(app: FastAPI, *, with_keys: bool) -> None:
+def install(app: FastAPI, apis: Iterable[Api], *, with_keys: bool) -> None:
     """Replace FastAPI's description of `app`. `with_keys`: requests need an API key."""
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
-            app.openapi_schema = _describe(app, with_keys=with_keys)
+            app.openapi_schema = _describe(app, apis, with_keys=with_keys)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _describe(app: FastAPI, *, with_keys: bool) -> Schema:
+def _describe(app: FastAPI, apis: Iterable[Api], *, with_keys: bool) -> Schema:
     schema = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
@@ -120,6 +87,12 @@ def _describe(app: FastAPI, *, with_keys: bool) -> Schema:
     components["schemas"] = (
         found | SCHEMAS | operation_schemas.SCHEMAS | {"JobRequest": job_request}
     )
+    for api in apis:
+        components["schemas"] |= api.schemas
+        for row in api.plain:
+            if row.description:
+                operations = schema["paths"].setdefault(row.path.replace(":path", ""), {})
+                operations[row.method.lower()] = copy.deepcopy(dict(row.description))
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
@@ -131,22 +104,15 @@ def _describe(app: FastAPI, *, with_keys: bool) -> Schema:
 
 def _complete(operation: Schema, method: str, path: str) -> None:
     if method == "post" and path in _BODIES:
-        content = {_FORM if path in _FORMS else _JSON: {"schema": ref(_BODIES[path])}}
+        content = {_JSON: {"schema": ref(_BODIES[path])}}
         operation["requestBody"] = {"required": True, "content": content}
-    if method == "post" and path in _CALLS:
-        operation.setdefault("parameters", []).extend(
-            {"name": name, "in": "header", "required": False, "schema": header}
-            for name, header in _CALL_HEADERS.items()
-        )
+    if method == "post" and path == "/jobs":
+        operation.setdefault("parameters", []).extend(CALL_HEADERS)
     if path == "/jobs/{job_id}/retry":
         content = {_JSON: {"schema": ref("RetryRequest")}}
         operation["requestBody"] = {"required": False, "content": content}
     operation_schemas.add_options(operation, path)
     answers = operation["responses"]
-    if method == "post" and path in ENDPOINTS:
-        operation["parameters"].append(_PREFER)
-        accepted = {"description": "The job, for a request with `Prefer`"}
-        answers["202"] = accepted | {"content": {_JSON: {"schema": ref("Job")}}}
     answers.pop(
         "422", None
     )  # wrong parameters are answered with 400, like all other invalid requests
@@ -158,9 +124,6 @@ def _complete(operation: Schema, method: str, path: str) -> None:
         content["text/event-stream"] = {"schema": TEXT}
         if path.endswith("/events") or path == "/admin/stream":
             content.pop(_JSON, None)
-    if path in _BYTES:
-        binary = {"schema": {"type": "string", "format": "binary"}}
-        answers["200"]["content"]["application/octet-stream"] = binary
     content = {_JSON: {"schema": ref(_ERRORS[error_style(path)])}}
     errors = error_answers.descriptions(method, path, public=path in PUBLIC_PATHS)
     for status, description in errors.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.apis.jobs.bulk import BulkRequest
-from gateway.apis.schema import (
+from gateway.core.schema import (
     ANYTHING,
     MAYBE_NUMBER,
     MAYBE_OBJECT,

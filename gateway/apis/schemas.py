@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.apis.anthropic.message_schemas import MESSAGE_SCHEMAS
-from gateway.apis.audio.audio_schemas import AUDIO_SCHEMAS
 from gateway.apis.overview_schemas import OVERVIEW_SCHEMAS
-from gateway.apis.pooling.pooling_schemas import POOLING_SCHEMAS
-from gateway.apis.responses.response_schemas import RESPONSE_SCHEMAS
-from gateway.apis.schema import (
+from gateway.core.endpoint_route import ON_DISCONNECT
+from gateway.core.schema import (
     ANYTHING,
     MAYBE_NUMBER,
     MAYBE_OBJECT,
@@ -23,8 +20,6 @@ from gateway.apis.schema import (
 )
 from shared.job.states import JobState
 from shared.store.redis.dead_letters import KINDS
-
-ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
 
 _REQUEST_FIELDS: dict[str, Schema] = {
     "model": MAYBE_TEXT | {"description": "one of GET /v1/models; without it the default"},
@@ -53,10 +48,6 @@ _RESPONSE_FIELDS: dict[str, Schema] = {
 _CHOICE: dict[str, Schema] = {"index": WHOLE, "finish_reason": MAYBE_TEXT}
 
 SCHEMAS: dict[str, Schema] = {
-    **AUDIO_SCHEMAS,
-    **MESSAGE_SCHEMAS,
-    **POOLING_SCHEMAS,
-    **RESPONSE_SCHEMAS,
     **OVERVIEW_SCHEMAS,
     "Error": obj(
         "error",
@@ -195,15 +186,6 @@ SCHEMAS: dict[str, Schema] = {
         retried_from=TEXT,
         tenant=TEXT,
     ),
-    "PredictionRequest": obj(
-        "prompt",
-        prompt=TEXT,
-        max_new_tokens=WHOLE,
-        temperature=NUMBER,
-        lora_adapter=TEXT | {"description": "the name of an adapter"},
-    )
-    | {"description": "TorchServe's: a prompt, and vLLM's sampling parameters"},
-    "Prediction": obj("text tokens", text=TEXT, tokens=array(WHOLE)),
     "Model": obj("id object", id=TEXT, object={"const": "model"}, flotilla=ANYTHING),
     "ModelList": obj("object data", object={"const": "list"}, data=array(ref("Model"))),
 }

@@ -1,7 +1,6 @@
-"""Admission: what the gateway checks in a request before it queues it. Limits of tenants go here.
+"""Admission: what the gateway checks in a request before it queues it, called by `call.py`.
 
-The station before is the body as `gateway/http/body.py` has parsed it, the one after
-`job_factory.py`. Everything else about a body is for vLLM to check, on the worker, so that its
+Everything else about a body is for vLLM to check, on the worker, so that its
 error messages reach the client unchanged.
 """
 
@@ -10,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from gateway.core.endpoint_step import Prepared
 from gateway.core.fleet_view import FleetView
 from gateway.core.input_shapes import check_shapes
 from gateway.core.message_shapes import check_items
 from gateway.core.on_disconnect import on_disconnect_in
 from gateway.core.prompt_limits import PromptSize, check_input, check_prompt_size, prompt_size
-from gateway.core.response_request import ResponseRequest, response_request
 from gateway.gateway_settings import GatewaySettings
-from shared.api.endpoint import Endpoint, ModelField, StreamFormat
+from shared.api.endpoint import Endpoint, ModelField
 from shared.api.field_policy import check_fields, check_permission, restricted_parts
 from shared.fleet.registry import ModelInfo
 from shared.job.adapter_queues import pool_of
@@ -46,8 +45,8 @@ class CheckedRequest(NamedTuple):
     """As in on_disconnect.py; empty: the request does not say it."""
     restricted: tuple[str, ...] = ()
     """Fields that need the operator's permission, as in field_policy.py."""
-    response: ResponseRequest | None = None
-    """Of a request for a response (OpenAI's Responses API)."""
+    prepared: Prepared | None = None
+    """What the endpoint's API has read in the body, if it adds a step (endpoint_step.py)."""
 
 
 def check_request(
@@ -68,10 +67,7 @@ def check_request(
     check_shapes(policy.input, fields)
     restricted = check_fields(fields, settings)
     size, on_disconnect = prompt_size(policy.input, fields), on_disconnect_in(fields)
-    checked = CheckedRequest(model, stream is True, lane, size, on_disconnect, restricted)
-    if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
-        return checked._replace(response=response_request(fields))
-    return checked
+    return CheckedRequest(model, stream is True, lane, size, on_disconnect, restricted)
 
 
 def check_stored_items(items: Any, allowed: Collection[str]) -> None:

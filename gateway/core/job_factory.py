@@ -37,7 +37,7 @@ class JobFactory:
         self._reachable = reachable
         self._pools = {pool.name: pool for pool in pools.all if pool.has_deadlines}
 
-    def attached(
+    def new(
         self,
         endpoint: Endpoint,
         tenant: str,
@@ -46,39 +46,50 @@ class JobFactory:
         body: bytes,
         on_disconnect: str = "",
         idempotency: IdempotencyKey | None = None,
+        *,
+        attached: bool = True,
     ) -> NewJob:
-        """A job whose client waits for the answer, which is sent to this gateway.
+        """The job of an admitted request, with the deadlines of its pool.
 
-        `on_disconnect`: of the request's headers. Raises BadRequest.
+        `attached`: its client waits for the answer, which is sent to this gateway; else it fetches
+        it later, or never. `on_disconnect`: as in on_disconnect.py. Raises BadRequest.
         """
-        settings, on_disconnect = self._settings, on_disconnect or request.on_disconnect
-        kept_s = keep_s(on_disconnect) if on_disconnect else settings.disconnect_grace_s
-        ttl_s = settings.result_ttl_s if kept_s is None else settings.stream_ttl_s
-        gateway_id = self._gateway_id
-        return self._job(
-            endpoint, tenant, model, request, body, ttl_s, gateway_id, kept_s, idempotency
+        settings = self._settings
+        kept_s = settings.disconnect_grace_s if attached else None
+        if on_disconnect:
+            kept_s = keep_s(on_disconnect)
+        ttl_s = settings.stream_ttl_s if attached and kept_s is not None else settings.result_ttl_s
+        job = NewJob(
+            id=self._job_id(idempotency, request),
+            tenant=tenant,
+            pool=model.pool,
+            lane=request.lane,
+            model=request.model or model.name,
+            endpoint=endpoint.path,
+            body=body,
+            stream=request.stream,
+            ttl_s=ttl_s if idempotency is None else max(ttl_s, idempotency.job_ttl_s),
+            max_attempts=settings.max_attempts,
+            gateway=self._gateway_id if attached else "",
+            keep_s=kept_s,
+            idempotency=idempotency,
+            origin=_origin(endpoint.path, model.name, model.pool, request.lane),
         )
-
-    def detached(
-        self,
-        endpoint: Endpoint,
-        tenant: str,
-        model: ModelInfo,
-        request: CheckedRequest,
-        body: bytes,
-        on_disconnect: str = "",
-        idempotency: IdempotencyKey | None = None,
-    ) -> NewJob:
-        """A job whose answer is fetched later, or never. See `attached`."""
-        on_disconnect = on_disconnect or request.on_disconnect
-        kept_s = keep_s(on_disconnect) if on_disconnect else None
-        ttl_s = self._settings.result_ttl_s
-        return self._job(endpoint, tenant, model, request, body, ttl_s, "", kept_s, idempotency)
+        pool = self._pools.get(pool_of(model.pool)) if self._pools else None
+        return job if pool is None else with_deadlines(job, pool)
 
     def repeated(
-        self, job: Job, body: bytes, new_id: str = "", idempotency: IdempotencyKey | None = None
+        self,
+        job: Job,
+        body: bytes,
+        new_id: str = "",
+        idempotency: IdempotencyKey | None = None,
+        on_disconnect: str = "",
     ) -> NewJob:
-        """A detached job with the request of one that has ended. `new_id`: empty for a new one."""
+        """A job, without a client, with the request of one that has ended. `new_id`: empty for any.
+
+        Raises BadRequest.
+        """
         return NewJob(
             id=new_id or self._job_id(idempotency),
             tenant=job.tenant,
@@ -92,43 +103,13 @@ class JobFactory:
             max_attempts=self._settings.max_attempts,
             deadline_s=job.total_deadline_s,
             metadata=job.metadata,
+            keep_s=keep_s(on_disconnect) if on_disconnect else None,
             run_deadline_s=job.run_deadline_s,
             queue_deadline_s=job.queue_deadline_s,
             retried_from=job.id,
             idempotency=idempotency,
             origin=_origin(job.endpoint, job.model, job.pool, job.lane),
         )
-
-    def _job(
-        self,
-        endpoint: Endpoint,
-        tenant: str,
-        model: ModelInfo,
-        request: CheckedRequest,
-        body: bytes,
-        ttl_s: float,
-        gateway_id: str,
-        kept_s: float | None,
-        idempotency: IdempotencyKey | None,
-    ) -> NewJob:
-        job = NewJob(
-            id=self._job_id(idempotency, request),
-            tenant=tenant,
-            pool=model.pool,
-            lane=request.lane,
-            model=request.model or model.name,
-            endpoint=endpoint.path,
-            body=body,
-            stream=request.stream,
-            ttl_s=ttl_s if idempotency is None else max(ttl_s, idempotency.job_ttl_s),
-            max_attempts=self._settings.max_attempts,
-            gateway=gateway_id,
-            keep_s=kept_s,
-            idempotency=idempotency,
-            origin=_origin(endpoint.path, model.name, model.pool, request.lane),
-        )
-        pool = self._pools.get(pool_of(model.pool)) if self._pools else None
-        return job if pool is None else with_deadlines(job, pool)
 
     def new_shard(self) -> int:
         """A random shard whose server can be reached, if a few tries find one."""
@@ -141,11 +122,11 @@ class JobFactory:
     def _job_id(
         self, idempotency: IdempotencyKey | None, request: CheckedRequest | None = None
     ) -> str:
-        """An id in the shard of the response's conversation, else in that of the key, else in
+        """An id in the shard of the call's conversation, else in that of the key, else in
         one whose server can be reached."""
-        shards, response = self._settings.shards, request and request.response
-        if response is not None and response.options.conversation:
-            shard = shard_of_conversation(response.options.conversation)
+        shards, prepared = self._settings.shards, request and request.prepared
+        if prepared is not None and prepared.conversation:
+            shard = shard_of_conversation(prepared.conversation)
             if shard is not None and shard < shards:
                 return new_job_id_in(shard)
         if idempotency is not None:

@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -69,6 +69,14 @@ async def read_body(
             return await _received(receive, max_bytes)
     except TimeoutError as error:
         raise BodyTimeout(f"The body did not arrive within {timeout_s:.0f} s.") from error
+
+
+def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request has one, by its headers."""
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0") != b"")
+        for name, value in headers
+    )
 
 
 def _check_type(headers: Mapping[bytes, bytes], kind: BodyKind) -> None:

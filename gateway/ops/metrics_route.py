@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from gateway.apis.context import Gateway, GatewayDep
+from gateway.core.context import Gateway, GatewayDep
 from gateway.ops.readiness import checks
 from shared.job.adapter_queues import pool_of
 from shared.job.states import JobState

@@ -8,10 +8,11 @@ from contextlib import aclosing
 from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
-from gateway.apis.context import Gateway, GatewayDep
+from gateway.core.context import Gateway, GatewayDep
 from gateway.http import server_events as sse
 from gateway.http.query import known_only
 from gateway.ops.overview.models import FleetOverview
+from gateway.ops.overview.sampler import Sampler
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
 
@@ -26,7 +27,7 @@ async def get_overview(gateway: GatewayDep) -> Response:
     Rates need two readings: they are null in the first answer, and there if you ask again within
     10 seconds.
     """
-    return Response(await gateway.sampler.latest(), media_type="application/json")
+    return Response(await gateway.of(Sampler).latest(), media_type="application/json")
 
 
 @router.get("/stream", response_model=None)
@@ -37,7 +38,7 @@ async def stream_overview(gateway: GatewayDep) -> Response:
 
 async def _events(gateway: Gateway) -> AsyncIterator[bytes]:
     head = _RETRY
-    async with aclosing(gateway.sampler.follow()) as overviews:
+    async with aclosing(gateway.of(Sampler).follow()) as overviews:
         async for data in overviews:
             yield head + sse.raw_event("overview", data)
             head = b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.apis.context import GatewayDep
+from gateway.core.context import GatewayDep
 from gateway.http.auth import Authenticator
 from gateway.ops.readiness import readiness
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from gateway.apis.context import Gateway
+from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
 from shared.store.redis import keys
 from shared.store.redis.redis_client import RedisError

@@ -117,7 +117,7 @@ class Endpoint:
     summary: str
     """For the API's description."""
     request_schema: str
-    """The name of the body's schema in the API's description (`gateway/apis/schemas.py`)."""
+    """The name of the body's schema in the API's description (`gateway/apis/`)."""
     response_schema: str
     """The name of the schema of an answer that is not streamed."""
     body: BodyKind = BodyKind.JSON

@@ -1,9 +1,9 @@
 """The endpoint table: every vLLM route that can be called through the queue, and how it is called.
 
-To add an endpoint, add a row here, its schemas to `gateway/apis/schemas.py` and its answer to
-`worker/engines/simulated/canned_answers.py`. The row is all that the others need: the gateway
-routes, checks and documents the path (`gateway/routes`, `gateway/http/body.py`,
-`gateway/core/admission.py`), the worker calls the engine's route (`worker/core/job_run.py`).
+To add an endpoint, add a row here, its path and schemas to its API (`gateway/apis/<name>/`) and its
+answer to `worker/engines/simulated/canned_answers.py`. The row is all that the others need: the
+gateway routes, checks and documents the path (`gateway/core/endpoint_route.py`,
+`gateway/core/call.py`), the worker calls the engine's route (`worker/core/job_run.py`).
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from redis import Redis
 
 from gateway.apis.responses.conversation_store import Conversation, Conversations
 from gateway.apis.responses.response_jobs import ResponseJobs
+from gateway.apis.responses.response_request import response_request
 from gateway.apis.responses.stored_response import stored_response
 from gateway.core.admission import CheckedRequest
 from gateway.core.job_factory import JobFactory
 from gateway.core.prompt_limits import PromptSize
-from gateway.core.response_request import response_request
 from shared.api.endpoints import ENDPOINTS
 from shared.fleet.registry import ModelInfo
 from shared.job.errors import (
@@ -52,7 +52,7 @@ class Side:
     def __init__(self, queue: JobQueue, settings: Settings = SETTINGS) -> None:
         self.queue = queue
         self.factory = JobFactory(settings, settings.described, "gw-1", lambda shard: True)
-        self.conversations = Conversations(queue, self.factory, settings)
+        self.conversations = Conversations(queue, self.factory.new_shard, settings)
         self.responses = ResponseJobs(queue, self.conversations, settings)
 
     async def new(self, *texts: str) -> Conversation:
@@ -64,12 +64,12 @@ class Side:
         """The job of a request for a response, which is not submitted yet."""
         body = {"model": "m", "input": "x", "stream": False} | fields
         request = response_request(body)
-        checked = CheckedRequest("m", False, "default", PromptSize(0, 0), "keep", (), request)
+        checked = CheckedRequest("m", False, "default", PromptSize(0, 0), "", (), request)
         raw = json.dumps(body).encode()
         in_it = request.options.conversation
         idempotency = IdempotencyKey.of(TENANT, ENDPOINT.path, key, raw, in_it) if key else None
         model = ModelInfo("m", POOL, {})
-        job = self.factory.attached(ENDPOINT, TENANT, model, checked, b"", "", idempotency)
+        job = self.factory.new(ENDPOINT, TENANT, model, checked, b"", "keep", idempotency)
         return await self.responses.complete(job, request)
 
     async def create(self, key: str = "", **fields: Any) -> str:

@@ -30,7 +30,7 @@ NOT_UTF8 = b"\xff\xfe"
 async def serving(redis_server: RedisServer) -> AsyncIterator[httpx.AsyncClient]:
     """A gateway in this process."""
     app = create_app(Settings(redis_url=redis_server.url, access_log=False))
-    fastapi = app._fastapi
+    fastapi = app.fastapi
     async with (
         fastapi.router.lifespan_context(fastapi),
         httpx.AsyncClient(

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from redis import Redis
 
-from gateway.apis.jobs import job_object
+from gateway.core import job_object
 from gateway.core.fleet_view import FleetView
 from shared.job.job import LeasedJob
 from shared.job.job_log import make_journal

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.types import ASGIApp
 
-from gateway.apis.openai.new_call import new_call
 from gateway.app import create_app
+from gateway.core.call import new_call
+from gateway.core.incoming import Incoming
 from gateway.http.refused_routes import HOSTING_HEADERS, REFUSED
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import NotSupported
@@ -124,6 +125,12 @@ def test_the_page_has_every_route_of_vllms_hosting_package() -> None:
     assert routes - {(row.method, row.path) for row in ROWS} == set()
 
 
+class Nothing:
+    """A gateway of which nothing is used."""
+
+    settings = Settings()
+
+
 @pytest.mark.parametrize("header", HOSTING_HEADERS)
 async def test_headers_that_would_change_the_answer_are_refused(header: bytes) -> None:
     not_reached: Any = None
@@ -132,8 +139,9 @@ async def test_headers_that_would_change_the_answer_are_refused(header: bytes) -
         "headers": [(b"content-type", b"application/json"), (header, b"x")],
     }
     endpoint = ENDPOINTS["/invocations"]
+    incoming = Incoming(scope, not_reached, "tenant", 0.0, None)
     with pytest.raises(NotSupported) as refused:
-        await new_call(not_reached, endpoint, scope, not_reached, "tenant", None)
+        await new_call(Nothing(), incoming, endpoint)  # type: ignore[arg-type]
     assert str(refused.value).endswith(HOSTING_HEADERS[header])
     assert header.decode() in PAGE
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.apis.context import GatewayDep
+from gateway.core.context import GatewayDep
 from gateway.http.query import known_only
 from gateway.ops.autoscaler.scale_object import decision
 from shared.job.adapter_queues import pool_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.apis.context import GatewayDep
+from gateway.core.context import GatewayDep
 from gateway.http.query import known_only
 from shared.store.redis.depths import depths
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.core.job_object import attempt_object
 from shared.job.job import Attempt, shard_of
 from shared.job.record import read_history
 from shared.store.redis.dead_letters import Letter
@@ -29,17 +30,6 @@ def letter_object(letter: Letter, *, replayable: bool) -> dict[str, Any]:
         "attempts": [attempt_object(attempt) for attempt in history],
         "replayable": replayable,
         "values": _texts(values),
-    }
-
-
-def attempt_object(attempt: Attempt) -> dict[str, Any]:
-    """An attempt, as the job object has it too."""
-    return {
-        "worker": attempt.worker,
-        "started_at": attempt.started_at,
-        "ended_at": attempt.ended_at,
-        "outcome": attempt.outcome,
-        "entries": attempt.entries,
     }
 
 

@@ -14,8 +14,8 @@ from fastapi import APIRouter, Query
 from starlette.responses import JSONResponse, Response
 
 from gateway.apis.admin.letter_object import letter_object
-from gateway.apis.context import Gateway, GatewayDep
-from gateway.apis.jobs.repetition import repetition
+from gateway.core.call import repeat
+from gateway.core.context import Gateway, GatewayDep
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest, NotFound, NotRepeatable
 from shared.job.job import shard_of
@@ -69,7 +69,7 @@ async def replay(letter_id: str, gateway: GatewayDep) -> Response:
     job = await gateway.queue.get(letter.subject)
     if job is None:
         raise NotRepeatable("The job of this dead letter is not kept any more, or it has none.")
-    new = await repetition(gateway.queue, gateway.factory, job, _job_id_for(letter.id))
+    new = await repeat(gateway, job, _job_id_for(letter.id))
     await gateway.submitter.submit(new)
     await dead_letters.drop(gateway.queue, letter.id)
     gateway.metrics.dead_letters_handled.labels("replayed").inc()

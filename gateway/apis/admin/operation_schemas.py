@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.apis.schema import ANYTHING, NUMBER, TEXT, WHOLE, YES_NO, Schema, array, obj, ref
+from gateway.core.schema import ANYTHING, NUMBER, TEXT, WHOLE, YES_NO, Schema, array, obj, ref
 from shared.api.operator_actions import ACTIONS, DRAIN, PATHS, OperatorAction, OptionKind
 
 _JSON = "application/json"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.apis.admin.broadcast import OUTCOMES, Broadcast, Operation, new_operation_id
-from gateway.core.fleet_view import FleetView
+from gateway.core.context import Gateway
 from shared.api.operator_actions import (
     ACTIONS,
     DRAIN,
@@ -21,8 +21,6 @@ from shared.fleet.desired_pool import DesiredPool, DesiredPools
 from shared.fleet.registry import ModelInfo, Registry, unknown_card
 from shared.job.adapter_queues import adapter_queue, pool_of
 from shared.job.errors import BadRequest, NotFound, NoWorker, WorkerNotReady
-from shared.platform.metrics import GatewayMetrics
-from shared.store.redis.servers import Servers
 
 audit = logging.getLogger("flotilla.audit")
 
@@ -30,20 +28,13 @@ audit = logging.getLogger("flotilla.audit")
 class OperatorCalls:
     """Carries out what operators ask for. The methods raise redis' errors."""
 
-    def __init__(
-        self,
-        servers: Servers,
-        fleet: FleetView,
-        metrics: GatewayMetrics,
-        timeout_s: float,
-        on_change: Callable[[], None],
-    ) -> None:
-        """`timeout_s`: for the answers of all workers of a pool together. `on_change` is called
-        when a call has changed the fleet."""
-        self._fleet = fleet
-        self._on_change = on_change
-        self._metrics = metrics
-        self._broadcast = Broadcast(servers, fleet, timeout_s)
+    def __init__(self, gateway: Gateway) -> None:
+        servers, timeout_s = gateway.queue.servers, gateway.settings.operation_timeout_s
+        self._fleet = gateway.fleet
+        self._on_change = gateway.on_fleet_change
+        self._metrics = metrics = gateway.metrics
+        # The timeout is for the answers of all workers of a pool together.
+        self._broadcast = Broadcast(servers, gateway.fleet, timeout_s)
         self._desired = DesiredPools(servers.primary)
         self._registry = Registry(servers.primary)
         # Increases are missed on a counter that does not start at 0.

@@ -14,8 +14,9 @@ from starlette.responses import Response
 
 from gateway.apis.admin.broadcast import Operation
 from gateway.apis.admin.operation_object import engine_answer, failure, own_answer
-from gateway.apis.admin.operator_body import optional_body, taken_reason
-from gateway.apis.context import Gateway, GatewayDep, TenantDep
+from gateway.apis.admin.operator_calls import OperatorCalls
+from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.operator_body import optional_body, taken_reason
 from gateway.http.error_response import error_response
 from gateway.http.query import known_only
 from shared.api.operator_actions import (
@@ -35,14 +36,14 @@ router = APIRouter(tags=["operators"])
 async def list_pools(gateway: GatewayDep) -> dict[str, Any]:
     """All pools: workers, models and adapters, and what operators have asked for."""
     await gateway.fleet.refresh()
-    pools = [await _pool_object(gateway, pool) for pool in gateway.operations.pools()]
+    pools = [await _pool_object(gateway, pool) for pool in gateway.of(OperatorCalls).pools()]
     return {"object": "list", "data": pools}
 
 
 @router.get("/admin/pools/{pool}", dependencies=[known_only])
 async def get_pool(pool: str, gateway: GatewayDep) -> dict[str, Any]:
     """One pool."""
-    return await _pool_object(gateway, await gateway.operations.pool(pool))
+    return await _pool_object(gateway, await gateway.of(OperatorCalls).pool(pool))
 
 
 @router.post("/admin/pools/{pool}/{action}", dependencies=[known_only])
@@ -58,10 +59,10 @@ async def operate(
     if row is None:
         known = ", ".join(ACTIONS)
         raise NotFound(f"There is no action {action[:64]!r}; actions: {known}.")
-    name = await gateway.operations.pool(pool)
+    name = await gateway.of(OperatorCalls).pool(pool)
     reason, given = taken_reason(await optional_body(request, gateway))
     options = check_options(row, given)
-    done = await gateway.operations.call(name, row, options, tenant, reason)
+    done = await gateway.of(OperatorCalls).call(name, row, options, tenant, reason)
     return operation_answer(request, gateway, done)
 
 
@@ -73,7 +74,7 @@ async def drain(worker: str, request: Request, gateway: GatewayDep, tenant: Tena
     """
     reason, given = taken_reason(await optional_body(request, gateway))
     check_options(DRAIN, given)
-    done = await gateway.operations.drain(worker, tenant, reason)
+    done = await gateway.of(OperatorCalls).drain(worker, tenant, reason)
     return operation_answer(request, gateway, done)
 
 
@@ -87,8 +88,8 @@ async def _with_vllms_name(request: Request, gateway: GatewayDep, tenant: Tenant
         raise BadRequest(f"Unknown query parameter {next(iter(words))[:64]!r}; this has: pool.")
     else:
         options = check_options(row, await optional_body(request, gateway))
-    name = await gateway.operations.pool(pool)
-    done = await gateway.operations.call(name, row, options, tenant)
+    name = await gateway.of(OperatorCalls).pool(pool)
+    done = await gateway.of(OperatorCalls).call(name, row, options, tenant)
     return engine_answer(done) if not done.failed else operation_answer(request, gateway, done)
 
 
@@ -106,7 +107,7 @@ def _words(request: Request) -> dict[str, list[str]]:
 
 
 async def _pool_object(gateway: Gateway, pool: str) -> dict[str, Any]:
-    desired = await gateway.operations.desired(pool)
+    desired = await gateway.of(OperatorCalls).desired(pool)
     models = gateway.fleet.models.values()
     return {
         "id": pool,

@@ -6,7 +6,16 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.apis.context import GatewayDep
+from gateway.apis.admin import (
+    autoscale,
+    fleet_views,
+    letter_routes,
+    operator_routes,
+    tenant_keys,
+)
+from gateway.apis.admin.operator_calls import OperatorCalls
+from gateway.core.api import Api
+from gateway.core.context import Gateway, GatewayDep
 from gateway.http.query import known_only
 from gateway.ops.autoscaler.scale_object import whole
 
@@ -25,3 +34,20 @@ async def get_autoscale(gateway: GatewayDep) -> dict[str, Any]:
         for pool, scale in sorted(fleet.scales.items())
     ]
     return {"object": "list", "data": pools}
+
+
+def _start(gateway: Gateway) -> None:
+    gateway.add(OperatorCalls(gateway))
+
+
+API = Api(
+    routers=(
+        autoscale.router,
+        router,
+        tenant_keys.router,
+        letter_routes.router,
+        operator_routes.router,
+        fleet_views.router,
+    ),
+    start=_start,
+)

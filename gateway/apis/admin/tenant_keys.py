@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.apis.admin.tenant_usage import kept_of, usage
-from gateway.apis.context import GatewayDep
+from gateway.core.context import GatewayDep
 from gateway.http.query import known_only
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gateway.apis.jobs.job_filter import JobFilter
-from gateway.apis.jobs.job_search import search
+from gateway.core.job_filter import JobFilter
+from gateway.core.job_search import search
 from shared.job.states import JobState
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.apis.schema import (
+from gateway.core.schema import (
     ANYTHING,
     MAYBE_TEXT,
     NUMBER,

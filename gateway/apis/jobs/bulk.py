@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.apis.admin.operator_body import optional_body, taken_reason
-from gateway.apis.context import Gateway, GatewayDep, TenantDep
 from gateway.apis.jobs.bulk_action import BulkActions
-from gateway.apis.jobs.job_filter import parse_filter, tenants_of
+from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.job_filter import parse_filter, tenants_of
+from gateway.core.operator_body import optional_body, taken_reason
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
 
@@ -59,7 +59,7 @@ async def _run(
         raise BadRequest(f"{param}: {first['msg']}", param or None) from error
     job_filter = parse_filter(asked.filter, gateway.fleet.now_s())
     tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.tenants])
-    bulk = BulkActions(gateway.queue, gateway.factory, gateway.submitter)
+    bulk = BulkActions(gateway)
     cursor = int(asked.cursor) if asked.cursor else None
     result = await bulk.run(action, tenants, job_filter, cursor, dry_run=asked.dry_run)
     if not asked.dry_run:

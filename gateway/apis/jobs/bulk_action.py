@@ -9,15 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.apis.jobs.job_filter import JobFilter
-from gateway.apis.jobs.job_search import search
-from gateway.apis.jobs.repetition import REPEATABLE, repetition
-from gateway.core.job_factory import JobFactory
-from gateway.core.submitter import Submitter
+from gateway.core.call import REPEATABLE, repeat
+from gateway.core.context import Gateway
+from gateway.core.job_filter import JobFilter
+from gateway.core.job_search import search
 from shared.job.errors import NotRepeatable
 from shared.job.job import Job, shard_in
 from shared.job.states import JobState
-from shared.store.redis.job_queue import JobQueue
 
 MOST_JOBS = 1000
 """Jobs in one call; `next_cursor` continues."""
@@ -57,10 +55,8 @@ class BulkResult:
 class BulkActions:
     """The actions, by name: `cancel` and `retry`. Their calls raise redis' errors."""
 
-    def __init__(self, queue: JobQueue, factory: JobFactory, submitter: Submitter) -> None:
-        self._queue = queue
-        self._factory = factory
-        self._submitter = submitter
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
 
     async def run(
         self,
@@ -79,7 +75,9 @@ class BulkActions:
         allowed = dataclasses.replace(
             job_filter, tests=(*job_filter.tests, lambda job: job.state in states)
         )
-        found = await search(self._queue, tenants, allowed, before_us, MOST_JOBS, _MOST_READ)
+        found = await search(
+            self._gateway.queue, tenants, allowed, before_us, MOST_JOBS, _MOST_READ
+        )
         done: list[str] = []
         if not dry_run:
             one: Callable[[Job], Awaitable[str]]
@@ -91,16 +89,16 @@ class BulkActions:
 
     async def _cancel(self, job: Job) -> str:
         """The job's id; empty if it had ended meanwhile in another way."""
-        state = await self._queue.cancel(job.id, job.tenant)
+        state = await self._gateway.queue.cancel(job.id, job.tenant)
         return job.id if state is JobState.CANCELLED else ""
 
     async def _retry(self, job: Job) -> str:
         """The new job's id; empty if the request is not kept any more."""
         try:
-            new = await repetition(self._queue, self._factory, job, retry_id(job))
+            new = await repeat(self._gateway, job, retry_id(job))
         except NotRepeatable:
             return ""
-        await self._submitter.submit(new)
+        await self._gateway.submitter.submit(new)
         return new.id
 
 

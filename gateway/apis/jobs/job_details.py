@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from gateway.apis.context import Gateway, GatewayDep, TenantDep
-from gateway.apis.jobs.job_object import summaries
 from gateway.apis.jobs.timeline import timeline
 from gateway.apis.jobs.why import PoolSituation, explain
+from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.job_lookup import any_job_of, job_of
+from gateway.core.job_object import summaries
 from gateway.http.query import known_only
 from shared.api.endpoint import BodyKind, StreamFormat
 from shared.api.endpoints import ENDPOINTS

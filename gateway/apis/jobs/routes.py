@@ -10,33 +10,33 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response, StreamingResponse
 
-from gateway.apis.context import Gateway, GatewayDep, TenantDep
-from gateway.apis.jobs.job_filter import parse_filter, tenants_of
-from gateway.apis.jobs.job_object import full, summaries
-from gateway.apis.jobs.job_search import search
-from gateway.apis.openai.new_call import conversation_of, response_job
-from gateway.core.admission import CheckedRequest, admit, check_request
+from gateway.apis.jobs import bulk, job_details, retry
+from gateway.apis.jobs.accepted_job import accepted
+from gateway.apis.jobs.job_stream import STREAM
+from gateway.core.api import Api
+from gateway.core.call import JobOptions, Wrapped, new_call
+from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.incoming import Incoming
 from gateway.core.job_events import EventPosition, events
+from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.job_lookup import job_of, no_such_job
+from gateway.core.job_object import full, summaries
+from gateway.core.job_search import search
 from gateway.core.log_event import ReadMode
 from gateway.core.on_disconnect import keep_s
 from gateway.core.operator_check import check_operator
 from gateway.core.send_body import BodyResponse
 from gateway.core.whole_answer import whole_answer
-from gateway.gateway_settings import GatewaySettings
 from gateway.http import server_events as sse
-from gateway.http.body import Limits, parse_json, raw_member, read_body
-from gateway.http.call_headers import MAX_DEADLINE_S, call_headers
-from gateway.http.middleware import sent_request_id
+from gateway.http.body import raw_member
+from gateway.http.call_headers import MAX_DEADLINE_S
 from gateway.http.query import known_only
 from shared.api.endpoint import BodyKind
 from shared.api.endpoints import ENDPOINTS
 from shared.job.chunk_template import DeltaDecoder
 from shared.job.errors import BadRequest
-from shared.job.idempotency import IdempotencyKey
-from shared.job.job import Job, NewJob
+from shared.job.job import Job
 from shared.job.lanes import CLIENT_LANES
-from shared.job.replies import JoinedJob
 from shared.job.states import JobState
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.log_parts import log_parts
@@ -78,48 +78,8 @@ class JobRequest(BaseModel):
 @router.post("", status_code=202, response_model=None)
 async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Queue a request of an endpoint. Answers 202 with the job and `Location`."""
-    settings = gateway.settings
-    raw = await read_body(
-        request.scope,
-        request.receive,
-        BodyKind.JSON,
-        settings.max_body_bytes,
-        settings.body_timeout_s,
-    )
-    limits = Limits(settings.max_body_values, settings.max_body_objects)
-    job_request, checked, body = await parse_json(
-        raw, limits, lambda fields: _check_job_request(raw, fields, settings)
-    )
-    endpoint = ENDPOINTS[job_request.endpoint]
-    sent = call_headers(request.scope["headers"])
-    model = await admit(gateway.fleet, checked, sent.model_version)
-    key = sent.idempotency_key and IdempotencyKey.of(
-        tenant, "/jobs", sent.idempotency_key, raw, conversation_of(checked)
-    )
-    on_disconnect = sent.on_disconnect or job_request.on_disconnect or ""
-    new = gateway.factory.detached(
-        endpoint, tenant, model, checked, body, on_disconnect, key or None
-    )
-    new = new._replace(
-        lane=job_request.lane or checked.lane,
-        deadline_s=job_request.deadline_s or new.deadline_s,
-        queue_deadline_s=(
-            sent.queue_deadline_s or job_request.queue_deadline_s or new.queue_deadline_s
-        ),
-        run_deadline_s=sent.run_deadline_s or job_request.run_deadline_s or new.run_deadline_s,
-        metadata=job_request.metadata,
-    ).with_request_id(sent_request_id(request.scope["headers"]))
-    made: NewJob | JoinedJob = new
-    if checked.response is not None:
-        made = await response_job(gateway, new, checked.response)
-    joined = made.id if isinstance(made, JoinedJob) else await gateway.submitter.submit(made)
-    # Read back: only Redis has its time of submission, and whether a worker has it already.
-    job = await _job(gateway, tenant, joined or new.id)
-    headers = _job_header(job) | {"location": f"/jobs/{job.id}", "retry-after": "1"}
-    if joined:
-        gateway.metrics.replayed.inc()
-        headers["idempotent-replayed"] = "true"
-    return BodyResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
+    call = await new_call(gateway, Incoming.of(request, tenant), _call_in, attached=False)
+    return await accepted(gateway, call)
 
 
 @router.get("")
@@ -229,15 +189,10 @@ async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Respons
     return BodyResponse(await full(gateway.queue, gateway.fleet, job))
 
 
-def _check_job_request(
-    raw: bytes, fields: dict[str, Any], settings: GatewaySettings
-) -> tuple[JobRequest, CheckedRequest, bytes]:
-    """The fields of POST /jobs without `body`, what was checked of `body`, and its JSON text.
-
-    The parsed `body` is not returned, because it may be large. Raises BadRequest.
-    """
+def _call_in(raw: bytes, fields: dict[str, Any]) -> Wrapped:
+    """The call in the body of POST /jobs. Raises BadRequest."""
     try:
-        job_request = JobRequest.model_validate(fields)
+        asked = JobRequest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         param = ".".join(str(name) for name in first["loc"])
@@ -246,19 +201,22 @@ def _check_job_request(
             message = f"There is no field `{param[:64]}`; known: {known}."
             raise BadRequest(message, param) from error
         raise BadRequest(f"{param}: {first['msg']}", param) from error
-    if job_request.endpoint not in _JSON_ENDPOINTS:
+    if asked.endpoint not in _JSON_ENDPOINTS:
         known = ", ".join(_JSON_ENDPOINTS)
         raise BadRequest(f"`endpoint` must be one of: {known}.", "endpoint")
-    if job_request.lane is not None and job_request.lane not in CLIENT_LANES:
+    if asked.lane is not None and asked.lane not in CLIENT_LANES:
         raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")
-    if job_request.on_disconnect is not None:
-        keep_s(job_request.on_disconnect, "on_disconnect")
-    without_body = job_request.model_copy(update={"body": {}})
-    return (
-        without_body,
-        check_request(ENDPOINTS[job_request.endpoint], job_request.body, settings),
-        raw_member(raw, "body"),
+    if asked.on_disconnect is not None:
+        keep_s(asked.on_disconnect, "on_disconnect")
+    options = JobOptions(
+        lane=asked.lane or "",
+        on_disconnect=asked.on_disconnect or "",
+        deadline_s=asked.deadline_s,
+        queue_deadline_s=asked.queue_deadline_s,
+        run_deadline_s=asked.run_deadline_s,
+        metadata=asked.metadata,
     )
+    return Wrapped(ENDPOINTS[asked.endpoint], asked.body, raw_member(raw, "body"), options)
 
 
 async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:
@@ -286,3 +244,9 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
         if not job.state.terminal:
             gateway.streams.unwatcher.start(job.id)
     return job
+
+
+API = Api(
+    routers=(router, bulk.router, job_details.router, retry.router),
+    plain=(STREAM,),
+)

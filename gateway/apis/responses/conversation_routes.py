@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
-from gateway.apis.context import Gateway, GatewayDep, TenantDep
+from gateway.apis.responses.conversation_store import Conversations
 from gateway.apis.responses.item_query import IncludedDep, ItemQueryDep, json_answer
+from gateway.apis.responses.response_items import Item
 from gateway.core.admission import check_stored_items
-from gateway.core.response_items import Item
-from gateway.http.body import Limits, parse_json, read_body
+from gateway.core.call import read_object
+from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.http.query import known_only
-from shared.api.endpoint import BodyKind
 from shared.job.errors import BadRequest
 
 router = APIRouter(prefix="/v1/conversations", tags=["OpenAI"], dependencies=[known_only])
@@ -39,14 +39,14 @@ class ConversationRequest(BaseModel):
 async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """A new conversation, with `items` and `metadata` if the body has any."""
     sent = await _body(request, gateway)
-    made = await gateway.conversations.create(tenant, sent.metadata or {}, sent.items or [])
+    made = await gateway.of(Conversations).create(tenant, sent.metadata or {}, sent.items or [])
     return made.shown()
 
 
 @router.get("/{conversation_id}", response_model=None)
 async def retrieve(conversation_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """A conversation without its items."""
-    return (await gateway.conversations.get(tenant, conversation_id)).shown()
+    return (await gateway.of(Conversations).get(tenant, conversation_id)).shown()
 
 
 @router.post("/{conversation_id}", response_model=None)
@@ -55,16 +55,16 @@ async def update(
 ) -> dict[str, Any]:
     """Replace the metadata of a conversation."""
     sent = await _body(request, gateway)
-    conversation = await gateway.conversations.get(tenant, conversation_id)
-    changed = await gateway.conversations.update(conversation, sent.metadata or {})
+    conversation = await gateway.of(Conversations).get(tenant, conversation_id)
+    changed = await gateway.of(Conversations).update(conversation, sent.metadata or {})
     return changed.shown()
 
 
 @router.delete("/{conversation_id}", response_model=None)
 async def delete(conversation_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """Delete a conversation with its items; its responses stay."""
-    conversation = await gateway.conversations.get(tenant, conversation_id)
-    await gateway.conversations.delete(conversation)
+    conversation = await gateway.of(Conversations).get(tenant, conversation_id)
+    await gateway.of(Conversations).delete(conversation)
     return {"id": conversation.id, "object": "conversation.deleted", "deleted": True}
 
 
@@ -80,8 +80,8 @@ async def add_items(
     sent = await _body(request, gateway)
     if not sent.items:
         raise BadRequest("`items` must have at least one item.", "items")
-    conversation = await gateway.conversations.get(tenant, conversation_id)
-    return json_answer(await gateway.conversations.append(conversation, sent.items))
+    conversation = await gateway.of(Conversations).get(tenant, conversation_id)
+    return json_answer(await gateway.of(Conversations).append(conversation, sent.items))
 
 
 @router.get("/{conversation_id}/items", response_model=None)
@@ -92,9 +92,9 @@ async def list_items(
     query: ItemQueryDep,
 ) -> Response:
     """The items of a conversation, a page of them."""
-    conversation = await gateway.conversations.get(tenant, conversation_id)
+    conversation = await gateway.of(Conversations).get(tenant, conversation_id)
     return json_answer(
-        await gateway.conversations.items(
+        await gateway.of(Conversations).items(
             conversation, after=query.after, limit=query.limit, descending=query.descending
         )
     )
@@ -109,8 +109,8 @@ async def get_item(
     included: IncludedDep,
 ) -> Response:
     """One item of a conversation."""
-    conversation = await gateway.conversations.get(tenant, conversation_id)
-    return json_answer(await gateway.conversations.item(conversation, item_id))
+    conversation = await gateway.of(Conversations).get(tenant, conversation_id)
+    return json_answer(await gateway.of(Conversations).item(conversation, item_id))
 
 
 @router.delete("/{conversation_id}/items/{item_id}", response_model=None)
@@ -118,23 +118,20 @@ async def delete_item(
     conversation_id: str, item_id: str, gateway: GatewayDep, tenant: TenantDep
 ) -> dict[str, Any]:
     """Delete one item; returns the conversation."""
-    conversation = await gateway.conversations.get(tenant, conversation_id)
-    await gateway.conversations.remove(conversation, item_id)
+    conversation = await gateway.of(Conversations).get(tenant, conversation_id)
+    await gateway.of(Conversations).remove(conversation, item_id)
     return conversation.shown()
 
 
 async def _body(request: Request, gateway: Gateway) -> ConversationRequest:
-    """The request's body. Raises BadRequest and the errors of `read_body`."""
+    """The request's body. Raises as `read_object`."""
     settings = gateway.settings
-    raw = await read_body(
+    return await read_object(
+        settings,
         request.scope,
         request.receive,
-        BodyKind.JSON,
-        settings.max_body_bytes,
-        settings.body_timeout_s,
+        lambda fields: _checked(fields, settings.allow_fields),
     )
-    limits = Limits(settings.max_body_values, settings.max_body_objects)
-    return await parse_json(raw, limits, lambda fields: _checked(fields, settings.allow_fields))
 
 
 def _checked(fields: dict[str, Any], allowed: Sequence[str]) -> ConversationRequest:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gateway.apis.responses.response_items import History, Item, page, stored_item
 from gateway.apis.responses.stored_response import output_items
-from gateway.core.job_factory import JobFactory
-from gateway.core.response_items import History, Item, page, stored_item
 from gateway.gateway_settings import GatewaySettings
 from shared.job.conversation import (
     ConversationLimits,
@@ -63,9 +62,12 @@ class Conversation(NamedTuple):
 class Conversations:
     """All conversations of a fleet. Methods raise redis' errors."""
 
-    def __init__(self, queue: JobQueue, factory: JobFactory, settings: GatewaySettings) -> None:
+    def __init__(
+        self, queue: JobQueue, new_shard: Callable[[], int], settings: GatewaySettings
+    ) -> None:
+        """`new_shard`: a random one, for a new conversation."""
         self._queue = queue
-        self._factory = factory
+        self._new_shard = new_shard
         limits = ConversationLimits(
             settings.max_messages, settings.max_body_bytes, settings.conversation_ttl_s
         )
@@ -76,7 +78,7 @@ class Conversations:
         self, tenant: str, metadata: Mapping[str, Any], items: Sequence[Item]
     ) -> Conversation:
         """A new conversation. Raises BadRequest if there are too many items, and QuotaExceeded."""
-        conversation_id = new_conversation_id(self._factory.new_shard())
+        conversation_id = new_conversation_id(self._new_shard())
         made = Conversation(conversation_id, tenant, int(time.time()), dict(metadata))
         new = NewConversation(made.created_at, json.dumps(made.metadata))
         await self._extend(made, await _new_items(items), new)

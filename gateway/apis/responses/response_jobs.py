@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 
 from gateway.apis.responses.conversation_store import Conversations
+from gateway.apis.responses.response_items import (
+    History,
+    find_items,
+    join_input,
+    page_of,
+    split_input,
+)
+from gateway.apis.responses.response_request import ResponseRequest
 from gateway.apis.responses.stored_response import StoredResponse, output_items, previous_response
-from gateway.core.response_items import History, find_items, join_input, page_of, split_input
-from gateway.core.response_request import ResponseRequest
 from gateway.gateway_settings import GatewaySettings
 from shared.job.conversation import Turn
 from shared.job.errors import BadRequest, BodyTooLarge, ConversationLocked, NotFound, StreamReset

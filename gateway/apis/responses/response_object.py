@@ -6,8 +6,8 @@ import contextlib
 import json
 from typing import Any
 
-from gateway.apis.jobs.transcripts import read_transcript
 from gateway.apis.responses.stored_response import StoredResponse, final_body
+from gateway.core.transcripts import read_transcript
 from shared.job.errors import job_error
 from shared.job.job import Job
 from shared.job.response_opening import unfinished

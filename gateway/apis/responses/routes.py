@@ -1,7 +1,7 @@
 """Stored responses (OpenAI's Responses API): retrieve, cancel, delete, list the input.
 
-`POST /v1/responses` is a row of the endpoint table (inference.py); a retrieve with `stream=true` is
-in response_stream.py.
+`POST /v1/responses` is a row of the endpoint table, to which `response_step.py` adds what this API
+does; a retrieve with `stream=true` is in response_stream.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from gateway.apis.context import GatewayDep, TenantDep
+from gateway.apis.responses import conversation_routes
+from gateway.apis.responses.conversation_store import Conversations
 from gateway.apis.responses.item_query import IncludedDep, ItemQueryDep, json_answer
+from gateway.apis.responses.response_jobs import ResponseJobs
 from gateway.apis.responses.response_object import response_object
+from gateway.apis.responses.response_schemas import RESPONSE_SCHEMAS
+from gateway.apis.responses.response_step import ResponseStep
+from gateway.apis.responses.response_stream import resume, wants_events
 from gateway.apis.responses.stored_response import stored_response
+from gateway.core.api import Api
+from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.endpoint_route import endpoint_routes
+from gateway.core.plain_route import PlainRoute
 from gateway.core.send_body import BodyResponse
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
@@ -54,7 +63,7 @@ async def cancel(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> Re
 async def delete(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """Delete a response, and cancel it if it has not ended. Its conversation keeps its items."""
     stored = await stored_response(gateway.queue, tenant, response_id)
-    await gateway.responses.delete(stored)
+    await gateway.of(ResponseJobs).delete(stored)
     return {"id": stored.id, "object": "response", "deleted": True}
 
 
@@ -68,7 +77,33 @@ async def input_items(
     """The items that the response was made from, with those of the responses before it."""
     stored = await stored_response(gateway.queue, tenant, response_id)
     return json_answer(
-        await gateway.responses.input_page(
+        await gateway.of(ResponseJobs).input_page(
             stored, after=query.after, limit=query.limit, descending=query.descending
         )
     )
+
+
+def _start(gateway: Gateway) -> None:
+    conversations = Conversations(gateway.queue, gateway.factory.new_shard, gateway.settings)
+    jobs = ResponseJobs(gateway.queue, conversations, gateway.settings)
+    gateway.add(conversations)
+    gateway.add(jobs)
+    gateway.steps[_ENDPOINT] = ResponseStep(gateway, jobs)
+
+
+_ENDPOINT = "/v1/responses"
+API = Api(
+    routers=(router, conversation_routes.router),
+    plain=(
+        *endpoint_routes(_ENDPOINT),
+        PlainRoute(
+            method="GET",
+            path=f"{_ENDPOINT}/{{response_id}}",
+            begin=resume,
+            applies=wants_events,
+            description={},  # that of `retrieve`
+        ),
+    ),
+    schemas=RESPONSE_SCHEMAS,
+    start=_start,
+)

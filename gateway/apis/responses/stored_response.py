@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from gateway.core.response_items import sent_again, stored_item
+from gateway.apis.responses.response_items import sent_again, stored_item
 from shared.api.endpoint import StreamFormat
 from shared.api.endpoints import ENDPOINTS
 from shared.job.chunk_template import DeltaDecoder

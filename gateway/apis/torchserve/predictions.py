@@ -1,59 +1,69 @@
-"""TorchServe's `/predictions/...`: a request becomes one of an endpoint before it is submitted.
+"""TorchServe's `/predictions/...`: a request that is the call of an endpoint in another shape.
 
-Called by routes/inference.py. What such a body means is decided in jobs/prediction.py.
+What such a body means is decided in prediction.py.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.apis.context import Gateway
 from gateway.apis.torchserve.prediction import (
-    PREFIX,
     endpoint_fields,
     model_name,
     prediction_in,
     torchserve_answer,
 )
-from gateway.http.body import Limits, parse_json, read_body
-from shared.api.endpoint import BodyKind, Endpoint
+from gateway.core.answer_call import answer_call
+from gateway.core.call import Wrapped
+from gateway.core.context import Gateway
+from gateway.core.endpoint_route import CALL_HEADERS
+from gateway.core.incoming import Answer, Incoming
+from gateway.core.plain_route import PlainRoute
+from gateway.core.schema import TEXT, ref
+
+
+async def predict(gateway: Gateway, incoming: Incoming) -> Answer:
+    """The answer to a prediction. Raises UnknownRoute, and as `answer_call`."""
+    prediction = prediction_in(incoming.scope["path"])
+    model = model_name(prediction.model, gateway.fleet.models)
+
+    def call_in(raw: bytes, fields: dict[str, Any]) -> Wrapped:
+        given = endpoint_fields(prediction, fields, model)
+        return Wrapped(prediction.endpoint, given, json.dumps(given).encode())
+
+    answer = await answer_call(gateway, incoming, call_in)
+    return PredictionAnswer(answer) if prediction.plain else answer
 
 
 def is_prediction(scope: Scope) -> bool:
-    """Whether a request is for `endpoint_request`; a list of models is not."""
-    path: str = scope.get("path", "")
-    return path.startswith(PREFIX) and scope["method"] == "POST" and not path.endswith("/v1/models")
+    """A list of models is none."""
+    path: str = scope["path"]
+    return not path.endswith("/v1/models")
 
 
-async def endpoint_request(
-    gateway: Gateway, scope: Scope, receive: Receive, send: Send
-) -> tuple[Endpoint, Receive, Send]:
-    """The endpoint that answers a prediction, a `receive` with the body that it takes, and a
-    `send` for its answer.
+class PredictionAnswer:
+    """The answer of /v1/completions in TorchServe's shape; errors as they are."""
 
-    Raises UnknownRoute, BadRequest, BodyTooLarge, BodyTimeout, UnsupportedMediaType.
-    """
-    settings, prediction = gateway.settings, prediction_in(scope["path"])
-    raw = await read_body(
-        scope, receive, BodyKind.JSON, settings.max_body_bytes, settings.body_timeout_s
-    )
-    model = model_name(prediction.model, gateway.fleet.models)
-    body = await parse_json(
-        raw,
-        Limits(settings.max_body_values, settings.max_body_objects),
-        lambda fields: json.dumps(endpoint_fields(prediction, fields, model)).encode(),
-    )
-    message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.job_id, self.tenant = answer.job_id, answer.tenant
 
-    async def receive_endpoint_body() -> Message:
-        nonlocal message
-        given, message = message, None
-        return given or await receive()
+    @property
+    def status(self) -> int:
+        """Of the response."""
+        return self._answer.status
 
-    plain = prediction.plain
-    return prediction.endpoint, receive_endpoint_body, torchserve_send(send) if plain else send
+    @property
+    def error(self) -> str:
+        """The code of the error that the request ended with; empty: none."""
+        return self._answer.error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request."""
+        await self._answer(scope, receive, torchserve_send(send))
 
 
 def torchserve_send(send: Send) -> Send:
@@ -76,3 +86,31 @@ def torchserve_send(send: Send) -> Send:
         await send({"type": "http.response.body", "body": answer, "more_body": False})
 
     return send_torchserves
+
+
+PREDICTIONS = PlainRoute(
+    method="POST",
+    path="/predictions/{model:path}",
+    begin=predict,
+    applies=is_prediction,
+    description={
+        "tags": ["TorchServe"],
+        "summary": "TorchServe's prediction: a prompt and sampling parameters",
+        "description": "`model` may have a version behind it: `name/version`. With the path of an "
+        "endpoint, as in `name/v1/completions`, it is a call of that endpoint.",
+        "parameters": [
+            {"name": "model", "in": "path", "required": True, "schema": TEXT},
+            *CALL_HEADERS,
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": ref("PredictionRequest")}},
+        },
+        "responses": {
+            "200": {
+                "description": "Successful Response",
+                "content": {"application/json": {"schema": ref("Prediction")}},
+            }
+        },
+    },
+)

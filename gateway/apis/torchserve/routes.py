@@ -1,20 +1,23 @@
 """TorchServe's management calls, as far as they have a meaning here; it has them on port 8081.
 
-The others are refused (gateway/http/refused_routes.py). Predictions: routes/predictions.py.
+The others are refused (gateway/http/refused_routes.py). Predictions: predictions.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.apis.context import Gateway, GatewayDep
-from gateway.apis.openai.model_routes import card_of
 from gateway.apis.torchserve.prediction import model_name
+from gateway.apis.torchserve.prediction_schemas import PREDICTION_SCHEMAS
+from gateway.apis.torchserve.predictions import PREDICTIONS
 from gateway.apis.torchserve.torchserve_model import described, listed, name_of, version_of
+from gateway.core.api import Api
+from gateway.core.context import Gateway, GatewayDep
+from gateway.core.model_card import card_of
 from gateway.http.query import known_only
 from shared.fleet.registry import ModelInfo
 from shared.fleet.scale_decisions import WorkerRange
@@ -42,7 +45,7 @@ async def describe(request: Request) -> Response:
 async def list_own_models(model: str, gateway: GatewayDep) -> dict[str, Any]:
     """OpenAI's list with this model alone."""
     found = await _model(gateway, model)
-    return {"object": "list", "data": [card_of(gateway, found)]}
+    return {"object": "list", "data": [card_of(gateway.fleet, found)]}
 
 
 @router.get("/models")
@@ -160,13 +163,4 @@ async def _model(gateway: Gateway, model: str) -> ModelInfo:
     return gateway.fleet.models.get(name) or await gateway.fleet.model(name)
 
 
-def _unreachable(model: str) -> NoReturn:
-    raise AssertionError("InferenceApp serves these requests before FastAPI")
-
-
-# For the API's description, and for the 405 that other methods get.
-for path, summary in (
-    ("/predictions/{model}", "TorchServe's prediction: a prompt and sampling parameters"),
-    ("/predictions/{model}/{version}", "The same of one version of a model"),
-):
-    router.add_api_route(path, _unreachable, methods=["POST"], summary=summary, response_model=None)
+API = Api(routers=(router,), plain=(PREDICTIONS,), schemas=PREDICTION_SCHEMAS)

@@ -16,7 +16,7 @@ def kinds(kind: type[FlotillaError] = FlotillaError) -> Iterator[type[FlotillaEr
 
 
 def test_every_error_is_in_the_description() -> None:
-    paths = create_app(Settings())._fastapi.openapi()["paths"]
+    paths = create_app(Settings()).fastapi.openapi()["paths"]
     text = "\n".join(
         f"{status} {answer['description']}"
         for operations in paths.values()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.apis.jobs.job_filter import parse_filter, tenants_of
+from gateway.core.job_filter import parse_filter, tenants_of
 from shared.job.errors import BadRequest
 from shared.job.states import JobState
 from tests.unit.gateway.jobs import JOB_ID, NOW, attempt, job

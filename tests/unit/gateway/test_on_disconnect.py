@@ -62,25 +62,20 @@ def test_another_member_is_refused(member: object) -> None:
         on_disconnect_in({"flotilla": member})
 
 
-def attached(on_disconnect: str = "", *, in_body: str = "", key: str = "") -> NewJob:
+def attached(on_disconnect: str = "", *, key: str = "") -> NewJob:
     factory = JobFactory(SETTINGS, SETTINGS.described, "gw", lambda shard: True)
-    request = CheckedRequest("m", True, "default", PromptSize(0, 0), in_body)
+    request = CheckedRequest("m", True, "default", PromptSize(0, 0))
     idempotency = IdempotencyKey.of("t", "/p", key, b"{}") if key else None
-    return factory.attached(ENDPOINT, "t", MODEL, request, b"{}", on_disconnect, idempotency)
+    return factory.new(ENDPOINT, "t", MODEL, request, b"{}", on_disconnect, idempotency)
 
 
 def test_a_call_is_kept_for_the_grace_and_a_job_to_its_end() -> None:
     assert (attached().keep_s, attached().ttl_s) == (7, 100)
     request = CheckedRequest("m", True, "default", PromptSize(0, 0))
-    detached = JobFactory(SETTINGS, SETTINGS.described, "gw", lambda shard: True).detached(
-        ENDPOINT, "t", MODEL, request, b"{}"
+    detached = JobFactory(SETTINGS, SETTINGS.described, "gw", lambda shard: True).new(
+        ENDPOINT, "t", MODEL, request, b"{}", attached=False
     )
     assert (detached.keep_s, detached.ttl_s, detached.gateway) == (None, 200, "")
-
-
-def test_the_header_goes_before_the_body() -> None:
-    assert attached(in_body="keep_for=3").keep_s == 3
-    assert attached("cancel", in_body="keep_for=3").keep_s == 0
 
 
 def test_a_call_that_is_kept_has_the_lifetime_of_a_job() -> None:
@@ -102,7 +97,7 @@ def test_a_job_has_the_deadlines_of_its_pool() -> None:
     request = CheckedRequest("m", True, "default", PromptSize(0, 0))
     deadlines = []
     for pool in ("slow", "slow+adapter-1", "other", "unknown"):
-        job = factory.attached(ENDPOINT, "t", ModelInfo("m", pool, {}), request, b"{}")
+        job = factory.new(ENDPOINT, "t", ModelInfo("m", pool, {}), request, b"{}")
         deadlines.append((job.deadline_s, job.queue_deadline_s, job.run_deadline_s))
     assert deadlines == [(9, None, 5), (9, None, 5), (None, None, None), (None, None, None)]
 

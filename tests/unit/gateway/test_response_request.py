@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.response_items import (
+from gateway.apis.responses.response_items import (
     History,
     as_items,
     find_items,
@@ -17,7 +17,7 @@ from gateway.core.response_items import (
     sent_again,
     shown,
 )
-from gateway.core.response_request import Joined, ResponseRequest, response_request
+from gateway.apis.responses.response_request import Joined, ResponseRequest, response_request
 from shared.job.errors import BadRequest, NotFound
 from shared.job.response_options import ResponseOptions
 

@@ -37,7 +37,7 @@ def app_with_keys() -> ASGIApp:
 def _routes() -> list[tuple[str, str]]:
     """Each method and path of the route table; a parameter is `x`."""
     found = set()
-    for route in create_app(Settings())._fastapi.routes:
+    for route in create_app(Settings()).fastapi.routes:
         assert isinstance(route, Route), route
         path = re.sub(r"\{[^}]*\}", "x", route.path)
         found |= {(method, path) for method in route.methods or ()}

@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi import Request
 
-from gateway.apis.context import Gateway
-from gateway.http.body import Limits, parse_json, read_body
-from shared.api.endpoint import BodyKind
+from gateway.core.call import read_object
+from gateway.core.context import Gateway
+from gateway.http.body import has_body
 from shared.job.errors import BadRequest
 
 _MAX_BYTES = 1 << 16
@@ -20,15 +20,11 @@ async def optional_body(
     request: Request, gateway: Gateway, max_bytes: int = _MAX_BYTES
 ) -> Mapping[str, Any]:
     """The members of a request's body; empty if it has none. Raises BadRequest and others."""
-    chunked = "transfer-encoding" in request.headers
-    if request.headers.get("content-length", "0") == "0" and not chunked:
+    if not has_body(request.scope["headers"]):
         return {}
-    settings = gateway.settings
-    body = await read_body(
-        request.scope, request.receive, BodyKind.JSON, max_bytes, settings.body_timeout_s
+    return await read_object(
+        gateway.settings, request.scope, request.receive, lambda fields: fields, max_bytes
     )
-    limits = Limits(settings.max_body_values, settings.max_body_objects)
-    return await parse_json(body, limits, lambda fields: fields)
 
 
 def taken_reason(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

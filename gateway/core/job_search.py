@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.apis.jobs.job_filter import JobFilter
+from gateway.core.job_filter import JobFilter
 from shared.job.job import Job
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.listing import page

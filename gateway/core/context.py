@@ -1,16 +1,15 @@
-"""The objects of one gateway process. `app.py` makes them; routes get them as dependencies."""
+"""The core's objects of one gateway process. `app.py` makes them; routes depend on them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
-from gateway.apis.admin.operator_calls import OperatorCalls
-from gateway.apis.responses.conversation_store import Conversations
-from gateway.apis.responses.response_jobs import ResponseJobs
+from gateway.core.endpoint_step import EndpointStep
 from gateway.core.fleet_view import FleetView
 from gateway.core.job_factory import JobFactory
 from gateway.core.relay import Relay
@@ -18,36 +17,47 @@ from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
 from gateway.core.tenants import Tenant
 from gateway.gateway_settings import GatewaySettings
-from gateway.ops.overview.sampler import Sampler
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Made once, when the process starts; of the package, only `routes` and `app.py` see it."""
+    """Made once, when the process starts. An API adds its own objects then (core/api.py)."""
 
     id: str
     settings: GatewaySettings
     queue: JobQueue
     factory: JobFactory
     submitter: Submitter
-    responses: ResponseJobs
-    conversations: Conversations
     relay: Relay
     streams: StreamContext
     fleet: FleetView
-    operations: OperatorCalls
-    sampler: Sampler
     tenants: tuple[Tenant, ...]
     eviction: EvictionMonitor
     format: FormatMonitor
     tasks: TaskSupervisor
     metrics: GatewayMetrics
     prometheus: CollectorRegistry
+    on_fleet_change: Callable[[], None]
+    """To be called when an operator has changed the fleet."""
+    steps: dict[str, EndpointStep] = field(default_factory=dict)
+    """What an API adds to the calls of an endpoint, by the endpoint's path."""
+    _added: dict[type, Any] = field(default_factory=dict)
+
+    def add(self, made: object) -> None:
+        """Keep an object that is not the core's; there is one of each class."""
+        self._added[type(made)] = made
+
+    def of(self, kind: type[T]) -> T:
+        """The object of this class that was added."""
+        found: T = self._added[kind]
+        return found
 
 
 def _gateway(request: Request) -> Gateway:

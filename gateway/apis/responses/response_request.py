@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gateway.core.response_items import (
+from gateway.apis.responses.response_items import (
     History,
     as_items,
     found_reference,
@@ -43,6 +43,16 @@ class ResponseRequest(NamedTuple):
     input: Any
     body: bytes
     """The body for the job; empty if a history has to be put into it."""
+
+    @property
+    def conversation(self) -> str:
+        """The conversation that it continues; empty: none."""
+        return self.options.conversation
+
+    @property
+    def background(self) -> bool:
+        """It is answered at once and made in the background."""
+        return self.options.background
 
     @property
     def has_history(self) -> bool:

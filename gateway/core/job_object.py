@@ -6,12 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.apis.admin.letter_object import attempt_object
-from gateway.apis.jobs.transcripts import read_transcript
 from gateway.core.fleet_view import FleetView
+from gateway.core.transcripts import read_transcript
 from shared.job.adapter_queues import pool_of
 from shared.job.errors import StreamReset, job_error
-from shared.job.job import Job
+from shared.job.job import Attempt, Job
 from shared.job.states import JobState
 from shared.job.trace_context import trace_id
 from shared.store.redis.depths import position, positions
@@ -119,6 +118,17 @@ async def _add_output(fields: dict[str, Any], queue: JobQueue, job: Job) -> None
     fields["choices"] = choices
     if fields["usage"] is None and transcript.prompt_tokens:
         fields["usage_so_far"] = transcript.usage()
+
+
+def attempt_object(attempt: Attempt) -> dict[str, Any]:
+    """An attempt, as the dead letter object has it too."""
+    return {
+        "worker": attempt.worker,
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "outcome": attempt.outcome,
+        "entries": attempt.entries,
+    }
 
 
 def _error(job: Job) -> dict[str, Any] | None:

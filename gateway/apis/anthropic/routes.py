@@ -1,0 +1,15 @@
+"""Anthropic's messages."""
+
+from __future__ import annotations
+
+from gateway.apis.anthropic.message_schemas import MESSAGE_SCHEMAS
+from gateway.core.api import Api
+from gateway.core.endpoint_route import endpoint_routes
+
+API = Api(
+    plain=endpoint_routes(
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    ),
+    schemas=MESSAGE_SCHEMAS,
+)

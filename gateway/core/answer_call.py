@@ -1,0 +1,102 @@
+"""The answer to a call: its job is submitted and followed, or one that an earlier call has made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gateway.core.answer import JobAnswer
+from gateway.core.call import NewCall, Unwrap, new_call
+from gateway.core.context import Gateway
+from gateway.core.deferred_answer import DeferredAnswer
+from gateway.core.incoming import Answer, Incoming
+from gateway.core.log_event import ReadMode
+from gateway.core.received_events import StreamPosition
+from gateway.http.error_response import to_flotilla_error
+from gateway.http.prefer import Prefer
+from shared.api.endpoint import Endpoint
+from shared.job.errors import StreamReset
+from shared.job.job import Job
+from shared.platform import logs, request_span
+
+_REPLAYED = (b"idempotent-replayed", b"true")
+
+
+async def answer_call(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap) -> Answer:
+    """Submit the request's job, and answer with what becomes of it. Raises as `new_call`."""
+    call = await new_call(gateway, incoming, source)
+    if call.joined:
+        return await _replayed(gateway, call.joined, call, incoming)
+    job, prefer, request_id = call.job, call.prefer, incoming.request_id
+    logs.bind_contextvars(
+        job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
+    )
+    chunks = job.stream and not prefer
+    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
+
+    def on_error(error: Exception) -> None:
+        failure = to_flotilla_error(error)
+        gateway.metrics.refused.labels(failure.code or failure.type).inc()
+        reader.fail(failure)
+
+    # Not awaited: if the queue refuses the job, the reader fails.
+    queued = gateway.submitter.submit(job, on_error=on_error)
+    reader.queued = queued
+    if call.keyed:
+        await asyncio.wait({queued})
+        joined_id = None if queued.exception() else queued.result()
+        if joined_id is not None:
+            gateway.relay.close(reader)
+            return await _replayed(gateway, joined_id, call, incoming)
+    if call.background:
+        return await call.background.background_answer(job, queued, reader, incoming)
+    if prefer:
+        return DeferredAnswer(
+            gateway.streams, job, queued, reader, incoming.received, request_id, prefer
+        )
+    return JobAnswer(gateway.streams, job, queued, reader, incoming.received, request_id)
+
+
+async def answer_of(
+    gateway: Gateway,
+    job: Job,
+    position: StreamPosition,
+    incoming: Incoming,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    opening: bytes = b"",
+    prefer: Prefer | None = None,
+) -> JobAnswer:
+    """The answer of a job that an earlier request has submitted; see JobAnswer."""
+    span = request_span.current()
+    if span is not None:
+        span.join(job.origin.traceparent)
+    chunks = job.stream and not prefer
+    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
+    received, request_id = incoming.received, incoming.request_id
+    try:
+        if not job.state.terminal:
+            await gateway.queue.watch(job.id, gateway.id, follow=False)
+        reader.resync()  # the log has what was published before this gateway watched
+        if prefer:
+            return DeferredAnswer(
+                gateway.streams, job, None, reader, received, request_id, prefer, headers
+            )
+        return JobAnswer(
+            gateway.streams, job, None, reader, received, request_id, position, headers, opening
+        )
+    except BaseException:
+        gateway.relay.close(reader)
+        raise
+
+
+async def _replayed(gateway: Gateway, job_id: str, call: NewCall, incoming: Incoming) -> Answer:
+    """The answer of the job that an earlier request with the same idempotency key has made."""
+    gateway.metrics.replayed.inc()
+    joined = await gateway.queue.get(job_id)
+    if joined is None:
+        raise StreamReset("The job of this Idempotency-Key is gone; send the request again.")
+    logs.bind_contextvars(job_id=joined.id)
+    if call.background and not joined.stream:
+        return await call.background.replayed_answer(joined, incoming, [_REPLAYED])
+    start = StreamPosition()
+    return await answer_of(gateway, joined, start, incoming, [_REPLAYED], prefer=call.prefer)

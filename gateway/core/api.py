@@ -1,0 +1,26 @@
+"""What an API's folder registers (`gateway/apis/table.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter
+
+from gateway.core.context import Gateway
+from gateway.core.plain_route import PlainRoute
+from gateway.core.schema import Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """One API: its routes, and the objects behind them."""
+
+    routers: tuple[APIRouter, ...] = ()
+    """What FastAPI serves."""
+    plain: tuple[PlainRoute, ...] = ()
+    """What may answer with a stream of tokens."""
+    schemas: Mapping[str, Schema] = field(default_factory=dict)
+    """The bodies that are passed on unchanged, by the names that `plain` refers to."""
+    start: Callable[[Gateway], None] | None = None
+    """Makes the API's own objects and adds them to the gateway's, when the process starts."""

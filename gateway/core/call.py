@@ -1,0 +1,257 @@
+"""The one way from a request's bytes to a job: endpoints, POST /jobs, retries, predictions.
+
+The order is the same for all of them:
+
+1. the body: its size, then its syntax (`gateway/http/body.py`, `form.py`);
+2. its limits and shapes, and what the API of the endpoint reads in it (`_check`);
+3. the tenant and the headers (`_tenants_headers`);
+4. the model, its pool's intake, the fields that need permission, the length of the prompt
+   (`admission.admit`);
+5. what the job asks for: a header goes before a field of POST /jobs, that before `flotilla` in the
+   endpoint's own body, and that before the pool's deadlines;
+6. the idempotency key;
+7. when it is submitted: full lanes and the tenant's quotas (`submitter.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.types import Receive, Scope
+
+from gateway.core.admission import CheckedRequest, admit, check_intake, check_request
+from gateway.core.context import Gateway
+from gateway.core.endpoint_step import EndpointStep
+from gateway.core.incoming import Incoming
+from gateway.gateway_settings import GatewaySettings
+from gateway.http.body import Limits, check_size, in_thread, parse_json, read_body
+from gateway.http.call_headers import CallHeaders, call_headers
+from gateway.http.form import parse_form, without_boundary
+from gateway.http.prefer import Prefer
+from gateway.http.refused_routes import refuse_hosting_headers
+from shared.api.endpoint import BodyKind, Endpoint
+from shared.job.errors import NotRepeatable
+from shared.job.idempotency import IdempotencyKey
+from shared.job.job import Job, NewJob
+from shared.job.replies import JoinedJob
+from shared.job.states import JobState
+
+T = TypeVar("T")
+
+REPEATABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
+_INVOCATIONS = "/invocations"
+
+
+class JobOptions(NamedTuple):
+    """What a request asks of its job, beside the endpoint's own body. Empty or None: nothing."""
+
+    lane: str = ""
+    on_disconnect: str = ""
+    deadline_s: float | None = None
+    queue_deadline_s: float | None = None
+    run_deadline_s: float | None = None
+    metadata: Mapping[str, str] | None = None
+    retried_from: str = ""
+
+
+_NO_OPTIONS = JobOptions()
+
+
+class Wrapped(NamedTuple):
+    """The call of an endpoint that a body of another shape stands for."""
+
+    endpoint: Endpoint
+    fields: Mapping[str, Any]
+    body: bytes
+    """The same fields as JSON, for the engine."""
+    options: JobOptions = _NO_OPTIONS
+
+
+Unwrap = Callable[[bytes, dict[str, Any]], Wrapped]
+"""Finds the call in a body and its fields; in a thread, if it is large. Raises BadRequest."""
+
+
+class NewCall(NamedTuple):
+    """A request's job, which is not queued yet, and how the request is to be answered."""
+
+    job: NewJob
+    """Not to be submitted if the call has `joined` another."""
+    prefer: Prefer | None
+    background: EndpointStep | None
+    """What answers the call at once; None: the job is followed."""
+    keyed: bool
+    """It has an idempotency key: the queue may have its job already."""
+    joined: str = ""
+    """The job that an earlier call with this one's key has made, as far as it is known."""
+
+
+class _Read(NamedTuple):
+    endpoint: Endpoint
+    request: CheckedRequest
+    body: bytes
+    options: JobOptions
+    sent: bytes
+    """The body as the client has sent it."""
+
+
+async def new_call(
+    gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap, *, attached: bool = True
+) -> NewCall:
+    """The job of a request. `source`: the endpoint whose body it has, or what finds that in it.
+
+    `attached`: its client waits for the answer. Raises what each step in the order above raises.
+    """
+    scope = incoming.scope
+    endpoint, request, body, options, raw = await _read(gateway, incoming, source)
+    sent = _tenants_headers(incoming)
+    model = await admit(gateway.fleet, request, sent.model_version)
+    prefer = _applicable(sent.prefer, request) if attached else None
+    on_disconnect = (
+        sent.on_disconnect
+        or options.on_disconnect
+        or request.on_disconnect
+        or ("keep" if prefer else "")
+    )
+    prepared = request.prepared
+    key = None
+    if sent.idempotency_key:
+        same = without_boundary(raw) if endpoint.body is BodyKind.MULTIPART else raw
+        conversation = prepared.conversation if prepared else ""
+        key = IdempotencyKey.of(
+            incoming.tenant, scope["path"], sent.idempotency_key, same, conversation
+        )
+    job = gateway.factory.new(
+        endpoint,
+        incoming.tenant,
+        model,
+        request,
+        body,
+        on_disconnect,
+        key,
+        attached=attached,
+    )
+    job = _with_options(job, sent, options).with_request_id(incoming.request_id)
+    if prepared is None:
+        return NewCall(job, prefer, None, bool(key))
+    step = gateway.steps[endpoint.path]
+    made, background = await step.complete(job, prepared), step if prepared.background else None
+    if isinstance(made, JoinedJob):
+        return NewCall(job, prefer, background, keyed=True, joined=made.id)
+    if prepared.has_history:
+        # The limits hold for what the worker gets, not only for what was sent last.
+        limits, whole = _limits(gateway.settings), made.body
+        await in_thread(lambda: check_size(whole, limits))
+    return NewCall(made, prefer, background, bool(key))
+
+
+async def repeat(
+    gateway: Gateway, job: Job, new_id: str = "", incoming: Incoming | None = None
+) -> NewJob:
+    """A new job with the request of one that ended without an answer, which stays as it is.
+
+    `new_id`: empty for any. `incoming`: the tenant's request for it, whose headers count; None: an
+    operator's. Raises NotRepeatable, IntakeStopped, BadRequest, and redis' errors.
+    """
+    if job.state not in REPEATABLE:
+        raise NotRepeatable(
+            f"This job is {job.state}; only a failed, cancelled or expired one can be repeated."
+        )
+    sent, key, request_id = CallHeaders(), None, None
+    if incoming is not None:
+        sent, request_id = _tenants_headers(incoming), incoming.request_id
+        check_intake(job.pool, gateway.fleet.switches.intake_stopped)
+        if name := sent.idempotency_key:
+            key = IdempotencyKey.of(incoming.tenant, incoming.scope["path"], name, b"")
+    body = await gateway.queue.request_body(job.id)
+    if not body:
+        raise NotRepeatable("The request of this job is not kept any more; send it again.")
+    new = gateway.factory.repeated(job, body, new_id, key, sent.on_disconnect)
+    return _with_options(new, sent, _NO_OPTIONS).with_request_id(request_id)
+
+
+async def read_object(
+    settings: GatewaySettings,
+    scope: Scope,
+    receive: Receive,
+    use: Callable[[dict[str, Any]], T],
+    max_bytes: int | None = None,
+) -> T:
+    """What `use` makes of the JSON object in a body that makes no job.
+
+    Raises as read_body, parse_json and `use`.
+    """
+    most_bytes = max_bytes or settings.max_body_bytes
+    raw = await read_body(scope, receive, BodyKind.JSON, most_bytes, settings.body_timeout_s)
+    return await parse_json(raw, _limits(settings), use)
+
+
+async def _read(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap) -> _Read:
+    """The body of a request, and what the gateway needs of it."""
+    scope, receive = incoming.scope, incoming.receive
+    settings = gateway.settings
+    if not isinstance(source, Endpoint):
+        raw = await read_body(
+            scope, receive, BodyKind.JSON, settings.max_body_bytes, settings.body_timeout_s
+        )
+        return await parse_json(
+            raw, _limits(settings), lambda fields: _check(gateway, source(raw, fields), raw)
+        )
+    if source.path == _INVOCATIONS:
+        refuse_hosting_headers(scope["headers"])
+    with_file = source.body is BodyKind.MULTIPART
+    most_bytes = settings.max_upload_bytes if with_file else settings.max_body_bytes
+    raw = await read_body(scope, receive, source.body, most_bytes, settings.body_timeout_s)
+
+    def check(fields: dict[str, Any]) -> _Read:
+        return _check(gateway, Wrapped(source, fields, raw), raw)
+
+    if with_file:
+        return await parse_form(raw, scope, check)
+    return await parse_json(raw, _limits(settings), check)
+
+
+def _check(gateway: Gateway, call: Wrapped, raw: bytes) -> _Read:
+    """The checks of a body that was parsed. The fields are not kept: they may be large."""
+    endpoint, fields = call.endpoint, call.fields
+    request = check_request(endpoint, fields, gateway.settings)
+    step = gateway.steps.get(endpoint.path)
+    if step is not None:
+        request = request._replace(prepared=step.prepare(fields))
+    return _Read(endpoint, request, call.body, call.options, raw)
+
+
+def _tenants_headers(incoming: Incoming) -> CallHeaders:
+    """The headers of a tenant's request for a job. Raises BadRequest.
+
+    Every such request passes here once, after its body was checked and before the fleet is asked
+    for anything: a limit of a tenant's rate belongs here.
+    """
+    return call_headers(incoming.scope["headers"])
+
+
+def _with_options(job: NewJob, sent: CallHeaders, options: JobOptions) -> NewJob:
+    """The job with what its request asks for, where that differs from its pool's deadlines."""
+    if options is _NO_OPTIONS and not (sent.queue_deadline_s or sent.run_deadline_s):
+        return job
+    return job._replace(
+        lane=options.lane or job.lane,
+        deadline_s=options.deadline_s or job.deadline_s,
+        queue_deadline_s=(
+            sent.queue_deadline_s or options.queue_deadline_s or job.queue_deadline_s
+        ),
+        run_deadline_s=sent.run_deadline_s or options.run_deadline_s or job.run_deadline_s,
+        metadata=job.metadata if options.metadata is None else options.metadata,
+        retried_from=options.retried_from or job.retried_from,
+    )
+
+
+def _applicable(prefer: Prefer | None, request: CheckedRequest) -> Prefer | None:
+    """The preference, unless the answer begins at once anyway: a stream, a background response."""
+    if prefer is None or (request.prepared is not None and request.prepared.background):
+        return None
+    return None if request.stream and not prefer.respond_async else prefer
+
+
+def _limits(settings: GatewaySettings) -> Limits:
+    return Limits(settings.max_body_values, settings.max_body_objects)

@@ -1,0 +1,53 @@
+"""A request that creates or follows a job, and its answer."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple, Protocol
+
+from fastapi import Request
+from starlette.types import Receive, Scope, Send
+
+from gateway.http.middleware import sent_request_id
+
+
+class Incoming(NamedTuple):
+    """A request whose tenant is known."""
+
+    scope: Scope
+    receive: Receive
+    tenant: str
+    received: float
+    """When it came, on the monotonic clock in seconds."""
+    request_id: bytes | None
+    """The client's own `x-request-id`."""
+
+    @classmethod
+    def of(cls, request: Request, tenant: str) -> Incoming:
+        """That of a route of FastAPI."""
+        scope = request.scope
+        now = time.monotonic()
+        return cls(scope, request.receive, tenant, now, sent_request_id(scope["headers"]))
+
+
+class Answer(Protocol):
+    """An ASGI application that answers one request about a job."""
+
+    @property
+    def job_id(self) -> str:
+        """Of its job."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose job it is."""
+
+    @property
+    def status(self) -> int:
+        """Of the response, once that has begun."""
+
+    @property
+    def error(self) -> str:
+        """The code of the error that the request ended with; empty: none."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, which has been read to its end."""

@@ -1,0 +1,24 @@
+"""A model as OpenAI's list shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.core.fleet_view import FleetView
+from shared.fleet.registry import ModelInfo
+from shared.job.adapter_queues import pool_of
+
+
+def card_of(fleet: FleetView, model: ModelInfo) -> dict[str, Any]:
+    """VLLM's own card of a model, with what the fleet has for it."""
+    workers = fleet.workers_of(model.pool)
+    serving = [worker for worker in workers if worker.state.serving]
+    ours = {
+        "pool": pool_of(model.pool),
+        "ready": bool(serving),
+        "wait_reason": fleet.wait_reason(model.pool),
+        "workers_ready": len(serving),
+        "slots": sum(worker.slots for worker in serving),
+        "engines": sorted({worker.engine for worker in workers}),
+    }
+    return model.card | {"flotilla": ours}

@@ -1,0 +1,91 @@
+"""The gateway's ASGI application: finds the application that a request is for.
+
+Every token of a stream passes an application's `send`, so what streams tokens is a plain ASGI
+application in front of FastAPI, which serves all else. The rows come from the APIs
+(`gateway/apis/table.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+
+from fastapi import FastAPI
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gateway.core.context import Gateway
+from gateway.core.plain_route import PlainApplication, PlainApplications, PlainRoute
+from gateway.http.web_pages import WebPages
+from gateway.ops.overview.sampler import Sampler
+from shared.job.errors import FlotillaError
+from shared.platform import request_span
+from shared.platform.metrics import GatewayMetrics
+
+
+class FrontDoor:
+    """The table of applications by path, and the check of web pages for all of them."""
+
+    def __init__(
+        self,
+        fastapi: FastAPI,
+        routes: Iterable[PlainRoute],
+        shared: PlainApplications,
+        web_pages: WebPages,
+    ) -> None:
+        self.fastapi = fastapi
+        self._shared = shared
+        self._web_pages = web_pages
+        self._by_path: dict[str, tuple[str, PlainApplication]] = {}
+        self._others: list[tuple[PlainRoute, PlainApplication]] = []
+        for route in routes:
+            application = PlainApplication(route, shared)
+            if "{" in route.path:
+                self._others.append((route, application))
+            else:
+                self._by_path[route.path] = route.method, application
+            # For the 405 that other methods get.
+            listed = Route(route.path, application, methods=[route.method])
+            listed.methods = {route.method}  # without HEAD: it would last as long as the stream
+            fastapi.router.routes.append(listed)
+
+    @property
+    def metrics(self) -> GatewayMetrics:
+        """Of the process."""
+        return self._shared.metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.fastapi(scope, receive, send)
+            return
+        request_span.begin(scope["headers"], partial(self._shared.authenticator.is_operator, scope))
+        row = self._by_path.get(scope["path"])
+        try:
+            self._web_pages.check(scope, checks_type=row is None)
+        except FlotillaError as error:
+            await self._shared.refuse(error, scope, receive, send, time.monotonic())
+            return
+        if row is not None and row[0] == scope["method"]:
+            await row[1](scope, receive, send)
+            return
+        for route, application in self._others:
+            if route.is_for(scope):
+                await application(scope, receive, send)
+                return
+        await self.fastapi(scope, receive, send)
+
+    def fail_open_streams(self, error: Exception) -> None:
+        """End all answers that are not complete with this error."""
+        self._shared.gateway.relay.fail_all(error)
+
+    def end_overviews(self) -> None:
+        """End the streams of the overview, which have no end of their own."""
+        self._shared.gateway.of(Sampler).end_streams()
+
+    @property
+    def format_mismatch(self) -> str:
+        """Why this release can't use its Redis; empty if it can (store/redis/format_version.py)."""
+        gateway: Gateway | None = getattr(self._shared, "gateway", None)
+        return gateway.format.mismatch if gateway else ""

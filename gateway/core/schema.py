@@ -1,4 +1,4 @@
-"""Parts of JSON schemas, for the API's description (`schemas.py`)."""
+"""Parts of JSON schemas, for the API's description (`gateway/apis/openapi.py`)."""
 
 from __future__ import annotations
 
@@ -29,3 +29,20 @@ def array(items: Schema) -> Schema:
 def ref(name: str) -> Schema:
     """The schema of this name in the description."""
     return {"$ref": f"#/components/schemas/{name}"}
+
+
+def shows(name: str, status: int = 200, *, events: bool = False) -> Schema:
+    """A route's `openapi_extra`: its answer has the schema of this name, or none if it is empty.
+
+    `events`: or it is server-sent events.
+    """
+    content = {"application/json": {"schema": ref(name)}} if name else {}
+    if events:
+        content["text/event-stream"] = {"schema": TEXT}
+    return {"responses": {str(status): {"content": content}}}
+
+
+def takes(schema: Schema, *, required: bool = True) -> Schema:
+    """A route's `openapi_extra`: its body, which is read without FastAPI."""
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": required, "content": content}}

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
 from gateway.core.context import Gateway, GatewayDep
+from gateway.core.schema import shows
 from gateway.http import server_events as sse
 from gateway.http.query import known_only
 from gateway.ops.overview.models import FleetOverview
@@ -30,7 +31,7 @@ async def get_overview(gateway: GatewayDep) -> Response:
     return Response(await gateway.of(Sampler).latest(), media_type="application/json")
 
 
-@router.get("/stream", response_model=None)
+@router.get("/stream", response_class=StreamingResponse, openapi_extra=shows("", events=True))
 async def stream_overview(gateway: GatewayDep) -> Response:
     """The overview as server-sent events, one `overview` each second."""
     return StreamingResponse(_events(gateway), headers=_HEADERS)

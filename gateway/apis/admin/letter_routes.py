@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.apis.admin.letter_object import letter_object
 from gateway.core.call import repeat
 from gateway.core.context import Gateway, GatewayDep
+from gateway.core.schema import shows
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest, NotFound, NotRepeatable
 from shared.job.job import shard_of
@@ -27,7 +28,7 @@ router = APIRouter(prefix="/admin/dead", tags=["operators"], dependencies=[known
 Kind = Literal["attempts", "entry", "field", "job", "key", "log", "member", "steps"]
 
 
-@router.get("")
+@router.get("", openapi_extra=shows("DeadLetterList"))
 async def list_letters(
     gateway: GatewayDep,
     what: Kind | None = None,
@@ -51,14 +52,16 @@ async def list_letters(
     }
 
 
-@router.get("/{letter_id}")
+@router.get("/{letter_id}", openapi_extra=shows("DeadLetter"))
 async def get_letter(letter_id: str, gateway: GatewayDep) -> dict[str, Any]:
     """One dead letter."""
     (shown,) = await _objects(gateway, [await _letter(gateway, letter_id)])
     return shown
 
 
-@router.post("/{letter_id}/replay", status_code=202, response_model=None)
+@router.post(
+    "/{letter_id}/replay", status_code=202, response_model=None, openapi_extra=shows("Replay", 202)
+)
 async def replay(letter_id: str, gateway: GatewayDep) -> Response:
     """Submit the request of the letter's job again, for its tenant, and delete the letter.
 

@@ -7,16 +7,18 @@ and answer, for tools made for a single server; `?pool=` names the pool where th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from gateway.apis.admin.broadcast import Operation
 from gateway.apis.admin.operation_object import engine_answer, failure, own_answer
+from gateway.apis.admin.operation_schemas import OPTIONS_BODY, options_of
 from gateway.apis.admin.operator_calls import OperatorCalls
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.operator_body import optional_body, taken_reason
+from gateway.core.schema import shows
 from gateway.http.error_response import error_response
 from gateway.http.query import known_only
 from shared.api.operator_actions import (
@@ -32,7 +34,7 @@ from shared.job.errors import BadRequest, NotFound
 router = APIRouter(tags=["operators"])
 
 
-@router.get("/admin/pools", dependencies=[known_only])
+@router.get("/admin/pools", dependencies=[known_only], openapi_extra=shows("PoolList"))
 async def list_pools(gateway: GatewayDep) -> dict[str, Any]:
     """All pools: workers, models and adapters, and what operators have asked for."""
     await gateway.fleet.refresh()
@@ -40,15 +42,23 @@ async def list_pools(gateway: GatewayDep) -> dict[str, Any]:
     return {"object": "list", "data": pools}
 
 
-@router.get("/admin/pools/{pool}", dependencies=[known_only])
+@router.get("/admin/pools/{pool}", dependencies=[known_only], openapi_extra=shows("Pool"))
 async def get_pool(pool: str, gateway: GatewayDep) -> dict[str, Any]:
     """One pool."""
     return await _pool_object(gateway, await gateway.of(OperatorCalls).pool(pool))
 
 
-@router.post("/admin/pools/{pool}/{action}", dependencies=[known_only])
+@router.post(
+    "/admin/pools/{pool}/{action}",
+    dependencies=[known_only],
+    openapi_extra=shows("Operation") | OPTIONS_BODY,
+)
 async def operate(
-    pool: str, action: str, request: Request, gateway: GatewayDep, tenant: TenantDep
+    pool: str,
+    action: Annotated[str, Path(json_schema_extra={"enum": list(ACTIONS)})],
+    request: Request,
+    gateway: GatewayDep,
+    tenant: TenantDep,
 ) -> Response:
     """Have all workers of a pool carry out an action; the body, if any, holds its options as JSON.
 
@@ -66,7 +76,9 @@ async def operate(
     return operation_answer(request, gateway, done)
 
 
-@router.post("/admin/workers/{worker}/drain", dependencies=[known_only])
+@router.post(
+    "/admin/workers/{worker}/drain", dependencies=[known_only], openapi_extra=shows("Operation")
+)
 async def drain(worker: str, request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Have one worker hand its jobs over to others, or finish them, and end.
 
@@ -137,6 +149,7 @@ def _add(action: OperatorAction) -> None:
         methods=[action.method],
         summary=action.summary,
         response_model=None,
+        openapi_extra=options_of(action),
     )
 
 

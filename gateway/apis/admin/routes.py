@@ -13,6 +13,8 @@ from gateway.apis.admin import (
     operator_routes,
     tenant_keys,
 )
+from gateway.apis.admin.admin_schemas import ADMIN_SCHEMAS
+from gateway.apis.admin.operation_schemas import OPERATION_SCHEMAS
 from gateway.apis.admin.operator_calls import OperatorCalls
 from gateway.core.api import Api
 from gateway.core.context import Gateway, GatewayDep
@@ -49,5 +51,6 @@ API = Api(
         operator_routes.router,
         fleet_views.router,
     ),
+    schemas=ADMIN_SCHEMAS | OPERATION_SCHEMAS,
     start=_start,
 )

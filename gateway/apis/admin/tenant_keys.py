@@ -9,6 +9,7 @@ from fastapi import APIRouter
 
 from gateway.apis.admin.tenant_usage import kept_of, usage
 from gateway.core.context import GatewayDep
+from gateway.core.schema import shows
 from gateway.http.query import known_only
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
@@ -17,7 +18,7 @@ _MOST_TENANTS = 50
 """With more tenants only these, the first by name, have their usage read."""
 
 
-@router.get("/keys")
+@router.get("/keys", openapi_extra=shows("KeyList"))
 async def list_keys(gateway: GatewayDep) -> dict[str, Any]:
     """Each tenant of this gateway: its keys, the jobs that are kept, and its use in the last hour.
 

@@ -12,6 +12,7 @@ from gateway.apis.jobs.bulk_action import BulkActions
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.operator_body import optional_body, taken_reason
+from gateway.core.schema import MAYBE_TEXT, shows, takes
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
 
@@ -32,13 +33,18 @@ class BulkRequest(BaseModel):
     """`next_cursor` of the call before, if `more` was true."""
 
 
-@router.post("/cancel")
+_BODY = BulkRequest.model_json_schema()
+_BODY["properties"]["reason"] = MAYBE_TEXT | {"description": "for the audit log"}
+_DESCRIBED = shows("Bulk") | takes(_BODY)
+
+
+@router.post("/cancel", openapi_extra=_DESCRIBED)
 async def cancel_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """Cancel the queued and running jobs that match `filter`, 1000 at most in one call."""
     return await _run("cancel", request, gateway, tenant)
 
 
-@router.post("/retry")
+@router.post("/retry", openapi_extra=_DESCRIBED)
 async def retry_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """Submit the failed, cancelled and expired jobs that match `filter` again, 1000 at most.
 

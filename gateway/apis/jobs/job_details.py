@@ -13,6 +13,7 @@ from gateway.apis.jobs.why import PoolSituation, explain
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.job_lookup import any_job_of, job_of
 from gateway.core.job_object import summaries
+from gateway.core.schema import shows
 from gateway.http.query import known_only
 from shared.api.endpoint import BodyKind, StreamFormat
 from shared.api.endpoints import ENDPOINTS
@@ -23,19 +24,19 @@ from shared.job.job import Job
 router = APIRouter(tags=["jobs"], dependencies=[known_only])
 
 
-@router.get("/jobs/{job_id}/timeline")
+@router.get("/jobs/{job_id}/timeline", openapi_extra=shows("Timeline"))
 async def get_timeline(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """What has happened to the job: events, each a sentence, and the spans between them."""
     return timeline(await job_of(gateway.queue, gateway.settings, tenant, job_id))
 
 
-@router.get("/jobs/{job_id}/why")
+@router.get("/jobs/{job_id}/why", openapi_extra=shows("Why"))
 async def get_why(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """Why the job waits, or why it failed: a sentence, and the facts that it rests on."""
     return await _why(gateway, await job_of(gateway.queue, gateway.settings, tenant, job_id))
 
 
-@router.get("/jobs/{job_id}/request", response_model=None)
+@router.get("/jobs/{job_id}/request", response_model=None, openapi_extra=shows("JobRequestKept"))
 async def get_request(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """The job's request as it was sent, as long as it is kept: to submit it again with changes."""
     job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
@@ -53,7 +54,7 @@ async def get_request(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Re
     return Response(content, media_type="application/json")
 
 
-@router.get("/admin/jobs/{job_id}", tags=["operators"])
+@router.get("/admin/jobs/{job_id}", tags=["operators"], openapi_extra=shows("Job"))
 async def get_any_job(job_id: str, gateway: GatewayDep) -> dict[str, Any]:
     """A job of any tenant, without its prompt and its answer."""
     job = await any_job_of(gateway.queue, gateway.settings, job_id)
@@ -61,13 +62,13 @@ async def get_any_job(job_id: str, gateway: GatewayDep) -> dict[str, Any]:
     return shown
 
 
-@router.get("/admin/jobs/{job_id}/timeline", tags=["operators"])
+@router.get("/admin/jobs/{job_id}/timeline", tags=["operators"], openapi_extra=shows("Timeline"))
 async def get_any_timeline(job_id: str, gateway: GatewayDep) -> dict[str, Any]:
     """The timeline of a job of any tenant."""
     return timeline(await any_job_of(gateway.queue, gateway.settings, job_id))
 
 
-@router.get("/admin/jobs/{job_id}/why", tags=["operators"])
+@router.get("/admin/jobs/{job_id}/why", tags=["operators"], openapi_extra=shows("Why"))
 async def get_any_why(job_id: str, gateway: GatewayDep) -> dict[str, Any]:
     """Why a job of any tenant waits, or why it failed."""
     return await _why(gateway, await any_job_of(gateway.queue, gateway.settings, job_id))

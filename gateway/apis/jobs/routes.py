@@ -12,10 +12,12 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.apis.jobs import bulk, job_details, retry
 from gateway.apis.jobs.accepted_job import accepted
+from gateway.apis.jobs.job_schemas import JOB_SCHEMAS
 from gateway.apis.jobs.job_stream import STREAM
 from gateway.core.api import Api
 from gateway.core.call import JobOptions, Wrapped, new_call
 from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.endpoint_route import CALL_HEADERS
 from gateway.core.incoming import Incoming
 from gateway.core.job_events import EventPosition, events
 from gateway.core.job_filter import parse_filter, tenants_of
@@ -25,6 +27,7 @@ from gateway.core.job_search import search
 from gateway.core.log_event import ReadMode
 from gateway.core.on_disconnect import keep_s
 from gateway.core.operator_check import check_operator
+from gateway.core.schema import Schema, ref, shows, takes
 from gateway.core.send_body import BodyResponse
 from gateway.core.whole_answer import whole_answer
 from gateway.http import server_events as sse
@@ -75,14 +78,26 @@ class JobRequest(BaseModel):
     )
 
 
-@router.post("", status_code=202, response_model=None)
+def _job_request() -> Schema:
+    schema = JobRequest.model_json_schema()
+    schema["properties"]["lane"] = {"enum": [*CLIENT_LANES, None], "default": None}
+    schema["properties"]["body"] = ref("ChatRequest")
+    return schema
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=None,
+    openapi_extra=shows("Job", 202) | takes(_job_request()) | {"parameters": list(CALL_HEADERS)},
+)
 async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Queue a request of an endpoint. Answers 202 with the job and `Location`."""
     call = await new_call(gateway, Incoming.of(request, tenant), _call_in, attached=False)
     return await accepted(gateway, call)
 
 
-@router.get("")
+@router.get("", openapi_extra=shows("JobList"))
 async def list_jobs(
     request: Request,
     gateway: GatewayDep,
@@ -112,7 +127,7 @@ async def list_jobs(
     }
 
 
-@router.get("/{job_id}", response_model=None)
+@router.get("/{job_id}", response_model=None, openapi_extra=shows("Job"))
 async def get_job(
     job_id: str,
     gateway: GatewayDep,
@@ -127,7 +142,7 @@ async def get_job(
     return BodyResponse(await full(gateway.queue, gateway.fleet, job), headers=headers)
 
 
-@router.get("/{job_id}/result", response_model=None)
+@router.get("/{job_id}/result", response_model=None, openapi_extra=shows("Job", 202))
 async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """The answer that the endpoint would have given; 202 with the job until there is one."""
     job = await _job(gateway, tenant, job_id)
@@ -160,7 +175,11 @@ async def _chunks(queue: JobQueue, job: Job) -> AsyncIterator[bytes]:
     yield data
 
 
-@router.get("/{job_id}/events", response_model=None)
+@router.get(
+    "/{job_id}/events",
+    response_class=StreamingResponse,
+    openapi_extra=shows("", events=True),
+)
 async def get_events(
     job_id: str,
     gateway: GatewayDep,
@@ -180,7 +199,7 @@ async def get_events(
     return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 
 
-@router.post("/{job_id}/cancel", response_model=None)
+@router.post("/{job_id}/cancel", response_model=None, openapi_extra=shows("Job"))
 async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Cancel the job. Its output so far is kept. A job that has ended stays as it is."""
     if await gateway.queue.cancel(job_id, tenant) is None:
@@ -249,4 +268,5 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
 API = Api(
     routers=(router, bulk.router, job_details.router, retry.router),
     plain=(STREAM,),
+    schemas=JOB_SCHEMAS,
 )

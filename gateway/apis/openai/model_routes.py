@@ -8,13 +8,14 @@ from fastapi import APIRouter
 
 from gateway.core.context import GatewayDep
 from gateway.core.model_card import card_of
+from gateway.core.schema import shows
 from gateway.http.query import known_only
 
 router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 
 
 @router.get("/v1/models/", include_in_schema=False)
-@router.get("/v1/models")
+@router.get("/v1/models", openapi_extra=shows("ModelList"))
 async def list_models(gateway: GatewayDep) -> dict[str, Any]:
     """OpenAI's list of models, of all pools. `flotilla` in each entry says whether it is ready."""
     await gateway.fleet.refresh()
@@ -22,7 +23,7 @@ async def list_models(gateway: GatewayDep) -> dict[str, Any]:
     return {"object": "list", "data": [card_of(gateway.fleet, model) for model in models]}
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", openapi_extra=shows("Model"))
 async def get_model(name: str, gateway: GatewayDep) -> dict[str, Any]:
     """One entry of the list."""
     return card_of(gateway.fleet, await gateway.fleet.model(name))

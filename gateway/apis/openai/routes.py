@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.apis.openai import model_routes
+from gateway.apis.openai.chat_schemas import CHAT_SCHEMAS
 from gateway.core.api import Api
 from gateway.core.endpoint_route import endpoint_routes
 
@@ -18,4 +19,5 @@ API = Api(
         "/generative_scoring",
         "/v1/systemone",
     ),
+    schemas=CHAT_SCHEMAS,
 )

@@ -1,4 +1,4 @@
-"""Schemas of embeddings, classes, scores and tokens; `schemas.py` has the others."""
+"""Schemas of embeddings, classes, scores and tokens."""
 
 from __future__ import annotations
 

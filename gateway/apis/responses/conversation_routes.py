@@ -15,6 +15,7 @@ from gateway.apis.responses.response_items import Item
 from gateway.core.admission import check_stored_items
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.schema import ref, shows, takes
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
 
@@ -35,7 +36,9 @@ class ConversationRequest(BaseModel):
     metadata: Metadata | None = None
 
 
-@router.post("", response_model=None)
+@router.post(
+    "", response_model=None, openapi_extra=shows("Conversation") | takes(ref("ConversationRequest"))
+)
 async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """A new conversation, with `items` and `metadata` if the body has any."""
     sent = await _body(request, gateway)
@@ -43,13 +46,17 @@ async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> di
     return made.shown()
 
 
-@router.get("/{conversation_id}", response_model=None)
+@router.get("/{conversation_id}", response_model=None, openapi_extra=shows("Conversation"))
 async def retrieve(conversation_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """A conversation without its items."""
     return (await gateway.of(Conversations).get(tenant, conversation_id)).shown()
 
 
-@router.post("/{conversation_id}", response_model=None)
+@router.post(
+    "/{conversation_id}",
+    response_model=None,
+    openapi_extra=shows("Conversation") | takes(ref("ConversationRequest")),
+)
 async def update(
     conversation_id: str, request: Request, gateway: GatewayDep, tenant: TenantDep
 ) -> dict[str, Any]:
@@ -60,7 +67,9 @@ async def update(
     return changed.shown()
 
 
-@router.delete("/{conversation_id}", response_model=None)
+@router.delete(
+    "/{conversation_id}", response_model=None, openapi_extra=shows("DeletedConversation")
+)
 async def delete(conversation_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """Delete a conversation with its items; its responses stay."""
     conversation = await gateway.of(Conversations).get(tenant, conversation_id)
@@ -68,7 +77,11 @@ async def delete(conversation_id: str, gateway: GatewayDep, tenant: TenantDep) -
     return {"id": conversation.id, "object": "conversation.deleted", "deleted": True}
 
 
-@router.post("/{conversation_id}/items", response_model=None)
+@router.post(
+    "/{conversation_id}/items",
+    response_model=None,
+    openapi_extra=shows("ItemList") | takes(ref("ConversationRequest")),
+)
 async def add_items(
     conversation_id: str,
     request: Request,
@@ -84,7 +97,7 @@ async def add_items(
     return json_answer(await gateway.of(Conversations).append(conversation, sent.items))
 
 
-@router.get("/{conversation_id}/items", response_model=None)
+@router.get("/{conversation_id}/items", response_model=None, openapi_extra=shows("ItemList"))
 async def list_items(
     conversation_id: str,
     gateway: GatewayDep,
@@ -100,7 +113,7 @@ async def list_items(
     )
 
 
-@router.get("/{conversation_id}/items/{item_id}", response_model=None)
+@router.get("/{conversation_id}/items/{item_id}", response_model=None, openapi_extra=shows("Item"))
 async def get_item(
     conversation_id: str,
     item_id: str,
@@ -113,7 +126,9 @@ async def get_item(
     return json_answer(await gateway.of(Conversations).item(conversation, item_id))
 
 
-@router.delete("/{conversation_id}/items/{item_id}", response_model=None)
+@router.delete(
+    "/{conversation_id}/items/{item_id}", response_model=None, openapi_extra=shows("Conversation")
+)
 async def delete_item(
     conversation_id: str, item_id: str, gateway: GatewayDep, tenant: TenantDep
 ) -> dict[str, Any]:

@@ -89,26 +89,3 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         "id object deleted", id=TEXT, object={"const": "conversation.deleted"}
     ),
 }
-
-_ONE, _ITEMS = "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"
-RESPONSE_BODIES = {
-    "/v1/conversations": "ConversationRequest",
-    _ONE: "ConversationRequest",
-    _ITEMS: "ConversationRequest",
-}
-"""The bodies of requests, by path."""
-RESPONSE_ANSWERS: dict[tuple[str, str], dict[str, str]] = {
-    ("get", "/v1/responses/{response_id}"): {"200": "Response"},
-    ("delete", "/v1/responses/{response_id}"): {"200": "DeletedResponse"},
-    ("post", "/v1/responses/{response_id}/cancel"): {"200": "Response"},
-    ("get", "/v1/responses/{response_id}/input_items"): {"200": "ItemList"},
-    ("post", "/v1/conversations"): {"200": "Conversation"},
-    ("get", _ONE): {"200": "Conversation"},
-    ("post", _ONE): {"200": "Conversation"},
-    ("delete", _ONE): {"200": "DeletedConversation"},
-    ("get", _ITEMS): {"200": "ItemList"},
-    ("post", _ITEMS): {"200": "ItemList"},
-    ("get", f"{_ITEMS}/{{item_id}}"): {"200": "Item"},
-    ("delete", f"{_ITEMS}/{{item_id}}"): {"200": "Conversation"},
-}
-"""The answers to requests, by method and path."""

@@ -24,6 +24,7 @@ from gateway.core.api import Api
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.endpoint_route import endpoint_routes
 from gateway.core.plain_route import PlainRoute
+from gateway.core.schema import shows
 from gateway.core.send_body import BodyResponse
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
@@ -31,7 +32,7 @@ from shared.job.errors import BadRequest
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], dependencies=[known_only])
 
 
-@router.get("/{response_id}", response_model=None)
+@router.get("/{response_id}", response_model=None, openapi_extra=shows("Response", events=True))
 async def retrieve(
     response_id: str,
     gateway: GatewayDep,
@@ -48,7 +49,7 @@ async def retrieve(
     return BodyResponse(await response_object(gateway.queue, stored))
 
 
-@router.post("/{response_id}/cancel", response_model=None)
+@router.post("/{response_id}/cancel", response_model=None, openapi_extra=shows("Response"))
 async def cancel(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Cancel a response in the background; one that has ended stays as it is."""
     stored = await stored_response(gateway.queue, tenant, response_id)
@@ -59,7 +60,7 @@ async def cancel(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> Re
     return BodyResponse(await response_object(gateway.queue, stored))
 
 
-@router.delete("/{response_id}", response_model=None)
+@router.delete("/{response_id}", response_model=None, openapi_extra=shows("DeletedResponse"))
 async def delete(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """Delete a response, and cancel it if it has not ended. Its conversation keeps its items."""
     stored = await stored_response(gateway.queue, tenant, response_id)
@@ -67,7 +68,7 @@ async def delete(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> di
     return {"id": stored.id, "object": "response", "deleted": True}
 
 
-@router.get("/{response_id}/input_items", response_model=None)
+@router.get("/{response_id}/input_items", response_model=None, openapi_extra=shows("ItemList"))
 async def input_items(
     response_id: str,
     gateway: GatewayDep,

@@ -18,6 +18,7 @@ from gateway.apis.torchserve.torchserve_model import described, listed, name_of,
 from gateway.core.api import Api
 from gateway.core.context import Gateway, GatewayDep
 from gateway.core.model_card import card_of
+from gateway.core.schema import shows
 from gateway.http.query import known_only
 from shared.fleet.registry import ModelInfo
 from shared.fleet.scale_decisions import WorkerRange
@@ -40,7 +41,7 @@ async def describe(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
-@router.get("/predictions/{model:path}/v1/models")
+@router.get("/predictions/{model:path}/v1/models", openapi_extra=shows("ModelList"))
 @router.post("/predictions/{model:path}/v1/models", include_in_schema=False)
 async def list_own_models(model: str, gateway: GatewayDep) -> dict[str, Any]:
     """OpenAI's list with this model alone."""

@@ -1,12 +1,10 @@
-"""The schemas of the overview, and of what is asked about a job (`openapi.py`)."""
+"""The schemas of what is asked about a job, by name."""
 
 from __future__ import annotations
 
-from gateway.apis.jobs.bulk import BulkRequest
 from gateway.core.schema import (
     ANYTHING,
     MAYBE_NUMBER,
-    MAYBE_OBJECT,
     MAYBE_TEXT,
     NUMBER,
     TEXT,
@@ -15,15 +13,19 @@ from gateway.core.schema import (
     Schema,
     array,
     obj,
+    ref,
 )
 from shared.job.states import JobState
 
 _STATE: Schema = {"enum": [state.value for state in JobState]}
-_REASON = MAYBE_TEXT | {"description": "for the audit log"}
-_BULK_BODY = BulkRequest.model_json_schema()
-_BULK_BODY["properties"]["reason"] = _REASON
-
-OVERVIEW_SCHEMAS: dict[str, Schema] = {
+JOB_SCHEMAS: dict[str, Schema] = {
+    "JobList": obj(
+        "object data has_more next_cursor",
+        object={"const": "list"},
+        data=array(ref("Job")),
+        has_more=YES_NO,
+        next_cursor=MAYBE_TEXT,
+    ),
     "Timeline": obj(
         "object job state events spans",
         object={"const": "timeline"},
@@ -59,7 +61,6 @@ OVERVIEW_SCHEMAS: dict[str, Schema] = {
     "RetryRequest": obj(
         "", body=ANYTHING | {"description": "sent in place of the old request's body"}
     ),
-    "BulkRequest": _BULK_BODY,
     "Bulk": obj(
         "object action filter dry_run matched done skipped ids new_ids more next_cursor",
         object={"const": "bulk"},
@@ -73,24 +74,5 @@ OVERVIEW_SCHEMAS: dict[str, Schema] = {
         new_ids=array(TEXT) | {"description": "of the first 100 new jobs"},
         more=YES_NO,
         next_cursor=MAYBE_TEXT,
-    ),
-    "KeyList": obj(
-        "object data",
-        object={"const": "list"},
-        data=array(
-            obj(
-                "name tenant operator keys jobs_kept conversations_kept bytes_kept last_job_at "
-                "usage",
-                name=TEXT,
-                tenant=TEXT,
-                operator=YES_NO,
-                keys=WHOLE,
-                jobs_kept=WHOLE,
-                conversations_kept=WHOLE,
-                bytes_kept=WHOLE,
-                last_job_at=MAYBE_NUMBER,
-                usage=MAYBE_OBJECT | {"description": "in the last hour"},
-            )
-        ),
     ),
 }

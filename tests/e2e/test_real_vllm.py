@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -349,29 +348,19 @@ async def test_vllms_own_metrics_are_exported_too(vllm_engine: Engine) -> None:
     assert b"vllm:num_requests_running" in generate_latest(REGISTRY)
 
 
-def readme_examples() -> list[tuple[str, str]]:
-    """`(language, code)` of the examples that need nothing but a running fleet."""
+async def test_the_readmes_call(gateway: Process) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    section = readme.split("## Ask it something")[1].split("\n### Command line")[0]
-    return re.findall(r"```(sh|python)\n(.*?)```", section, re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(len(readme_examples())))
-async def test_the_readmes_examples(number: int, gateway: Process) -> None:
-    language, code = readme_examples()[number]
-    code = code.replace("http://127.0.0.1:8000", gateway.url)
-    command = ["sh", "-euc", code] if language == "sh" else [sys.executable, "-c", code]
+    (call,) = re.findall(r"```sh\n(curl .*?)```", readme, re.DOTALL)
     ran = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        "sh",
+        "-euc",
+        call.replace("http://127.0.0.1:8000", gateway.url),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     output, errors = await asyncio.wait_for(ran.communicate(), 120)
     assert ran.returncode == 0, errors.decode()
-    expected = {
-        0: "data: [DONE]",
-        1: "Once upon a time there was a queue",
-        2: "Hello from a Flotilla",
-    }
-    assert expected[number] in output.decode()
+    assert "data: [DONE]" in output.decode()
 
 
 async def test_prompts_of_one_call_start_in_different_turns_of_the_loop() -> None:

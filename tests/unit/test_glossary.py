@@ -20,7 +20,7 @@ OLD_KEY = "flotilla:{fleet}:chores"
 
 def glossary() -> dict[str, list[str]]:
     """Term -> its names in the code."""
-    table = (ROOT / "README.md").read_text().split("## Words\n", 1)[1].split("\n## ", 1)[0]
+    table = (ROOT / "docs" / "pages" / "words.md").read_text()
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| (`[^|]+) \|$", table, re.MULTILINE)
     return {term: re.findall(r"`([\w.]+)`", cell) for term, cell in rows}
 

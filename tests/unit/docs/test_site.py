@@ -1,4 +1,4 @@
-"""The documentation site has everything: all settings, calls, commands and pages, and no dead end.
+"""The documentation site has every text; links lead somewhere; pictures are those of the texts.
 
 `make docs` builds it, which also checks every link and heading.
 """
@@ -7,122 +7,90 @@ from __future__ import annotations
 
 import html
 import re
-from typing import Any
+from pathlib import Path
 
 import pytest
-import yaml
-from typer.main import get_command
 
-from docs.builder import (
-    api_reference,
-    command_reference,
-    pictures,
-    repository,
-    setting_tables,
-)
-from gateway.cli.main import app
-from tests.settings import Settings
-from tests.test_architecture import ROOT
+from docs.repository_texts import MERMAID, PICTURES, ROOT, drawn, linked, picture_of
 
+PAGES = ROOT / "docs" / "pages"
 MADE = {"operate/settings.md", "api/reference.md", "api/schemas.md", "command-line.md"}
-CONFIG = (ROOT / "docs" / "mkdocs.yml").read_text()
+LEFT_OUT = {"README.md", "tests/clients/README.md", "worker/demo/model/README.md"}
+"""A new text has to be put on the site, or into this list."""
+NAVIGATION = (ROOT / "docs" / "mkdocs.yml").read_text().split("\nnav:\n")[1]
 
 
-class _Loader(yaml.SafeLoader):
-    """Skips the one value of mkdocs.yml that is a Python function."""
+def texts() -> set[str]:
+    """The repository's texts beside those of docs/pages."""
+    found = set(ROOT.glob("*.md"))
+    for folder in ("compose", "gateway", "load_tests", "shared", "tests", "worker"):
+        found |= set((ROOT / folder).rglob("*.md"))
+    return {path.relative_to(ROOT).as_posix() for path in found}
 
 
-_Loader.add_multi_constructor("!!python/", lambda *_: None)
-_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+def test_the_navigation_has_every_page_and_every_text() -> None:
+    pages = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md")}
+    shown = set(re.findall(r"[\w/.-]+\.md", NAVIGATION))
+    assert shown == pages | MADE | (texts() - LEFT_OUT)
 
 
-def in_navigation(entry: Any) -> set[str]:
-    if isinstance(entry, str):
-        return {entry}
-    entries = entry.values() if isinstance(entry, dict) else entry
-    return set().union(*map(in_navigation, entries))
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[x](../compose/README.md)", "[x](../compose/README.md)"),
+        ("[x](../compose#gpu)", "[x](../compose/README.md#gpu)"),
+        ("[x](../docs/pages/words.md#part)", "[x](../words.md#part)"),
+        ("[x](#part)", "[x](#part)"),
+        ("[app.py](app.py)", "`gateway/app.py`"),
+        ("[`gateway/app.py`](app.py)", "`gateway/app.py`"),
+        ("[its code](app.py)", "its code (`gateway/app.py`)"),
+        ("![alt](../compose/README.md)", "![alt](../compose/README.md)"),
+        ("[x](https://example.com/a.md)", "[x](https://example.com/a.md)"),
+        ("`[x](nothing.md)`", "`[x](nothing.md)`"),
+        ("```\n[x](nothing.md)\n```", "```\n[x](nothing.md)\n```"),
+        ("[`--flag`](../SECURITY.md)", "[`--flag`](../SECURITY.md)"),
+    ],
+)
+def test_links_lead_to_pages(text: str, expected: str) -> None:
+    pages = {"compose/README.md", "words.md", "SECURITY.md"}
+    # A file that exists, so that the text counts as one of the repository's and not of docs/pages.
+    assert linked(text, "gateway/__init__.py", pages.__contains__) == expected
 
 
-def written() -> set[str]:
-    return {
-        path.relative_to(repository.PAGES).as_posix() for path in repository.PAGES.rglob("*.md")
-    }
+def test_links_of_a_page_lead_to_the_repositorys_texts() -> None:
+    text = linked("[x](../../../SECURITY.md) [y](../words.md)", "api/index.md", lambda path: True)
+    assert text == "[x](../SECURITY.md) [y](../words.md)"
 
 
-def test_the_navigation_has_every_page() -> None:
-    config = yaml.load(CONFIG, _Loader)
-    included = {page for page in repository.FILES.values() if page.endswith(".md")}
-    assert in_navigation(config["nav"]) == written() | included | MADE
+def test_a_link_to_a_missing_file_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError, match=r"SECURITY\.md links to nothing\.md"):
+        linked("[x](nothing.md)", "SECURITY.md", lambda path: False)
 
 
-def test_every_text_of_the_repository_is_on_the_site() -> None:
-    """READMEs of single folders may be left out; a new one has to be added to one of the lists."""
-    left_out = {"README.md", "tests/clients/README.md", "worker/demo/model/README.md"}
-    folders = ("compose", "gateway", "load_tests", "shared", "tests", "worker")
-    found = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*.md")}
-    for folder in folders:
-        found |= {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.md")}
-    assert found - left_out == {file for file in repository.FILES if file.endswith(".md")}
+DIAGRAMS = [
+    diagram
+    for text in sorted(texts() - LEFT_OUT)
+    for diagram in MERMAID.findall((ROOT / text).read_text())
+]
 
 
-def test_every_link_of_an_included_text_leads_somewhere() -> None:
-    places = repository.homes()
-    assert {page for page, _ in repository.pages(places)} <= set(repository.FILES.values())
-    for page in written():
-        text = (repository.PAGES / page).read_text()
-        assert "<!-- include" not in repository.included(text, page, places)
-
-
-def test_every_setting_is_on_the_page_with_a_description() -> None:
-    page = setting_tables.page()
-    for name in Settings.model_fields:
-        assert f"| `FLOTILLA_{name.upper()}` |" in page
-    assert re.findall(r"^\| (`\S+`) .*\|\s+\|$", page, re.MULTILINE) == []
-
-
-async def test_every_call_and_every_body_is_on_its_page() -> None:
-    described = await api_reference.description()
-    calls, bodies = api_reference.calls_page(described), api_reference.schemas_page(described)
-    for path, operations in described["paths"].items():
-        for method in operations:
-            assert f"### `{method.upper()} {path}`\n" in calls
-    anchors = {name.lower() for name in described["components"]["schemas"]}
-    assert set(re.findall(r"schemas\.md#(\w+)", calls)) <= anchors
-    assert set(re.findall(r"\]\(#(\w+)\)", bodies)) <= anchors
-
-
-def test_every_command_is_on_the_page() -> None:
-    page = command_reference.page(app)
-    waiting = [("flotilla", get_command(app))]
-    while waiting:
-        name, command = waiting.pop()
-        assert re.search(rf"^#+ `{name}`$", page, re.MULTILINE)
-        for part, each in getattr(command, "commands", {}).items():
-            waiting.append((f"{name} {part}", each))
-
-
-def diagrams() -> list[str]:
-    found = []
-    for file in ("README.md", *repository.FILES):
-        if file.endswith(".md"):
-            found += pictures.MERMAID.findall((ROOT / file).read_text())
-    return found
-
-
-@pytest.mark.parametrize("diagram", diagrams())
-def test_a_picture_has_all_labels_of_its_diagram(diagram: str) -> None:
-    svg = pictures.picture_of(diagram).read_text()
-    texts = re.findall(r"<text[^>]*>(.*?)</text>", svg)
-    shown = "".join(html.unescape("".join(texts)).split())  # a label may have several lines
+@pytest.mark.parametrize("diagram", DIAGRAMS)
+def test_a_diagram_is_replaced_by_a_picture_that_has_all_its_labels(diagram: str) -> None:
+    assert drawn(f"```mermaid\n{diagram}```\n").count("<svg") == 1
+    found = re.findall(r"<text[^>]*>(.*?)</text>", picture_of(diagram).read_text())
+    shown = "".join(html.unescape("".join(found)).split())  # a label may have several lines
     labels = re.findall(r"(?:: |\|\s*|-- \")([^\"\n]+)", diagram)
     assert labels
-    for label in labels:
-        for word in label.split():
-            assert word in shown, f"{word!r} of {label!r}"
+    assert [word for label in labels for word in label.split() if word not in shown] == []
 
 
-@pytest.mark.parametrize("path", sorted(pictures.FOLDER.glob("*.svg")), ids=lambda path: path.stem)
-def test_a_picture_needs_nothing_else(path: Any) -> None:
+def test_a_diagram_without_a_picture_is_an_error() -> None:
+    with pytest.raises(LookupError, match="flowchart LR"):
+        drawn("```mermaid\nflowchart LR\n a --> b\n```\n")
+
+
+@pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.stem)
+def test_a_picture_needs_nothing_else(path: Path) -> None:
     svg = path.read_text()
     assert f'aria-labelledby="{path.stem}-title"' in svg
     assert f'<title id="{path.stem}-title">' in svg

@@ -9,7 +9,7 @@ import pytest
 
 from shared.job.states import TRANSITIONS, IllegalTransition, JobEvent, JobState, after, diagram
 
-README = Path(__file__).parents[3] / "README.md"
+PROTOCOL = Path(__file__).parents[3] / "shared" / "store" / "redis" / "PROTOCOL.md"
 
 LEADS_TO = {
     ("queued", "acquire"): "in_progress",
@@ -65,9 +65,9 @@ def test_every_state_and_event_has_a_description() -> None:
     )
 
 
-def test_the_readme_shows_this_state_machine() -> None:
+def test_the_protocol_shows_this_state_machine() -> None:
     blocks = re.findall(
-        r"^```mermaid\n(stateDiagram-v2\n.*?)\n```$", README.read_text(), re.MULTILINE | re.DOTALL
+        r"^```mermaid\n(stateDiagram-v2\n.*?)\n```$", PROTOCOL.read_text(), re.MULTILINE | re.DOTALL
     )
-    assert blocks, "README.md has no ```mermaid block that begins with stateDiagram-v2"
-    assert blocks == [diagram()], "put the output of shared.states.diagram() into README.md"
+    assert blocks, "PROTOCOL.md has no ```mermaid block that begins with stateDiagram-v2"
+    assert blocks == [diagram()], "put the output of shared.job.states.diagram() into PROTOCOL.md"

@@ -14,7 +14,7 @@ from gateway.cli.exit_codes import MEANINGS, ExitCode
 from gateway.cli.main import app
 from tests.test_architecture import ROOT as FOLDER
 
-README = (FOLDER / "README.md").read_text()
+PAGE = (FOLDER / "docs" / "pages" / "start.md").read_text()
 ROOT = typer.main.get_command(app)
 PROCESSES = {"up", "gateway", "worker", "maintenance"}
 """They run until they are stopped, and print logs."""
@@ -76,16 +76,16 @@ def test_a_command_can_print_json(name: str) -> None:
         assert {"--url", "--api-key-file", "--timeout"} <= options
 
 
-def test_the_help_and_the_readme_list_the_exit_codes() -> None:
+def test_the_help_and_the_page_list_the_exit_codes() -> None:
     assert set(MEANINGS) == set(ExitCode)
-    readme = " ".join(README.split())
+    page = " ".join(PAGE.split())
     for code, text in MEANINGS.items():
         assert f"{code.value} {text}" in ROOT.epilog
-        assert f"{code.value} {text}" in readme
+        assert f"{code.value} {text}" in page
 
 
-def test_the_commands_of_the_readme_parse() -> None:
-    lines = re.findall(r"^flotilla (?!(?:up|gateway|worker|maintenance)\b).*", README, re.MULTILINE)
+def test_the_commands_of_the_quick_start_parse() -> None:
+    lines = re.findall(r"^flotilla (?!(?:up|gateway|worker|maintenance)\b).*", PAGE, re.MULTILINE)
     assert len(lines) >= 8
     for line in lines:
         _, *words = shlex.split(line, comments=True)

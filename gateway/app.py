@@ -36,23 +36,23 @@ from gateway.http.web_pages import WebPages
 from gateway.ops import docs_route, metrics_route, overview_route, page_route, probes
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
-from shared.fleet.desired_pool import DesiredPools
 from shared.fleet.pools import Pools, load_pools
-from shared.fleet.registry import Registry
-from shared.fleet.scale_decisions import ScaleStore
 from shared.job.quotas import Quotas
 from shared.platform import logs, tracing
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis import durability, eviction
+from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.detector import Detector
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_gateways import LostGateways
 from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.reaper import Reaper
 from shared.store.redis.redis_client import RedisError, server_name
+from shared.store.redis.scale_store import ScaleStore
 from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.gateway")

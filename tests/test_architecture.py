@@ -35,8 +35,8 @@ LAYERS: dict[str, set[str]] = {
     JOB: set(),
     API: {JOB},
     PLATFORM: {JOB},
-    STORE: {PLATFORM, JOB},
-    FLEET: {PLATFORM, JOB, STORE},
+    FLEET: {PLATFORM, JOB},
+    STORE: {PLATFORM, JOB, FLEET},
     "shared/client": set(),
     LISTEN: {PLATFORM},
     SETTINGS: {PLATFORM, FLEET, LISTEN},
@@ -232,6 +232,37 @@ def test_a_plug_in_goes_by_deleting_its_folder_and_its_lines(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_only_the_store_imports_a_client_of_redis() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path in files(*PACKAGES)
+        if not path.startswith(f"{STORE}/")
+        for name in imports(path)
+        if name.split(".")[0] in {"redis", "hiredis"}
+    ]
+    assert not wrong
+
+
+KEYS_ELSEWHERE = {
+    # Files that still name channels and keys themselves; no file may be added.
+    "gateway/core/relay.py",
+    "gateway/maintenance/broker.py",  # Celery's, through kombu
+    "worker/core/control_subscriptions.py",
+    "worker/core/heartbeat.py",
+    "worker/core/queue_consumer.py",
+    "worker/core/slot_adverts.py",
+}
+
+
+def test_only_the_store_names_keys() -> None:
+    named = {
+        path
+        for path in files(*PACKAGES)
+        if not path.startswith(f"{STORE}/") and f"{STORE}/keys.py" in imported_modules(path)
+    }
+    assert named == KEYS_ELSEWHERE
 
 
 def test_lua_takes_its_key_names_from_python() -> None:

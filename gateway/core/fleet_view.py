@@ -8,25 +8,21 @@ import time
 from collections.abc import Collection
 
 from shared.fleet import wait_estimate
-from shared.fleet.desired_pool import DesiredPools, Switches
+from shared.fleet.desired_pool import Switches
 from shared.fleet.job_durations import JobDurations
 from shared.fleet.limits import GATEWAY_FLEET
 from shared.fleet.model_names import ModelNames, declared_models, merged
 from shared.fleet.pools import Pools
-from shared.fleet.registry import (
-    HEARTBEAT_S,
-    Heartbeat,
-    ModelInfo,
-    Registry,
-    WorkerInfo,
-    without_failed,
-)
-from shared.fleet.scale_decisions import Scale, ScaleStore
+from shared.fleet.registry import HEARTBEAT_S, Heartbeat, ModelInfo, WorkerInfo, without_failed
+from shared.fleet.scale_decisions import Scale
 from shared.fleet.wait_estimate import SlotTurnover, WaitEstimate
 from shared.fleet.worker_losses import WorkerLosses
 from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
+from shared.store.redis.desired_pools import DesiredPools
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.redis_client import RedisError
+from shared.store.redis.scale_store import ScaleStore
 
 _REFRESH_S = HEARTBEAT_S
 # The name of an unknown model causes a refresh, but not for each of a thousand wrong requests.

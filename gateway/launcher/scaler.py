@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.worker_children import Workers
 from gateway.ops.autoscaler.reconcile import Plan, instance, reconcile
-from shared.fleet.registry import Registry
-from shared.fleet.scale_decisions import ScaleStore
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.redis_client import Redis, RedisError
+from shared.store.redis.scale_store import ScaleStore
 
 _INTERVAL_S = 1.0
 _TRY_AGAIN_S = 300.0

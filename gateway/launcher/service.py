@@ -9,14 +9,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from redis.backoff import ExponentialBackoff
-
 from gateway.launcher.child import Child, Command
 from gateway.launcher.console import Console
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
-_DELAYS = ExponentialBackoff(cap=LONGEST_DELAY_S, base=FIRST_DELAY_S)
 HEALTHY_LIFE_S = 60.0
 START_TRIES = 3
 USAGE_ERROR = 2  # the exit status for wrong settings or arguments
@@ -51,7 +48,7 @@ def after_end(
         return Restart(None, failures, "it refused its settings")
     if not ever_ready and failures >= START_TRIES:
         return Restart(None, failures, f"it never became ready in {failures} tries")
-    delay_s = _DELAYS.compute(min(failures - 1, 30))
+    delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(failures - 1, 30))
     return Restart(delay_s, failures, f"starting it again in {delay_s:g} s")
 
 

@@ -10,13 +10,11 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-from redis.asyncio.connection import parse_url
-
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from shared.platform import sentinel_url
 from shared.platform.settings import SettingsError
 from shared.store.redis import keys
-from shared.store.redis.redis_client import RedisError, ResponseError, connect
+from shared.store.redis.redis_client import RedisError, ResponseError, connect, parse_url
 
 
 class Broker(NamedTuple):

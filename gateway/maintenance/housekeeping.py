@@ -10,19 +10,19 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 
-from gateway.maintenance.scan import Step, scan_server
-from shared.fleet.registry import Registry
 from shared.job.replies import Repaired
-from shared.store.redis import keys
+from shared.store.redis.depths import pool_names
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.redis.redis_client import UNAVAILABLE
+from shared.store.redis.scan import Step, scan_server
 
 log = logging.getLogger("flotilla.maintenance")
 
 STEPS_PER_ROUND = 200
 ROUND_S = 5.0
 """The other Celery tasks wait meanwhile."""
-_KEYS_PER_STEP = 500
 _MAX_IDS_LOGGED = 5
 
 
@@ -32,6 +32,7 @@ class Housekeeping:
     def __init__(self, queue: JobQueue, registry: Registry) -> None:
         self._queue = queue
         self._registry = registry
+        self._runs = MaintenanceRuns(queue.servers)
         self._scans: dict[int, AsyncIterator[Step]] = {}  # by index of the server
 
     async def repair(self) -> None:
@@ -78,25 +79,16 @@ class Housekeeping:
         `pools` are the names of the autoscaled pools, `tasks` the names of all tasks.
         Raises redis' errors.
         """
-        redis = self._queue.servers.primary
-        before = await redis.scard(keys.WORKERS)
+        before = await self._registry.known_workers()
         workers = await self._registry.workers()  # removes those that have expired
-        dropped = {"worker": max(0, before - len(workers))}
         used = {worker.pool for worker in workers} | set(pools)
         used |= {model.pool for model in (await self._registry.models()).values()}
-        pipeline = self._queue.servers.pipeline()
-        for shard in range(self._queue.shards):
-            pipeline.of(shard).smembers(keys.pool_names(shard))
-        used |= {pool.decode() for found in await pipeline.execute() for pool in found}
-        known = {make(pool) for pool in used for make in (keys.scale, keys.scaling_events)}
-        async for key in redis.scan_iter(keys.SCALE_PATTERN, _KEYS_PER_STEP):
-            if key.decode() not in known:
-                dropped["scale"] = dropped.get("scale", 0) + await redis.delete(key)
-        for name in await redis.hkeys(keys.MAINTENANCE_RUNS):
-            if name.decode() not in tasks:
-                dropped["task"] = dropped.get("task", 0) + await redis.hdel(
-                    keys.MAINTENANCE_RUNS, name
-                )
+        used |= set(await pool_names(self._queue))
+        dropped = {
+            "worker": max(0, before - len(workers)),
+            "scale": await self._runs.forget_scales_but(used),
+            "task": await self._runs.forget_all_but(tasks),
+        }
         found = [_count(n, f"{what} records") for what, n in dropped.items() if n]
         if found:
             log.info("removed stale records: %s", ", ".join(found))

@@ -18,14 +18,14 @@ from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.ops.autoscaler import tick as autoscaler
 from shared.fleet.pools import Pools
-from shared.fleet.registry import Registry
 from shared.platform.metrics import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
-from shared.store.redis import keys
 from shared.store.redis.detector import Detector
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_gateways import LostGateways
 from shared.store.redis.lost_workers import LostWorkers
+from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.redis.redis_client import UNAVAILABLE, RedisError
 from shared.store.redis.servers import Servers
 
@@ -61,6 +61,7 @@ class MaintenanceTasks:
         self._intervals_s = celery_intervals(settings) | timer_intervals(settings, pools)
         registry = Registry(servers.primary)
         housekeeping = Housekeeping(self._queue, registry)
+        self._runs = MaintenanceRuns(servers)
         scaled = [pool.name for pool in pools.autoscaled]
         self._work: Mapping[str, Callable[[], Awaitable[None]]] = {
             REPAIR: housekeeping.repair,
@@ -88,21 +89,15 @@ class MaintenanceTasks:
 
         Raises what the task raises, redis' errors among it.
         """
-        redis = self._queue.servers.primary
-        lock_ms = int(self._intervals_s[name] * _LOCKED_SHARE * 1000)
-        if not await redis.set(keys.maintenance_lock(name), 1, nx=True, px=lock_ms):
+        if not await self._runs.begin(name, self._intervals_s[name] * _LOCKED_SHARE):
             return False
         await self._work[name]()
-        now_s, _ = await redis.time()
-        await redis.hset(keys.MAINTENANCE_RUNS, name, now_s)
+        await self._runs.done(name)
         return True
 
     async def seconds_since(self, name: str) -> float | None:
         """How long ago any process completed the task; None: never. Raises redis' errors."""
-        redis = self._queue.servers.primary
-        done_s = await redis.hget(keys.MAINTENANCE_RUNS, name)
-        now_s, _ = await redis.time()
-        return None if done_s is None else now_s - int(done_s)
+        return await self._runs.seconds_since(name)
 
     async def monitor_format(self) -> None:
         """Check the format version of the servers for ever. Raises FormatMismatch."""

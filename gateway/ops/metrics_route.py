@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from math import nan
-from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import generate_latest
@@ -17,8 +15,9 @@ from gateway.core.context import Gateway, GatewayDep
 from gateway.ops.readiness import checks
 from shared.job.adapter_queues import pool_of
 from shared.job.states import JobState
-from shared.store.redis import dead_letters, keys
+from shared.store.redis import dead_letters
 from shared.store.redis.depths import depths
+from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.redis.redis_client import RedisError
 
 router = APIRouter(tags=["health"])
@@ -44,7 +43,7 @@ async def _read_fleet(gateway: Gateway) -> None:
         lanes, letters, runs = await asyncio.gather(
             depths(queue),
             dead_letters.count(queue),
-            queue.servers.primary.hgetall(keys.MAINTENANCE_RUNS),
+            MaintenanceRuns(queue.servers).all(),
         )
         workers = gateway.fleet.workers
     except (RedisError, OSError) as error:
@@ -70,7 +69,7 @@ async def _read_fleet(gateway: Gateway) -> None:
     for worker in workers:
         m.workers.labels(worker.pool, worker.state).inc()
     for task, done_s in runs.items():
-        m.maintenance.labels(task.decode()).set(int(done_s))
+        m.maintenance.labels(task).set(done_s)
     _set_scales(gateway)
 
 
@@ -90,13 +89,4 @@ def _set_scales(gateway: Gateway) -> None:
 
 
 async def _read_redis(gateway: Gateway) -> None:
-    servers = gateway.queue.servers
-    gateway.metrics.redis.infos = await asyncio.gather(*map(_info, servers.all))
-
-
-async def _info(redis: Any) -> Mapping[str, Any]:
-    try:
-        info: Mapping[str, Any] = await redis.info()
-    except (RedisError, OSError):
-        return {}
-    return info
+    gateway.metrics.redis.infos = await gateway.queue.servers.infos()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
-from shared.store.redis import keys
-from shared.store.redis.redis_client import RedisError
 
 
 class Status(StrEnum):
@@ -87,19 +83,7 @@ def _subscribed(gateway: Gateway) -> bool:
 
 async def _redis(gateway: Gateway) -> str:
     """Why no job can be queued, if so: that takes the primary server, and one server of shards."""
-    servers = gateway.queue.servers
-    tested = list(dict.fromkeys([*servers.all, servers.primary]))
-    problems = await asyncio.gather(*(_test_write(redis, gateway.id) for redis in tested))
-    of_shards = problems[: len(servers)]
+    primary, of_shards = await gateway.queue.servers.write_problems(gateway.id)
     for server, problem in enumerate(of_shards):
         gateway.metrics.redis_writable.labels(str(server)).set(not problem)
-    return problems[tested.index(servers.primary)] or min(of_shards, key=bool)
-
-
-async def _test_write(redis: Any, gateway_id: str) -> str:
-    """Why the server can't be written, if so. A PING would not detect that its memory is full."""
-    try:
-        await redis.set(keys.PROBE, gateway_id, px=10_000)
-    except (RedisError, OSError) as error:
-        return str(error)[:200] or type(error).__name__
-    return ""
+    return primary or min(of_shards, key=bool)

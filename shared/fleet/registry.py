@@ -7,17 +7,14 @@ fleet that is scaled to zero can wait.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter
 
 from shared.job.adapter_queues import adapter_queue
 from shared.job.states import WorkerState
-from shared.platform.malformed import MalformedValues
-from shared.store.redis import keys
-from shared.store.redis.redis_client import UNAVAILABLE, Redis
 
 HEARTBEAT_S = 2.0
 """How often a worker announces itself."""
@@ -104,8 +101,8 @@ class ModelInfo:
     """The version's share of the requests that name none (model_names.py)."""
 
 
-_WORKER = TypeAdapter(WorkerInfo)
-_MODEL = TypeAdapter(ModelInfo)
+WORKER = TypeAdapter(WorkerInfo)
+MODEL = TypeAdapter(ModelInfo)
 
 
 def unknown_card(name: str) -> dict[str, Any]:
@@ -113,7 +110,9 @@ def unknown_card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "flotilla"}
 
 
-def _records(pool: str, cards: list[dict[str, Any]], version: str, weight: int) -> dict[str, str]:
+def model_records(
+    pool: str, cards: list[dict[str, Any]], version: str, weight: int
+) -> dict[str, str]:
     """The registry's entries for the models of a pool, as JSON.
 
     With a version the engine lists each name alone and as `name:version`; an adapter only by its
@@ -147,7 +146,7 @@ def _records(pool: str, cards: list[dict[str, Any]], version: str, weight: int) 
     return records
 
 
-def _age_s(worker: WorkerInfo, left_ms: int | Exception) -> float:
+def age_s(worker: WorkerInfo, left_ms: int | Exception) -> float:
     """The age of an announcement that expires after `left_ms`; 0 where that is unknown."""
     if not isinstance(left_ms, int) or left_ms < 0:
         return 0.0
@@ -155,163 +154,10 @@ def _age_s(worker: WorkerInfo, left_ms: int | Exception) -> float:
     return max(0.0, (LOADING_EXPIRY_S if loads else EXPIRY_S) - left_ms / 1000)
 
 
-def _loads(raw: bytes) -> Any:
+def load_json(raw: bytes) -> Any:
     """JSON without NaN and infinity, which may not stand in answers to clients."""
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not a JSON number")
 
     return json.loads(raw, parse_constant=refuse)
-
-
-class Registry:
-    """The fleet's workers and models in Redis."""
-
-    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
-        """`malformed` counts the entries that can't be read; None: they are logged only."""
-        # redis-py types every reply as bytes or str; ours are bytes.
-        self._redis: Any = redis
-        self._malformed = malformed or MalformedValues()
-
-    async def reserve(self, worker_id: str, process: str, expiry_s: float = EXPIRY_S) -> bool:
-        """Reserve a worker's id for a process, or keep it; False if another process has it.
-
-        `process` is a random name. Two workers with one id would overwrite each other's step log.
-        """
-        key = keys.life(worker_id)
-        expiry_ms = int(expiry_s * 1000)
-        if await self._redis.set(key, process, nx=True, px=expiry_ms):
-            return True
-        if await self._redis.get(key) != process.encode():
-            return False
-        await self._redis.pexpire(key, expiry_ms)
-        return True
-
-    async def reserved_s(self, worker_id: str) -> float:
-        """How long the id stays reserved unless its process extends that, as a live one does."""
-        left_ms: int = await self._redis.pttl(keys.life(worker_id))
-        return max(0, left_ms) / 1000
-
-    async def announce(self, worker: WorkerInfo, expiry_s: float = EXPIRY_S) -> None:
-        """A heartbeat."""
-        values = {k: json.dumps(v) for k, v in asdict(worker).items()}
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.hset(keys.worker(worker.id), mapping=values)
-        pipe.pexpire(keys.worker(worker.id), int(expiry_s * 1000))
-        pipe.sadd(keys.WORKERS, worker.id)
-        await pipe.execute()
-
-    async def leave(self, worker_id: str, process: str = "") -> None:
-        """The worker ends in good order; `process` is what its id was reserved for."""
-        if process and await self._redis.get(keys.life(worker_id)) != process.encode():
-            return
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.delete(keys.worker(worker_id), keys.life(worker_id))
-        pipe.srem(keys.WORKERS, worker_id)
-        await pipe.execute()
-
-    async def release_id(self, worker_id: str, process: str) -> None:
-        """Another process may take the id; the worker's last announcement stays until it expires.
-
-        `process` is what the id was reserved for.
-        """
-        key = keys.life(worker_id)
-        if await self._redis.get(key) == process.encode():
-            await self._redis.delete(key)
-
-    async def register_models(
-        self, pool: str, cards: list[dict[str, Any]], version: str = "", weight: int = 100
-    ) -> None:
-        """Make the models of a pool known; names are those of the cards."""
-        await self._redis.hset(keys.MODELS, mapping=_records(pool, cards, version, weight))
-
-    async def declare_models(
-        self, pool: str, names: Iterable[str], version: str = "", weight: int = 100
-    ) -> None:
-        """Make models known that no worker has announced yet; never overwrites a worker's entry."""
-        cards = [unknown_card(name) for name in names]
-        await self.declare_cards(pool, cards, version, weight)
-
-    async def declare_cards(
-        self, pool: str, cards: list[dict[str, Any]], version: str = "", weight: int = 100
-    ) -> None:
-        """As `declare_models`, with what is known of each model."""
-        for name, record in _records(pool, cards, version, weight).items():
-            await self._redis.hsetnx(keys.MODELS, name, record)
-
-    async def forget_queues(self, queues: Collection[str]) -> None:
-        """The models with these queues are not served any more: adapters that were unloaded."""
-        names = [name for name, model in (await self.models()).items() if model.pool in queues]
-        if names:
-            await self._redis.hdel(keys.MODELS, *names)
-
-    async def set_default_version(self, served_name: str, version: str) -> None:
-        """Send requests that name no version to this one; empty: by the versions' weights again."""
-        if version:
-            await self._redis.hset(keys.DEFAULT_VERSIONS, served_name, version)
-        else:
-            await self._redis.hdel(keys.DEFAULT_VERSIONS, served_name)
-
-    async def default_versions(self) -> dict[str, str]:
-        """The versions that were set as default, by the models' names."""
-        raw = await self._redis.hgetall(keys.DEFAULT_VERSIONS)
-        return {
-            name.decode(errors="replace"): version.decode(errors="replace")
-            for name, version in raw.items()
-        }
-
-    async def workers(self) -> list[WorkerInfo]:
-        """The workers whose announcement has not expired, by id. Malformed entries are skipped."""
-        return without_failed(await self.heartbeats())
-
-    async def heartbeats(self) -> list[Heartbeat]:
-        """As `workers`, with the age of each announcement, and with workers that have failed."""
-        ids = await self._worker_ids()
-        pipe = self._redis.pipeline(transaction=False)
-        for worker_id in ids:
-            pipe.hgetall(keys.worker(worker_id))
-            pipe.pttl(keys.worker(worker_id))
-        found, gone = [], []
-        replies = iter(await pipe.execute(raise_on_error=False))
-        for worker_id, raw, left_ms in zip(ids, replies, replies, strict=True):
-            if isinstance(raw, UNAVAILABLE):
-                raise raw
-            if not raw:
-                gone.append(worker_id)
-            elif (worker := self._worker(worker_id, raw)) is not None:
-                found.append(Heartbeat(worker, _age_s(worker, left_ms)))
-        if gone:
-            await self._redis.srem(keys.WORKERS, *gone)
-        return found
-
-    async def models(self) -> dict[str, ModelInfo]:
-        """Every model ever registered, by name. Malformed entries are skipped."""
-        models = {}
-        for raw_name, record in sorted((await self._redis.hgetall(keys.MODELS)).items()):
-            try:
-                name = raw_name.decode()
-                model = _MODEL.validate_python({"name": name, **_loads(record)})
-            except (ValueError, TypeError, RecursionError) as error:
-                self._malformed.skip("model", repr(raw_name[:100]), error)
-            else:
-                models[name] = model
-        return models
-
-    async def _worker_ids(self) -> list[str]:
-        ids = []
-        for raw in sorted(await self._redis.smembers(keys.WORKERS)):
-            try:
-                ids.append(raw.decode())
-            except UnicodeDecodeError as error:
-                self._malformed.skip("worker", repr(raw[:100]), error)
-        return ids
-
-    def _worker(self, worker_id: str, raw: dict[bytes, bytes] | Exception) -> WorkerInfo | None:
-        """None if it can't be read: another version may have written it."""
-        try:
-            if isinstance(raw, Exception):  # the key is not a hash
-                raise TypeError(str(raw))
-            return _WORKER.validate_python({k.decode(): _loads(v) for k, v in raw.items()})
-        except (ValueError, TypeError, RecursionError) as error:
-            self._malformed.skip("worker", repr(worker_id[:100]), error)
-            return None

@@ -1,10 +1,10 @@
-"""Delays between the attempts of a retry loop, on redis.backoff."""
+"""Delays between the attempts of a retry loop."""
 
 from __future__ import annotations
 
-from redis.backoff import EqualJitterBackoff
+import random
 
-_MAX_DOUBLINGS = 32  # redis-py computes 2 ** failures, which overflows a float in a long outage
+_MAX_DOUBLINGS = 32  # a float would overflow in a long outage
 
 
 class Backoff:
@@ -15,14 +15,15 @@ class Backoff:
     """
 
     def __init__(self, base_s: float, cap_s: float) -> None:
-        self._delays = EqualJitterBackoff(cap=cap_s, base=base_s)
+        self._base_s = base_s
+        self._cap_s = cap_s
         self._failures = 0
 
     def next_delay_s(self) -> float:
         """Count a failed attempt and return the seconds to wait before the next one."""
-        delay_s = self._delays.compute(min(self._failures, _MAX_DOUBLINGS))
+        half_s = min(self._cap_s, self._base_s * 2.0 ** min(self._failures, _MAX_DOUBLINGS)) / 2
         self._failures += 1
-        return delay_s
+        return half_s + random.uniform(0, half_s)
 
     def reset(self) -> None:
         """An attempt succeeded: the next delay is the shortest again."""

@@ -13,8 +13,8 @@ import pytest
 from redis import Redis
 
 from gateway.ops.autoscaler.tick import tick
-from shared.fleet.registry import Registry
 from shared.store.redis import keys
+from shared.store.redis.fleet_registry import Registry
 from tests.e2e.processes import Process, Stack
 from tests.redis.conftest import open_queue
 from tests.redis_server import RedisServer

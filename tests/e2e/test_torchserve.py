@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from gateway.ops.autoscaler.tick import tick
-from shared.fleet.registry import Registry
-from shared.fleet.scale_decisions import ScaleStore
+from shared.store.redis.fleet_registry import Registry
+from shared.store.redis.scale_store import ScaleStore
 from tests.e2e.processes import Process, Stack
 from tests.redis.conftest import open_queue
 from tests.redis_server import RedisServer

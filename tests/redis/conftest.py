@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import redis as sync_redis
 
-from gateway.maintenance.scan import scan_server
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate
 from shared.job.frames import ControlKind, FrameKind, decode_control, encode, entry_of
 from shared.job.frames import decode as decode_frames
@@ -24,6 +23,7 @@ from shared.job.states import TRANSITIONS, JobEvent
 from shared.job.step_log import FinalEntry, JobOutput, JobStream, LogFlush
 from shared.store.redis import keys, suspects
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scan import scan_server
 from shared.store.redis.scripts.acquire import parse_jobs
 from shared.store.redis.scripts.emit import make_step
 from shared.store.redis.servers import Servers

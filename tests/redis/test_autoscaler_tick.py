@@ -16,12 +16,14 @@ from gateway.ops.autoscaler import tick as autoscale
 from gateway.ops.autoscaler.tick import tick
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
 from shared.fleet.pool import pool_name
-from shared.fleet.registry import Registry, WorkerInfo
-from shared.fleet.scale_decisions import HISTORY, Scale, ScaleStore
+from shared.fleet.registry import WorkerInfo
+from shared.fleet.scale_decisions import Scale
 from shared.job.states import WorkerState
 from shared.platform.settings import SettingsError
 from shared.store.redis import keys
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scale_store import HISTORY, ScaleStore
 from tests.redis.conftest import POOL, claim, open_queue, submit
 from tests.redis_server import RedisServer
 from tests.settings import Settings

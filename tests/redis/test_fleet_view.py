@@ -11,12 +11,12 @@ from gateway.core import fleet_view
 from gateway.core.fleet_view import FleetView
 from shared.fleet.limits import Limit
 from shared.fleet.pools import load_pools
-from shared.fleet.registry import Registry
-from shared.fleet.scale_decisions import ScaleStore
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis import keys
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scale_store import ScaleStore
 from tests.redis.test_registry import INFO
 from tests.settings import Settings
 from tests.waiting import eventually

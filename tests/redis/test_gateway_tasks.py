@@ -14,8 +14,8 @@ from gateway.app import create_app
 from gateway.core import fleet_view
 from gateway.core.fleet_view import FleetView
 from gateway.core.relay import Relay
-from shared.fleet.registry import Registry
 from shared.store.redis import eviction, keys
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.reaper import Reaper
 from tests.redis.test_registry import INFO

@@ -16,9 +16,9 @@ from gateway.maintenance import broker, housekeeping, liveness_file, process, sc
 from gateway.maintenance import maintenance_tasks as tasks_module
 from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
-from shared.fleet.registry import Registry
 from shared.job.lanes import DEFAULT
 from shared.store.redis import keys
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL, claim, submit
 from tests.redis_server import RedisServer

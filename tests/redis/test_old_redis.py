@@ -14,13 +14,13 @@ from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from gateway.apis.responses.stored_response import stored_response
-from shared.fleet.registry import Registry
 from shared.job.frames import FrameKind
 from shared.job.lanes import DEFAULT, PRIORITY
 from shared.job.response_id import response_id
 from shared.platform.metrics import ReaperMetrics
 from shared.store.redis import keys
 from shared.store.redis.depths import depths
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.listing import page
 from shared.store.redis.reaper import Reaper

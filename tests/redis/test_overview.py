@@ -13,17 +13,18 @@ from redis import Redis
 from gateway.core.fleet_view import FleetView
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
-from shared.fleet.desired_pool import DesiredPools
-from shared.fleet.registry import Registry, WorkerInfo
-from shared.fleet.scale_decisions import ScaleStore
+from shared.fleet.registry import WorkerInfo
 from shared.job.states import JobEvent, WorkerState
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis import keys
 from shared.store.redis.depths import depths
+from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.eviction import EvictionMonitor
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scale_store import ScaleStore
 from shared.store.redis.throughput import throughput
 from tests.redis.conftest import POOL, TENANT, WORKER, answer, claim, claim_one, finish, submit
 

@@ -9,10 +9,11 @@ from prometheus_client import CollectorRegistry, Counter
 from redis import Redis
 
 from shared.fleet.pool import pool_name
-from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, unknown_card
+from shared.fleet.registry import ModelInfo, WorkerInfo, unknown_card
 from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from tests.waiting import eventually
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.maintenance.scan import Step
 from shared.job.job import new_job_id
 from shared.job.lanes import CLIENT_LANES, DEFAULT, FLEX, LANES, RETRY_LANE
 from shared.job.replies import Repaired
 from shared.store.redis import keys
 from shared.store.redis.depths import depths
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scan import Step
 from tests.redis.conftest import (
     LEASE_S,
     POOL,

@@ -15,12 +15,13 @@ from gateway.launcher.scaler import Scaler
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.worker_children import Workers
 from shared.fleet.autoscale_types import Limits
-from shared.fleet.registry import Registry
-from shared.fleet.scale_decisions import Scale, ScaleStore
+from shared.fleet.scale_decisions import Scale
 from shared.job.states import WorkerState
 from shared.platform.tasks import end
 from shared.store.redis import keys
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scale_store import ScaleStore
 from tests.redis.conftest import POOL
 from tests.settings import Settings
 from tests.unit.gateway.test_observation import see

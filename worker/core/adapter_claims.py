@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from shared.job.job import LeasedJob
-from shared.job.lanes import CLIENT_LANES
-from shared.store.redis import keys
+from shared.store.redis.depths import with_waiting_jobs
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import is_wrong_type
 from worker.core.adapter_turns import QueuesSnapshot, Turns, turns
 
 
@@ -75,14 +73,4 @@ class AdapterQueues:
 
     async def waiting(self, names: Collection[str], shards: Iterable[int]) -> set[str]:
         """Those of these adapter queues that have waiting jobs. Raises redis' errors."""
-        pipeline, asked = self._queue.servers.pipeline(), []
-        for shard in shards:
-            for name in names:
-                lanes = [keys.waiting(shard, name, lane) for lane in CLIENT_LANES]
-                pipeline.of(shard).exists(*lanes)
-                asked.append(name)
-        replies = await pipeline.execute(raise_on_error=False)
-        for reply in replies:
-            if isinstance(reply, Exception) and not is_wrong_type(reply):
-                raise reply
-        return {name for name, found in zip(asked, replies, strict=True) if found}
+        return await with_waiting_jobs(self._queue, names, shards)

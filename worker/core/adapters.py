@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from shared.api.operator_actions import LOAD_ADAPTER, UNLOAD_ADAPTER
-from shared.fleet.operation_answers import WorkerAnswer
+from shared.fleet.worker_answer import WorkerAnswer
 from shared.platform.backoff import Backoff
 from worker.core.engine_call import model_cards, operate, refusal
 from worker.engines.interface import Engine

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from shared.store.redis import keys
+from shared.store.redis.control_channels import listening
 from shared.store.redis.detector import INTERVAL_S
 from shared.store.redis.redis_client import RedisError
 from shared.store.redis.servers import Servers
@@ -34,10 +35,11 @@ class ControlSubscriptions:
     ) -> None:
         """`urls` are those of `servers`."""
         self._servers = servers
-        self._channel = keys.control_channel(worker_id)
+        self._worker_id = worker_id
+        channel = keys.control_channel(worker_id)
         self._subscriptions = [
             Subscription(
-                url, self._channel, control.on_message, control.on_reconnect, on_silent=on_silent
+                url, channel, control.on_message, control.on_reconnect, on_silent=on_silent
             )
             for url in urls
         ]
@@ -66,9 +68,8 @@ class ControlSubscriptions:
 
     async def _check(self, server: int) -> None:
         """Subscribe anew where the server that takes commands has no such subscriber."""
-        redis = self._servers.all[server]
         while True:
             await asyncio.sleep(_CHECK_S)
             with contextlib.suppress(RedisError, OSError):
-                ((_, subscribers),) = await redis.pubsub_numsub(self._channel)
-                self._subscriptions[server].observe(subscribed=subscribers > 0)
+                found = await listening(self._servers, [self._worker_id], server)
+                self._subscriptions[server].observe(subscribed=bool(found))

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import logging
 
-from shared.fleet.desired_pool import DesiredPool, DesiredPools
+from shared.fleet.desired_pool import DesiredPool
 from shared.fleet.registry import HEARTBEAT_S
 from shared.job.adapter_queues import adapter_queue, is_adapter_queue
-from shared.store.redis import keys
+from shared.store.redis.depths import pool_names
+from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import RedisError
 from worker.core.adapters import Adapters
@@ -79,9 +80,5 @@ class DesiredState:
 
     async def _known_queues(self) -> set[str]:
         """The pool's adapter queues that jobs were ever submitted to."""
-        pipeline = self._queue.servers.pipeline()
-        for shard in range(self._queue.shards):
-            pipeline.of(shard).smembers(keys.pool_names(shard))
-        found = await pipeline.execute()
-        names = {raw.decode(errors="replace") for part in found for raw in part}
+        names = await pool_names(self._queue)
         return {name for name in names if is_adapter_queue(name, self._pool)}

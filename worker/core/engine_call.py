@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.api.operator_actions import OperatorAction
-from shared.fleet.operation_answers import WorkerAnswer
+from shared.fleet.worker_answer import WorkerAnswer
 from worker.core.asgi import Exchange
 from worker.engines.interface import NO_ROUTE, Engine
 

@@ -20,17 +20,17 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from shared.fleet.desired_pool import DesiredPools
-from shared.fleet.operation_answers import OperationAnswers
 from shared.fleet.pool import Pool
-from shared.fleet.registry import Registry
 from shared.job.states import WorkerState
 from shared.platform import logs, tracing
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
+from shared.store.redis.desired_pools import DesiredPools
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.operation_answers import OperationAnswers
 from shared.store.redis.reaper import Reaper
 from shared.store.redis.servers import Servers
 from worker.core.adapters import Adapters

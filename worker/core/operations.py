@@ -29,8 +29,9 @@ from shared.api.operator_actions import (
     OperatorAction,
     check_options,
 )
-from shared.fleet.operation_answers import OperationAnswers, WorkerAnswer
+from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.errors import BadRequest
+from shared.store.redis.operation_answers import OperationAnswers
 from shared.store.redis.redis_client import RedisError
 from worker.core.adapters import Adapters
 from worker.core.drain import cheapest

@@ -14,15 +14,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from shared.job.advertised_slots import SlotUpdate
 from shared.job.job import LeasedJob
 from shared.job.replies import Acquired
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import BLOCK_S, Redis
+from shared.store.redis.redis_client import BLOCK_S, Redis, RedisError
 from shared.store.redis.servers import shards_on
 from worker.core.adapter_claims import AdapterQueues
 from worker.core.slot_adverts import AdvertisedSlots

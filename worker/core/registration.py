@@ -16,10 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, Registry, WorkerInfo
+from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, WorkerInfo
 from shared.job.adapter_queues import adapter_queue
 from shared.job.states import WorkerState
 from shared.platform.metrics import WorkerMetrics
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FORMAT_VERSION
 from shared.store.redis.redis_client import RedisError
 from worker.core.executor import Executor

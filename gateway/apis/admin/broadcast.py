@@ -12,10 +12,11 @@ from typing import Any
 
 from gateway.core.fleet_view import FleetView
 from shared.api.operator_actions import OperatorAction
-from shared.fleet.operation_answers import OperationAnswers, WorkerAnswer
+from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.frames import encode_operation
 from shared.job.states import WorkerState
-from shared.store.redis import keys
+from shared.store.redis import control_channels
+from shared.store.redis.operation_answers import OperationAnswers
 from shared.store.redis.servers import Servers
 
 OUTCOMES = ("done", "failed", "incomplete")
@@ -98,7 +99,7 @@ class Broadcast:
         while missing := addressed - answers.keys():
             if clock() >= repeat_at:
                 answers |= dict.fromkeys(missing - await self._workers(pool), _GONE)
-                await self._publish(missing, message)
+                await control_channels.send(self._servers, missing, message)
                 repeat_at = clock() + _REPEAT_S
             await asyncio.sleep(poll_s)
             poll_s = min(2 * poll_s, _LAST_POLL_S)
@@ -115,16 +116,4 @@ class Broadcast:
             for worker in self._fleet.workers_of(pool)
             if worker.state is not WorkerState.DRAINING
         ]
-        if not workers:
-            return set()
-        channels = [keys.control_channel(worker) for worker in workers]
-        counts = await self._servers.all[0].pubsub_numsub(*channels)
-        found = zip(workers, counts, strict=True)
-        return {worker for worker, (_, subscribers) in found if subscribers}
-
-    async def _publish(self, workers: set[str], message: bytes) -> None:
-        # A worker subscribes to its channel on each server.
-        pipeline = self._servers.all[0].pipeline(transaction=False)
-        for worker in workers:
-            pipeline.publish(keys.control_channel(worker), message)
-        await pipeline.execute()
+        return await control_channels.listening(self._servers, workers)

@@ -19,8 +19,7 @@ from gateway.core.context import Gateway, GatewayDep
 from gateway.core.schema import shows
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest, NotFound, NotRepeatable
-from shared.job.job import shard_of
-from shared.store.redis import dead_letters, keys
+from shared.store.redis import dead_letters
 from shared.store.redis.dead_letters import Letter, LetterId
 
 router = APIRouter(prefix="/admin/dead", tags=["operators"], dependencies=[known_only])
@@ -108,14 +107,7 @@ async def _letter(gateway: Gateway, letter_id: str) -> Letter:
 
 async def _objects(gateway: Gateway, letters: Sequence[Letter]) -> list[dict[str, Any]]:
     """The object of each letter; a job whose request is there can be replayed."""
-    pipeline, jobs = gateway.queue.servers.pipeline(), []
-    for letter in letters:
-        shard = shard_of(letter.subject) if letter.what == "attempts" else None
-        if shard is not None and shard < gateway.queue.shards:
-            jobs.append(letter.subject)
-            pipeline.of(shard).hexists(keys.job(shard, letter.subject), "body")
-    replies = await pipeline.execute(raise_on_error=False)
-    kept = {job_id for job_id, reply in zip(jobs, replies, strict=True) if reply is True}
+    kept = await dead_letters.replayable(gateway.queue, letters)
     return [letter_object(letter, replayable=letter.subject in kept) for letter in letters]
 
 

@@ -17,10 +17,12 @@ from shared.api.operator_actions import (
     UNLOAD_ADAPTER,
     OperatorAction,
 )
-from shared.fleet.desired_pool import DesiredPool, DesiredPools
-from shared.fleet.registry import ModelInfo, Registry, unknown_card
+from shared.fleet.desired_pool import DesiredPool
+from shared.fleet.registry import ModelInfo, unknown_card
 from shared.job.adapter_queues import adapter_queue, pool_of
 from shared.job.errors import BadRequest, NotFound, NoWorker, WorkerNotReady
+from shared.store.redis.desired_pools import DesiredPools
+from shared.store.redis.fleet_registry import Registry
 
 audit = logging.getLogger("flotilla.audit")
 

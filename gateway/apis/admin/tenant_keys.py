@@ -7,10 +7,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.apis.admin.tenant_usage import kept_of, usage
+from gateway.apis.admin.tenant_usage import usage
 from gateway.core.context import GatewayDep
 from gateway.core.schema import shows
 from gateway.http.query import known_only
+from shared.store.redis.tenants import kept_of
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
 

@@ -7,7 +7,6 @@ the tick (gateway/maintenance/maintenance_tasks.py).
 from __future__ import annotations
 
 import logging
-import random
 from dataclasses import dataclass
 
 import httpx
@@ -20,21 +19,18 @@ from shared.fleet.autoscale_policy import decide
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
 from shared.fleet.pool import Pool
 from shared.fleet.pools import Pools
-from shared.fleet.registry import ModelInfo, Registry, WorkerInfo
-from shared.fleet.scale_decisions import Scale, ScaleStore, ScalingEvent, parse
+from shared.fleet.registry import ModelInfo, WorkerInfo
+from shared.fleet.scale_decisions import Scale, ScalingEvent
 from shared.job.adapter_queues import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.platform.settings import SettingsError
-from shared.store.redis import keys
-from shared.store.redis.depths import LaneDepth, depths
+from shared.store.redis.depths import LaneDepth, depths, mean_body_bytes
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import UNAVAILABLE
+from shared.store.redis.scale_store import ScaleStore, parse
 
 log = logging.getLogger("flotilla.autoscale")
-
-_SAMPLE = 32
-"""Waiting jobs of each lane whose bodies' sizes are read."""
-_SAMPLE_SHARDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,31 +136,17 @@ class _PoolTick:
         waiting_bytes = 0.0
         for depth in lanes:
             if depth.waiting:
-                waiting_bytes += depth.waiting * await self._mean_bytes(depth)
-        seconds, micros = await self._queue.servers.primary.time()
+                waiting_bytes += depth.waiting * await mean_body_bytes(
+                    self._queue, depth.pool, depth.lane
+                )
         return PoolSnapshot(
-            at_s=int(seconds) + int(micros) / 1e6,
+            at_s=await self._queue.servers.time_s(),
             waiting=sum(depth.waiting for depth in lanes),
             waiting_bytes=waiting_bytes,
             oldest_s=max((depth.oldest_s for depth in lanes), default=0.0),
             running=sum(depth.in_progress for depth in lanes),
             workers=workers,
         )
-
-    async def _mean_bytes(self, depth: LaneDepth) -> float:
-        """Mean size of the bodies of some waiting jobs of a lane; 0 if all have left meanwhile."""
-        every = range(self._queue.shards)
-        shards = random.sample(every, min(len(every), _SAMPLE_SHARDS))
-        pipeline = self._queue.servers.pipeline()
-        for shard in shards:
-            key = keys.waiting(shard, depth.pool, depth.lane)
-            pipeline.of(shard).zrandmember(key, _SAMPLE // len(shards))
-        found, pipeline = await pipeline.execute(), self._queue.servers.pipeline()
-        for shard, job_ids in zip(shards, found, strict=True):
-            for job_id in job_ids:
-                pipeline.of(shard).hstrlen(keys.job(shard, job_id.decode()), "body")
-        sizes = [size for size in await pipeline.execute() if size]
-        return sum(sizes) / len(sizes) if sizes else 0.0
 
     async def _write(
         self,

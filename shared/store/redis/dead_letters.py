@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shared.job.job import shard_of
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import is_wrong_type
@@ -123,6 +124,18 @@ async def drop(queue: JobQueue, letter_id: LetterId) -> bool:
     if letter_id.shard >= queue.shards:
         return False
     return bool(await queue.scripts.run("drop_letter", letter_id.shard, (letter_id.entry,)))
+
+
+async def replayable(queue: JobQueue, letters: Sequence[Letter]) -> set[str]:
+    """The ids of the jobs out of attempts whose requests are there."""
+    pipeline, jobs = queue.servers.pipeline(), []
+    for letter in letters:
+        shard = shard_of(letter.subject) if letter.what == "attempts" else None
+        if shard is not None and shard < queue.shards:
+            jobs.append(letter.subject)
+            pipeline.of(shard).hexists(keys.job(shard, letter.subject), "body")
+    replies = await pipeline.execute(raise_on_error=False)
+    return {job_id for job_id, reply in zip(jobs, replies, strict=True) if reply is True}
 
 
 def _letter(shard: int, entry: bytes, fields: Mapping[bytes, bytes]) -> Letter:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,10 @@ from shared.job.lanes import CLIENT_LANES, LANES, WAITING_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import UNAVAILABLE, is_wrong_type
+
+_SAMPLE = 32
+"""Waiting jobs of each lane whose bodies' sizes are read."""
+_SAMPLE_SHARDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
 
     A key of the wrong type counts as empty. Raises redis' errors if any server is away.
     """
-    pools = await _pools(queue)
+    pools = await pool_names(queue)
     lanes = [(pool, lane) for pool in pools for lane in WAITING_LANES]
     pipeline = queue.servers.pipeline()
     pipeline.of(0).time()
@@ -71,7 +76,11 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
     ]
 
 
-async def _pools(queue: JobQueue) -> list[str]:
+async def pool_names(queue: JobQueue) -> list[str]:
+    """The names of all queues that jobs were ever submitted to: pools, and their adapters' queues.
+
+    A key of the wrong type counts as empty. Raises redis' errors if any server is away.
+    """
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
         pipeline.of(shard).smembers(keys.pool_names(shard))
@@ -133,3 +142,34 @@ async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
 def _better(job: Job) -> Sequence[str]:
     """The lanes whose jobs go before this one."""
     return CLIENT_LANES[: CLIENT_LANES.index(job.lane)]
+
+
+async def mean_body_bytes(queue: JobQueue, pool: str, lane: str) -> float:
+    """Mean size of the bodies of some waiting jobs of a lane; 0 if all have left meanwhile."""
+    shards = random.sample(range(queue.shards), min(queue.shards, _SAMPLE_SHARDS))
+    pipeline = queue.servers.pipeline()
+    for shard in shards:
+        pipeline.of(shard).zrandmember(keys.waiting(shard, pool, lane), _SAMPLE // len(shards))
+    found, pipeline = await pipeline.execute(), queue.servers.pipeline()
+    for shard, job_ids in zip(shards, found, strict=True):
+        for job_id in job_ids:
+            pipeline.of(shard).hstrlen(keys.job(shard, job_id.decode()), "body")
+    sizes = [size for size in await pipeline.execute() if size]
+    return sum(sizes) / len(sizes) if sizes else 0.0
+
+
+async def with_waiting_jobs(
+    queue: JobQueue, names: Collection[str], shards: Iterable[int]
+) -> set[str]:
+    """Those of these queues that have waiting jobs in the shards. Raises redis' errors."""
+    pipeline, asked = queue.servers.pipeline(), []
+    for shard in shards:
+        for name in names:
+            lanes = [keys.waiting(shard, name, lane) for lane in CLIENT_LANES]
+            pipeline.of(shard).exists(*lanes)
+            asked.append(name)
+    replies = await pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception) and not is_wrong_type(reply):
+            raise reply
+    return {name for name, found in zip(asked, replies, strict=True) if found}

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -41,6 +42,7 @@ __all__ = [
     "connect",
     "connect_blocking",
     "is_wrong_type",
+    "parse_url",
     "server_name",
     "unwritable",
 ]

@@ -9,11 +9,12 @@ and no others. What belongs to no shard (workers, models, decisions, maintenance
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from shared.store.redis import keys
 from shared.store.redis.redis_client import connect
 
 
@@ -52,10 +53,42 @@ class Servers:
         """An empty pipeline over all servers that hold shards."""
         return ShardedPipeline(self.all)
 
+    async def time_s(self) -> float:
+        """The primary's clock, Unix seconds. Raises redis' errors."""
+        seconds, micros = await self.primary.time()
+        return int(seconds) + int(micros) / 1e6
+
+    async def infos(self) -> list[Mapping[str, Any]]:
+        """INFO of each server that holds shards; empty of one that can't be reached."""
+        replies = await asyncio.gather(
+            *(redis.info() for redis in self.all), return_exceptions=True
+        )
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, RedisError | OSError):
+                raise reply
+        return [{} if isinstance(reply, BaseException) else reply for reply in replies]
+
+    async def write_problems(self, writer: str) -> tuple[str, list[str]]:
+        """Why the primary can't be written, and each server that holds shards; empty if it can.
+
+        A PING would not detect that its memory is full.
+        """
+        tested = list(dict.fromkeys([*self.all, self.primary]))
+        found = await asyncio.gather(*(_test_write(redis, writer) for redis in tested))
+        return found[tested.index(self.primary)], found[: len(self.all)]
+
     async def close(self) -> None:
         """Close all connections."""
         for redis in {self.primary, *self.all}:
             await redis.aclose(close_connection_pool=True)
+
+
+async def _test_write(redis: Any, writer: str) -> str:
+    try:
+        await redis.set(keys.PROBE, writer, px=10_000)
+    except (RedisError, OSError) as error:
+        return str(error)[:200] or type(error).__name__
+    return ""
 
 
 class ShardedPipeline:

@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from shared.fleet.worker_answer import WorkerAnswer
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
 from shared.store.redis.redis_client import Redis
 
 _KEPT_S = 600
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAnswer:
-    """What one worker answered."""
-
-    status: int
-    """As of an HTTP response."""
-    body: Any
-    """JSON; of an answer that is no JSON, its text."""
-    seconds: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        """Whether the worker has done it."""
-        return self.status < 400
-
-    @property
-    def message(self) -> str:
-        """What went wrong, in words; empty if nothing did."""
-        if self.ok:
-            return ""
-        error = self.body.get("error") if isinstance(self.body, dict) else None
-        text = error.get("message") if isinstance(error, dict) else error
-        return str(text or self.body or f"status {self.status}")[:1000]
-
-
 _ANSWER = TypeAdapter(WorkerAnswer)
 
 

@@ -1,0 +1,52 @@
+"""When each maintenance task has run, and records that nothing refers to any more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from shared.store.redis import keys
+from shared.store.redis.servers import Servers
+
+_KEYS_PER_STEP = 500
+
+
+class MaintenanceRuns:
+    """Of all tasks of a fleet. Methods raise redis' errors."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._redis = servers.primary
+
+    async def begin(self, task: str, round_s: float) -> bool:
+        """Whether the task is the caller's in this round, which lasts for so long."""
+        key = keys.maintenance_lock(task)
+        return bool(await self._redis.set(key, 1, nx=True, px=int(round_s * 1000)))
+
+    async def done(self, task: str) -> None:
+        """The task is complete."""
+        now_s, _ = await self._redis.time()
+        await self._redis.hset(keys.MAINTENANCE_RUNS, task, now_s)
+
+    async def seconds_since(self, task: str) -> float | None:
+        """How long ago any process completed the task; None: never."""
+        done_s = await self._redis.hget(keys.MAINTENANCE_RUNS, task)
+        now_s, _ = await self._redis.time()
+        return None if done_s is None else now_s - int(done_s)
+
+    async def all(self) -> dict[str, int]:
+        """When each task was completed last, Unix seconds."""
+        runs = await self._redis.hgetall(keys.MAINTENANCE_RUNS)
+        return {task.decode(): int(done_s) for task, done_s in runs.items()}
+
+    async def forget_all_but(self, tasks: Collection[str]) -> int:
+        """Delete the records of other tasks; returns how many."""
+        others = [task for task in await self.all() if task not in tasks]
+        return int(await self._redis.hdel(keys.MAINTENANCE_RUNS, *others)) if others else 0
+
+    async def forget_scales_but(self, pools: Collection[str]) -> int:
+        """Delete the scale decisions for other pools; returns how many records."""
+        known = {make(pool) for pool in pools for make in (keys.scale, keys.scaling_events)}
+        deleted = 0
+        async for key in self._redis.scan_iter(keys.SCALE_PATTERN, _KEYS_PER_STEP):
+            if key.decode() not in known:
+                deleted += await self._redis.delete(key)
+        return deleted

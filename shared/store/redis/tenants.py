@@ -1,0 +1,102 @@
+"""What is kept of tenants, and whose the jobs are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgpack
+
+from shared.job.job import shard_of
+from shared.job.lanes import WAITING_LANES
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import UNAVAILABLE
+
+
+class Kept(NamedTuple):
+    """What is kept of a tenant, as the quotas count it."""
+
+    number: int
+    last_at: float | None
+    """When the newest was submitted, Unix seconds."""
+    conversations: int
+    bytes: int
+    """Of conversations, and of requests and answers above 4 KiB."""
+
+
+async def kept_of(queue: JobQueue, tenants: Sequence[str]) -> list[Kept]:
+    """What is kept of each tenant, in all shards. Raises redis' errors if any server is away."""
+    pipeline = queue.servers.pipeline()
+    for tenant in tenants:
+        for shard in range(queue.shards):
+            pipeline.of(shard).zcard(keys.jobs(shard, tenant))
+            pipeline.of(shard).zrange(keys.jobs(shard, tenant), -1, -1, withscores=True)
+            pipeline.of(shard).zcard(keys.conversations(shard, tenant))
+            pipeline.of(shard).zscore(keys.kept(shard, tenant), keys.KEPT_TOTAL)
+    replies = iter(await pipeline.execute(raise_on_error=False))
+    found = []
+    for _ in tenants:
+        numbers, newest, conversations, sizes = [], [0.0], [], []
+        for _ in range(queue.shards):
+            number, last, threads, size = (next(replies) for _ in range(4))
+            for reply in (number, last, threads, size):
+                if isinstance(reply, UNAVAILABLE):
+                    raise reply
+            if isinstance(number, int) and isinstance(last, list):
+                numbers.append(number)
+                newest += [score for _, score in last]
+            conversations.append(threads if isinstance(threads, int) else 0)
+            sizes.append(int(size) if isinstance(size, float) else 0)
+        last_us = max(newest)
+        last_at = last_us / 1e6 if last_us else None
+        found.append(Kept(sum(numbers), last_at, sum(conversations), sum(sizes)))
+    return found
+
+
+async def oldest_waiting(
+    queue: JobQueue, queues: Mapping[str, Sequence[str]], most: int
+) -> dict[str, list[str]]:
+    """The ids of about `most` jobs that wait longest, of each pool.
+
+    `queues`: pool -> its queues. Raises redis' errors if any server is away.
+    """
+    most = max(1, most // queue.shards)
+    pipeline, places = queue.servers.pipeline(), []
+    for pool, names in queues.items():
+        for name in names:
+            for lane in WAITING_LANES:
+                for shard in range(queue.shards):
+                    places.append(pool)
+                    pipeline.of(shard).zrange(keys.waiting(shard, name, lane), 0, most - 1)
+    found: dict[str, list[str]] = {}
+    for pool, reply in zip(places, await pipeline.execute(raise_on_error=False), strict=True):
+        if isinstance(reply, UNAVAILABLE):
+            raise reply
+        if isinstance(reply, list):
+            found.setdefault(pool, []).extend(raw.decode(errors="replace") for raw in reply)
+    return found
+
+
+async def tenants_of(queue: JobQueue, job_ids: Iterable[str]) -> dict[str, str]:
+    """The tenant of each of these jobs whose record can be read."""
+    pipeline, asked = queue.servers.pipeline(), []
+    for job_id in job_ids:
+        shard = shard_of(job_id)
+        if shard is not None and shard < queue.shards:
+            asked.append(job_id)
+            pipeline.of(shard).hget(keys.job(shard, job_id), "request")
+    replies = await pipeline.execute(raise_on_error=False)
+    return {
+        job_id: tenant
+        for job_id, packed in zip(asked, replies, strict=True)
+        if isinstance(packed, bytes) and (tenant := _tenant(packed))
+    }
+
+
+def _tenant(request: bytes) -> str:
+    """The tenant in a record's request; empty if it can't be read."""
+    try:
+        return str(msgpack.unpackb(request)[0])
+    except (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException):
+        return ""

@@ -34,7 +34,7 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
 
     A key of the wrong type counts as empty. Raises redis' errors if any server is away.
     """
-    pools = await pool_names(queue)
+    pools = await pool_names(queue, damaged_is_empty=True)
     lanes = [(pool, lane) for pool in pools for lane in WAITING_LANES]
     pipeline = queue.servers.pipeline()
     pipeline.of(0).time()
@@ -76,15 +76,16 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
     ]
 
 
-async def pool_names(queue: JobQueue) -> list[str]:
+async def pool_names(queue: JobQueue, *, damaged_is_empty: bool = False) -> list[str]:
     """The names of all queues that jobs were ever submitted to: pools, and their adapters' queues.
 
-    A key of the wrong type counts as empty. Raises redis' errors if any server is away.
+    A key of the wrong type raises ResponseError, or counts as empty: not for a caller that deletes
+    what is in no pool. Raises redis' errors if any server is away.
     """
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
         pipeline.of(shard).smembers(keys.pool_names(shard))
-    replies = _available(await pipeline.execute(raise_on_error=False))
+    replies = _available(await pipeline.execute(raise_on_error=not damaged_is_empty))
     names = [part for part in replies if not is_wrong_type(part)]
     return sorted({pool.decode(errors="replace") for part in names for pool in part})
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from gateway.maintenance import broker, housekeeping, liveness_file, process, scan
+from gateway.maintenance import broker, housekeeping, liveness_file, process
 from gateway.maintenance import maintenance_tasks as tasks_module
 from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
 from shared.job.lanes import DEFAULT
-from shared.store.redis import keys
+from shared.store.redis import keys, scan
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL, claim, submit

@@ -16,6 +16,7 @@ from gateway.ops import probes as health
 from gateway.ops.readiness import Readiness, Status, readiness
 from shared.fleet.registry import ModelInfo
 from shared.platform.metrics import GatewayMetrics
+from shared.store.redis.servers import Servers
 
 OK = {"redis": "", "tasks": ""}
 
@@ -91,7 +92,7 @@ def gateway() -> Any:
     fleet.wait_reason = lambda pool: fleet.reason
     return SimpleNamespace(
         id="gw",
-        queue=SimpleNamespace(shards=2, servers=Servers(redis)),
+        queue=SimpleNamespace(shards=2, servers=OneServer(redis)),
         relay=SimpleNamespace(is_subscribed=lambda shard: True),
         format=SimpleNamespace(problem=""),
         eviction=SimpleNamespace(problem=""),
@@ -101,15 +102,12 @@ def gateway() -> Any:
     )
 
 
-class Servers:
+class OneServer(Servers):
     """One server that is both the primary and the only server of shards."""
 
     def __init__(self, redis: Redis) -> None:
         self.primary = redis
-        self.all = [redis]
-
-    def __len__(self) -> int:
-        return 1
+        self.all = (redis,)
 
 
 async def test_all_in_order(gateway: Any) -> None:

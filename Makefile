@@ -48,11 +48,12 @@ test-clients: install ## unmodified client libraries on real vLLM; installs them
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
 	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)
 
-lint: install ## style, types, docstrings and the rules of the architecture
+lint: install ## style, types, docstrings, the rules of the architecture, the budgets of its size
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/pytest -q tests/test_architecture.py
+	@.venv/bin/python -m tests.budgets
 
 docs: install ## the documentation as a site, .cache/site/index.html; works without a network
 	@.venv/bin/python -c 'import material' 2>/dev/null || \

@@ -1,0 +1,113 @@
+"""Prints the size of the tree beside its budgets; ends with 1 above a ceiling (`make lint`).
+
+The goal is where a figure shall be, the ceiling where it stood last: a change that makes a figure
+smaller lowers its ceiling. A ceiling is raised only by a commit that says why.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+CORE = ("shared/job", "shared/store", "gateway/core", "worker/core")
+PRODUCT = ("shared", "gateway", "worker")
+FILE_LINES, FUNCTION_LINES, ARGUMENTS = 300, 50, 6
+
+
+class Budget(NamedTuple):
+    """One figure of the tree."""
+
+    name: str
+    now: int
+    ceiling: int
+    """Where it stood last; it may only go down."""
+    goal: int
+
+
+def sources(*folders: str, kinds: tuple[str, ...] = (".py", ".lua")) -> list[Path]:
+    """The source files of these folders."""
+    return sorted(
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in kinds and "__pycache__" not in path.parts
+    )
+
+
+def lines(path: Path) -> int:
+    """The number of lines of a file."""
+    return path.read_text().count("\n")
+
+
+def total(*folders: str) -> int:
+    """The lines of all source files in these folders."""
+    return sum(map(lines, sources(*folders)))
+
+
+def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """The functions of a Python file, methods included, with names for people."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
+
+
+def long_files() -> dict[str, int]:
+    """Python files of the product that are longer than a file may be."""
+    found = {str(path.relative_to(ROOT)): lines(path) for path in sources(*PRODUCT, kinds=(".py",))}
+    return {name: count for name, count in found.items() if count > FILE_LINES}
+
+
+def long_functions() -> dict[str, int]:
+    """Functions of the product that are longer than a function may be."""
+    found = {
+        name: (node.end_lineno or node.lineno) - node.lineno + 1
+        for path in sources(*PRODUCT, kinds=(".py",))
+        for name, node in functions(path)
+    }
+    return {name: count for name, count in found.items() if count > FUNCTION_LINES}
+
+
+def wide_constructors() -> dict[str, int]:
+    """Constructors of the product with more arguments than one may have, without `self`."""
+    found = {
+        name: len(node.args.args) + len(node.args.kwonlyargs) + len(node.args.posonlyargs) - 1
+        for path in sources(*PRODUCT, kinds=(".py",))
+        for name, node in functions(path)
+        if node.name == "__init__"
+    }
+    return {name: count for name, count in found.items() if count > ARGUMENTS}
+
+
+def budgets() -> list[Budget]:
+    """All figures, each with its ceiling and its goal."""
+    files, functions_, arguments = long_files(), long_functions(), wide_constructors()
+    return [
+        Budget("lines of the core", total(*CORE), 18_937, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 47_915, 34_000),
+        Budget("lines of the load tests", total("load_tests"), 10_265, 9_000),
+        Budget(f"files above {FILE_LINES} lines", len(files), 9, 0),
+        Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 11, 0),
+        Budget(f"constructors above {ARGUMENTS} arguments", len(arguments), 9, 0),
+    ]
+
+
+def main() -> int:
+    """Print each figure beside its ceiling and its goal. Returns the exit status."""
+    found = budgets()
+    print(f"{'budget':36} {'now':>7} {'ceiling':>7} {'goal':>7}")
+    for name, now, ceiling, goal in found:
+        print(f"{name:36} {now:7,} {ceiling:7,} {goal:7,}{'' if now <= ceiling else '  EXCEEDED'}")
+    if all(each.now <= each.ceiling for each in found):
+        return 0
+    for places in (long_files(), long_functions(), wide_constructors()):
+        for name, count in places.items():
+            print(f"  {count:5} {name}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

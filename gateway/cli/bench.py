@@ -23,6 +23,8 @@ _VLLM = "worker.engines.vllm.cli"
 _CHAT = ("--backend", "openai-chat", "--endpoint", "/v1/chat/completions")
 _MOST_WAITS = 1000
 """Jobs whose wait is read, the newest first."""
+_TOKENIZE = "/tokenize"
+"""vLLM's benchmark may count the tokens of its prompts on the server before it begins."""
 _CLOCK_S = 1.0
 """Added to the age of the jobs that are read, as the load began a moment before it was measured."""
 
@@ -100,7 +102,7 @@ def _show_waits(session: Session, model: str, age_s: float) -> None:
     waits = [
         max(0.0, job["started_at"] - job["created_at"])
         for job in session.client.list_jobs(words, _MOST_WAITS)["data"]
-        if job.get("started_at") is not None
+        if job.get("started_at") is not None and job["endpoint"] != _TOKENIZE
     ]
     show(table(("", ">"), summary(waits)))
 

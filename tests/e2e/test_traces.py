@@ -117,8 +117,12 @@ def test_a_stream_through_a_kill_is_one_trace_with_both_attempts(
     for line in lines:
         assert (line["worker"], line["attempt"], line["request_id"]) == ("w-2", 2, "req-7")
         assert line["trace_id"] == call.trace
+    # The access log is written a moment after the answer.
+    wait_for(
+        lambda: lines_about(gateway, job_id)[-1]["message"] == f"POST {CHAT} 200",
+        "the gateway has logged the answer",
+    )
     answered = lines_about(gateway, job_id)[-1]
-    assert answered["message"] == f"POST {CHAT} 200"
     assert (answered["request_id"], answered["trace_id"]) == ("req-7", call.trace)
 
 

@@ -16,9 +16,10 @@ from unittest import mock
 import uvicorn
 
 import worker.__main__
+from shared.fleet.pool import Pool
+from shared.platform.settings import load_settings
 from tests.e2e.processes import Process, Stack
 from tests.redis_server import free_port
-from tests.settings import Settings
 from tests.waiting import wait_for
 
 _PORT = "TESTS_VLLM_PORT"
@@ -43,8 +44,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _engine(settings: Settings) -> Any:
+def _engine(pool: Pool) -> Any:
     from worker.engines.vllm.engine import VllmEngine
+    from worker.engines.vllm.vllm_settings import VllmSettings
 
     class Engine(VllmEngine):
         """Also serves vLLM's own application."""
@@ -62,7 +64,7 @@ def _engine(settings: Settings) -> Any:
             )
             self._serving = asyncio.create_task(server.serve())
 
-    return Engine(settings)
+    return Engine(load_settings(VllmSettings), pool)
 
 
 async def _vllms_own(engine: Any) -> Any:

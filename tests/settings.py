@@ -34,7 +34,7 @@ class Settings(
 
 
 def child_environment(**values: Any) -> dict[str, str]:
-    """This process's environment with these settings, for any program; one that is None is out."""
+    """This process's environment with these settings, for any program; None removes a setting."""
     found = dict(os.environ)
     for name, value in values.items():
         found.pop(PREFIX + name.upper(), None)

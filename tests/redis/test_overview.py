@@ -209,7 +209,7 @@ async def test_fifty_viewers_ask_redis_no_more_than_one(
         sampler = Sampler(fleet.take, INTERVAL_S, linger_s=0)
         per_reading.append(await commands(store, sampler, viewers, readings))
         assert sampler._task is not None
-        await asyncio.wait_for(sampler._task, 10)  # it ends, as nobody reads
+        await asyncio.wait_for(sampler._task, 10)  # it ends when no viewer is left
     one, fifty = per_reading
     # One reading more may begin before the last viewer has left.
     assert fifty <= one * (readings + 1) / readings

@@ -23,8 +23,6 @@ _VLLM = "worker.engines.vllm.cli"
 _CHAT = ("--backend", "openai-chat", "--endpoint", "/v1/chat/completions")
 _MOST_WAITS = 1000
 """Jobs whose wait is read, the newest first."""
-_TOKENIZE = "/tokenize"
-"""vLLM's benchmark may count the tokens of its prompts on the server before it begins."""
 _CLOCK_S = 1.0
 """Added to the age of the jobs that are read, as the load began a moment before it was measured."""
 
@@ -97,12 +95,12 @@ def _model(session: Session, name: str | None) -> dict[str, Any]:
 
 
 def _show_waits(session: Session, model: str, age_s: float) -> None:
-    """Print how long the jobs of this model waited that were submitted in the last `age_s`."""
+    """Print how long this model's jobs of the last `age_s` waited, but for its counts of tokens."""
     words = f"model:{model} since:{math.ceil(age_s + _CLOCK_S)}s"
     waits = [
         max(0.0, job["started_at"] - job["created_at"])
         for job in session.client.list_jobs(words, _MOST_WAITS)["data"]
-        if job.get("started_at") is not None and job["endpoint"] != _TOKENIZE
+        if job.get("started_at") is not None and job["endpoint"] != "/tokenize"
     ]
     show(table(("", ">"), summary(waits)))
 

@@ -126,7 +126,7 @@ class Registry:
         return without_failed(await self.heartbeats())
 
     async def known_workers(self) -> int:
-        """How many workers are listed, those among them that have expired but are not removed yet."""
+        """How many workers are listed, with expired ones that are not removed yet."""
         return int(await self._redis.scard(keys.WORKERS))
 
     async def heartbeats(self) -> list[Heartbeat]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from prometheus_client import REGISTRY
 
 from tests.asgi_client import Reply
 from tests.e2e.continuation_classes import (
@@ -60,8 +61,8 @@ def use_way(vllm_engine: Engine) -> Iterator[Any]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def reasoning_engine() -> AsyncIterator[Engine]:
-    """A second engine, with a reasoning parser for the demo model.
+async def reasoning_engine(vllm_engine: Engine) -> AsyncIterator[Engine]:
+    """A second engine, with a reasoning parser for the demo model; the first one's metrics stay.
 
     That model does not reason: its text up to the first comma is called reasoning.
     """
@@ -75,12 +76,17 @@ async def reasoning_engine() -> AsyncIterator[Engine]:
 
     ReasoningParserManager.register_module("demo", module=Parser)
     processor = "worker.engines.vllm.forced_replay:ForcedReplay"
-    # Without statistics: a second engine would take the first one's metrics out of the registry.
     arguments = f"--dtype float32 --logits-processors {processor} --reasoning-parser demo"
-    arguments += " --disable-log-stats"
     settings = Settings(engine_args=arguments)
     engine = VllmEngine(settings, settings.described.own)
+    # vLLM takes the metrics of an earlier engine out of the registry, and other tests read these.
+    before = set(REGISTRY._collector_to_names)
     await engine.start()
+    after = set(REGISTRY._collector_to_names)
+    for collector in after - before:
+        REGISTRY.unregister(collector)
+    for collector in before - after:
+        REGISTRY.register(collector)
     yield engine
     engine.close()
 

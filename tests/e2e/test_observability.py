@@ -275,7 +275,7 @@ def test_prometheus_evaluates_every_rule(fleet: Fleet, prometheus: Prometheus) -
 @pytest.mark.parametrize("name", ["users", "fleet"])
 def test_every_panel_has_data(fleet: Fleet, prometheus: Prometheus, name: str) -> None:
     for title, expr in panels(name):
-        seen = wait_for(lambda expr=expr: prometheus.values(expr), f"{title} has data: {expr}", 60)
+        seen = wait_for(lambda expr=expr: prometheus.values(expr), f"{title} has data: {expr}", 20)
         assert seen
 
 
@@ -356,7 +356,7 @@ async def test_every_panel_of_the_engine_has_data(
         for title, expr in panels("engine"):
             expr = expr.replace('instance=~".*"', f'instance="{instance}"')
             assert instance in expr
-            wait_for(lambda expr=expr: has_data(expr), f"{title} has data: {expr}", 60)
+            wait_for(lambda expr=expr: has_data(expr), f"{title} has data: {expr}", 20)
 
     def has_data(expr: str) -> bool:
         if prometheus.values(expr):

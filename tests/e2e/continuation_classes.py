@@ -290,11 +290,8 @@ def summary(reply: Reply) -> Any:
         mine = whole[index] = {}
         for chunk in chunks:
             choice = dict(chunk["choices"][0])
-            for name, value in {
-                **choice,
-                **choice.pop("delta", {}),
-                "usage": chunk.get("usage"),
-            }.items():
+            delta = choice.pop("delta", {})  # the engine joins deltas when it is ahead of its reader
+            for name, value in {**choice, **delta, "usage": chunk.get("usage")}.items():
                 mine[name] = _joined(mine.get(name), value)
     return whole
 

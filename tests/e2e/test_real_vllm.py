@@ -20,10 +20,12 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, OpenAI
 
+from shared.job.job_log import Delta, parse_segments, read_journal
 from tests.asgi_client import call
 from tests.e2e.processes import Process
 from tests.e2e.vllm_fleet import vllm_fleet
 from tests.redis_server import RedisServer
+from tests.unit.worker.buffers import make_buffer
 from tests.waiting import eventually
 from worker.demo import MODEL_NAME
 from worker.engines.interface import JOURNAL, Engine, Journal
@@ -400,6 +402,40 @@ async def test_prompts_of_one_call_start_in_different_turns_of_the_loop() -> Non
     await asyncio.gather(*(start(engine, number) for number in range(50)))
     counting.cancel()
     assert len(set(turns)) >= 49
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_the_journal_of_a_whole_answer_keeps_each_delta_as_it_came(n: int) -> None:
+    """The deltas are gathered into one answer before the buffer packs what it was given."""
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    from worker.engines.vllm.journal import JournalledEngine
+
+    texts = ["a", "b", "c"]
+
+    class StubEngine:
+        model_config = SimpleNamespace(logits_processors=[])
+
+        async def generate(self, *_: Any, **__: Any) -> AsyncIterator[RequestOutput]:
+            for number, text in enumerate(texts):
+                for index in range(n):
+                    last = number == len(texts) - 1
+                    reason = "length" if last else None
+                    part = CompletionOutput(index, text, [number], None, None, reason)
+                    yield RequestOutput("x", "", [1], None, [part], last and index == n - 1)
+
+    buffer = make_buffer(stream=False)
+    JOURNAL.set(buffer)
+    params = SamplingParams(n=n, max_tokens=3, output_kind=RequestOutputKind.FINAL_ONLY)
+    whole = [o async for o in JournalledEngine(StubEngine()).generate({}, params, "cmpl-x-0")]
+    assert [part.token_ids for part in whole[0].outputs] == [[0, 1, 2]] * n
+    assert buffer.take()
+    (entry,) = parse_segments([buffer.log_flush().segment])
+    deltas = [record for record in read_journal(entry.journal) if isinstance(record, Delta)]
+    assert [(d.choice, d.token_ids, d.text) for d in deltas] == [
+        (index, (number,), text) for number, text in enumerate(texts) for index in range(n)
+    ]
 
 
 async def test_the_prompts_of_an_embedding_are_journalled_before_it_is_computed() -> None:

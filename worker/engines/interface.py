@@ -110,7 +110,10 @@ class Journal(Protocol):
         text: str,
         logprobs: Logprobs | None = None,
     ) -> None:
-        """One step's tokens of choice `index` of call number `call`, and their text."""
+        """One step's tokens of choice `index` of call number `call`, and their text.
+
+        `token_ids` are kept as they are, not copied: they must not change afterwards.
+        """
 
     def chunk(self, data: bytes) -> None:
         """Bytes of the answer that belong to the delta just journalled.

@@ -211,11 +211,12 @@ class JournalledEngine:
 
 def _journal_deltas(journal: Journal, call: int, output: RequestOutput) -> None:
     for part in output.outputs:
+        ids = tuple(part.token_ids)  # `RequestOutput.add` appends to the list later
         if part.logprobs is None:
-            journal.delta(call, part.index, part.token_ids, part.text)
+            journal.delta(call, part.index, ids, part.text)
         else:
             logprobs = vllm_logprobs.to_journal(part.logprobs)
-            journal.delta(call, part.index, part.token_ids, part.text, logprobs)
+            journal.delta(call, part.index, ids, part.text, logprobs)
 
 
 def _intercept(

@@ -42,6 +42,9 @@ _REWRITE_SIZE = "16mb"
 """A small append-only file is read quickly at each restart."""
 _CORE = b"VLLM::EngineCore"
 """Name of the child process in which a worker's vLLM computes."""
+_LOADS_AFTER_S = 3.0
+"""A replacement with vLLM loads so much later. It would take the two cores from the worker that
+continues the streams; in a real fleet it loads on a machine of its own."""
 _SERVING = {json.dumps(state).encode() for state in (WorkerState.READY, WorkerState.BUSY)}
 
 
@@ -152,16 +155,17 @@ class Fleet:
         """The processes that should run now."""
         return [*self.gateways, self.redis.process, *self.workers]
 
-    def start_worker(self, worker_id: str = "") -> Process:
-        """Start a worker that is not in `workers` yet."""
+    def start_worker(self, worker_id: str = "", *, after_s: float = 0.0) -> Process:
+        """Start a worker that is not in `workers` yet; it begins to load after so many seconds."""
         self._n_started += 1
         worker_id = worker_id or f"worker-{self._n_started}"
         variables = {"FLOTILLA_WORKER_ID": worker_id, "FLOTILLA_WORKER_PORT": "0"}
-        return self._start("worker", worker_id, "engine", variables)
+        return self._start("worker", worker_id, "engine", variables, after_s)
 
     def replace_worker(self, n: int) -> None:
         """Start a worker in the place of the n-th."""
-        self.workers[n] = self.start_worker()
+        after_s = _LOADS_AFTER_S if self.shape.vllm else 0.0
+        self.workers[n] = self.start_worker(after_s=after_s)
 
     def replace_gateway(self, n: int) -> None:
         """Start a gateway on the port of the n-th, which must have ended."""
@@ -273,10 +277,17 @@ class Fleet:
         variables = {"FLOTILLA_PORT": str(self.ports[n])}
         return self._start("gateway", f"gateway-{n + 1}", "front", variables)
 
-    def _start(self, main: str, label: str, role: Any, variables: Mapping[str, str]) -> Process:
-        log = self._folder / f"{label}.log"
+    def _start(
+        self,
+        main: str,
+        label: str,
+        role: Any,
+        variables: Mapping[str, str],
+        after_s: float = 0.0,
+    ) -> Process:
+        log, environment = self._folder / f"{label}.log", {**self._environment, **variables}
         descriptors = self.shape.descriptors if main == "gateway" else None
-        popen = self.forked.start(main, log, {**self._environment, **variables}, descriptors)
+        popen = self.forked.start(main, log, environment, descriptors, after_s)
         return Process(label, role, popen, log)
 
 

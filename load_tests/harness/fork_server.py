@@ -27,6 +27,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -151,6 +152,7 @@ def _run(process_main: Callable[[], None], command: Mapping[str, Any]) -> None:
     status = 1
     try:
         request_signal(signal.SIGKILL)
+        time.sleep(command["after_s"])
         if descriptors := command.get("descriptors"):
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
         output = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

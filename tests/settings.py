@@ -5,26 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gateway.cli.client_settings import ClientSettings
-from gateway.gateway_settings import GatewaySettings
-from gateway.launcher.launcher_settings import LauncherSettings
 from shared.fleet.pools import Pools, load_pools
-from shared.platform.settings import PREFIX
-from worker.engines.simulated.simulated_settings import SimulatedSettings
-from worker.engines.vllm.vllm_settings import VllmSettings
-from worker.plugins.hooks.hook_settings import HookSettings
-from worker.worker_settings import WorkerSettings
+from shared.platform.settings import PREFIX, declared
 
 
-class Settings(
-    GatewaySettings,
-    LauncherSettings,
-    WorkerSettings,
-    VllmSettings,
-    SimulatedSettings,
-    HookSettings,
-    ClientSettings,
-):
+class Settings(*declared("gateway", "up", "worker", "client")):  # type: ignore[misc]
     """The settings of every process."""
 
     @property

@@ -8,7 +8,6 @@ import signal
 import sys
 
 import uvloop
-from prometheus_client import REGISTRY
 
 from shared.fleet.pool import Pool
 from shared.fleet.pools import load_pools
@@ -19,12 +18,11 @@ from shared.store.redis import eviction
 from shared.store.redis.durability import refuse_volatile
 from shared.store.redis.format_version import refuse_other_format
 from worker.core.lifecycle import Worker
-from worker.core.plugin import Plugins
+from worker.core.plugin import AroundRuns
 from worker.engines.interface import Engine
 from worker.engines.simulated.simulated_settings import SimulatedSettings
 from worker.engines.vllm.vllm_settings import VllmSettings
-from worker.plugins.hooks.hook_settings import HookSettings
-from worker.plugins.hooks.hooks_plugin import load_hooks
+from worker.plugins.table import PLUGINS
 from worker.worker_settings import WorkerSettings
 
 
@@ -39,18 +37,19 @@ def _engine(pool: Pool) -> Engine:
     return VllmEngine(load_settings(VllmSettings), pool)
 
 
-def _plugins(pool: Pool) -> Plugins:
-    """The table of plug-ins: a worker goes on without one whose folder and line are deleted."""
-    return Plugins(
-        around_runs=load_hooks(pool.hooks, load_settings(HookSettings).hook_timeout_s, REGISTRY),
-    )
+def _around_runs(pool: Pool) -> AroundRuns | None:
+    """The plug-in that the pool uses. Raises SettingsError if it needs one that is not there."""
+    found = next(filter(None, (make(pool) for make in PLUGINS)), None)
+    if pool.hooks and found is None:
+        raise SettingsError("FLOTILLA_HOOKS: this worker has no plug-in that calls hooks")
+    return found
 
 
 async def _run(settings: WorkerSettings, pool: Pool) -> int:
     await eviction.refuse_evicting(settings.all_redis_urls)
     await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
     await refuse_other_format(settings.all_redis_urls, settings.shards)
-    worker = Worker(settings, pool, _engine(pool), plugins=_plugins(pool))
+    worker = Worker(settings, pool, _engine(pool), around=_around_runs(pool))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)

@@ -290,7 +290,8 @@ def summary(reply: Reply) -> Any:
         mine = whole[index] = {}
         for chunk in chunks:
             choice = dict(chunk["choices"][0])
-            delta = choice.pop("delta", {})  # the engine joins deltas when it is ahead of its reader
+            # The engine joins deltas when it is ahead of its reader, also with the end.
+            delta = choice.pop("delta", {})
             for name, value in {**choice, **delta, "usage": chunk.get("usage")}.items():
                 mine[name] = _joined(mine.get(name), value)
     return whole

@@ -29,7 +29,7 @@ from worker.core.engine_steps import SHORTEST_S, EngineSteps, stall_limit_s
 from worker.core.isolation import Isolation
 from worker.core.job_run import JobRun, Outcome
 from worker.core.lease import Lease
-from worker.core.plugin import Plugins
+from worker.core.plugin import AroundRuns
 from worker.core.publisher import Publisher
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.run_trace import REVOKED
@@ -50,7 +50,7 @@ class Executor:
     """Claims jobs of one pool for one engine and runs them. `runs` holds them, by job id.
 
     `urls` are those of the queue's servers, `lease_s` is the length of a lease. Above
-    `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed.
+    `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed. `around`: see `AroundRuns`.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Executor:
         worker_id: str,
         lease_s: float,
         kv_high_watermark: float,
-        plugins: Plugins = Plugins(),  # noqa: B008, it is immutable
+        around: AroundRuns | None = None,
     ) -> None:
         self._queue = queue
         self._engine = engine
-        self._plugins = plugins
+        self._around = around
         self._metrics = metrics
         self._pool = pool
         self._worker_id = worker_id
@@ -182,8 +182,7 @@ class Executor:
         previous = self.runs.get(job.id)
         if previous is not None:
             previous.abort()  # taken from this worker, and leased to it again since
-        around = self._plugins.around_runs
-        run = JobRun(job, self._engine, self.publisher, self._metrics, self._queue, around)
+        run = JobRun(job, self._engine, self.publisher, self._metrics, self._queue, self._around)
         self.runs[job.id] = run
         self.slots.add(run)
         run.task = task = asyncio.create_task(self._execute(run, previous), name=run.job.id)

@@ -43,7 +43,7 @@ from worker.core.health import HealthServer
 from worker.core.heartbeat import Heartbeat
 from worker.core.lease import LeaseRenewer
 from worker.core.operations import Operations
-from worker.core.plugin import Plugins
+from worker.core.plugin import AroundRuns
 from worker.core.registration import Registration, WorkerIdTaken
 from worker.core.stalls import Stalled
 from worker.core.start_limit import StartTimeout, start_limit
@@ -68,7 +68,7 @@ class Worker:
         pool: Pool,
         engine: Engine,
         registry: CollectorRegistry = REGISTRY,
-        plugins: Plugins = Plugins(),  # noqa: B008, it is immutable
+        around: AroundRuns | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -76,7 +76,7 @@ class Worker:
         servers = Servers(settings.redis_url, settings.shard_redis_urls)
         self._queue = JobQueue(servers, shards=settings.shards)
         self._pool = pool
-        self._plugins = plugins
+        self._around = around
         self._metrics = WorkerMetrics(registry)
         self._executor: Executor | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -234,7 +234,7 @@ class Worker:
             worker_id=self._id,
             lease_s=settings.lease_s,
             kv_high_watermark=settings.kv_high_watermark,
-            plugins=self._plugins,
+            around=self._around,
         )
 
     async def _prepare_operations(self, executor: Executor) -> tuple[Operations, DesiredState]:

@@ -1,4 +1,4 @@
-"""The interfaces of a worker's plug-ins. The table of plug-ins is in worker/__main__.py."""
+"""The interface of a worker's plug-ins. The table of plug-ins is worker/plugins/table.py."""
 
 from __future__ import annotations
 
@@ -27,9 +27,3 @@ class AroundRuns(Protocol):
         The answer, streamed or not, is held until it is checked; None: it is passed on as it comes.
         Raises FlotillaErrors, which the client gets instead of an answer.
         """
-
-
-class Plugins(NamedTuple):
-    """Those of one worker; None: it has none of this kind."""
-
-    around_runs: AroundRuns | None = None

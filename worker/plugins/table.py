@@ -1,0 +1,18 @@
+"""The plug-ins of a worker.
+
+One goes by deleting its folder, its tests, its two lines here, and that of its settings in
+shared/platform/settings.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shared.fleet.pool import Pool
+from worker.core.plugin import AroundRuns
+from worker.plugins.hooks.hooks_plugin import hooks_of
+
+PLUGINS: tuple[Callable[[Pool], AroundRuns | None], ...] = (
+    hooks_of,
+)  # fmt: skip
+"""Each makes its plug-in for a worker of this pool; None: the pool does not use it."""

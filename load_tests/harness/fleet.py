@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from gateway.gateway_settings import GatewaySettings
 from gateway.launcher.local_redis import appendfsync
 from load_tests.harness.errors import ProcessError
-from load_tests.harness.fork_server import COUNT_TOKENS, VLLM
+from load_tests.harness.fork_server import COUNT_TOKENS, START_AFTER_S, VLLM
 from load_tests.harness.forked_popen import ForkedProcesses
 from load_tests.harness.http import free_port, responds_ok
 from load_tests.harness.processes import READY_S, Process, Processes, wait_for
@@ -42,9 +42,9 @@ _REWRITE_SIZE = "16mb"
 """A small append-only file is read quickly at each restart."""
 _CORE = b"VLLM::EngineCore"
 """Name of the child process in which a worker's vLLM computes."""
-_LOADS_AFTER_S = 3.0
-"""A replacement with vLLM loads so much later. It would take the two cores from the worker that
-continues the streams; in a real fleet it loads on a machine of its own."""
+_LOADS_AFTER = {START_AFTER_S: "3"}
+"""A replacement with vLLM would take the two cores from the worker that continues the streams; in a
+real fleet it loads on a machine of its own."""
 _SERVING = {json.dumps(state).encode() for state in (WorkerState.READY, WorkerState.BUSY)}
 
 
@@ -155,17 +155,16 @@ class Fleet:
         """The processes that should run now."""
         return [*self.gateways, self.redis.process, *self.workers]
 
-    def start_worker(self, worker_id: str = "", *, after_s: float = 0.0) -> Process:
-        """Start a worker that is not in `workers` yet; it begins to load after so many seconds."""
+    def start_worker(self, worker_id: str = "", **more: str) -> Process:
+        """Start a worker that is not in `workers` yet; `more`: further variables."""
         self._n_started += 1
         worker_id = worker_id or f"worker-{self._n_started}"
-        variables = {"FLOTILLA_WORKER_ID": worker_id, "FLOTILLA_WORKER_PORT": "0"}
-        return self._start("worker", worker_id, "engine", variables, after_s)
+        variables = {"FLOTILLA_WORKER_ID": worker_id, "FLOTILLA_WORKER_PORT": "0", **more}
+        return self._start("worker", worker_id, "engine", variables)
 
     def replace_worker(self, n: int) -> None:
         """Start a worker in the place of the n-th."""
-        after_s = _LOADS_AFTER_S if self.shape.vllm else 0.0
-        self.workers[n] = self.start_worker(after_s=after_s)
+        self.workers[n] = self.start_worker(**(_LOADS_AFTER if self.shape.vllm else {}))
 
     def replace_gateway(self, n: int) -> None:
         """Start a gateway on the port of the n-th, which must have ended."""
@@ -277,17 +276,10 @@ class Fleet:
         variables = {"FLOTILLA_PORT": str(self.ports[n])}
         return self._start("gateway", f"gateway-{n + 1}", "front", variables)
 
-    def _start(
-        self,
-        main: str,
-        label: str,
-        role: Any,
-        variables: Mapping[str, str],
-        after_s: float = 0.0,
-    ) -> Process:
-        log, environment = self._folder / f"{label}.log", {**self._environment, **variables}
+    def _start(self, main: str, label: str, role: Any, variables: Mapping[str, str]) -> Process:
+        log = self._folder / f"{label}.log"
         descriptors = self.shape.descriptors if main == "gateway" else None
-        popen = self.forked.start(main, log, environment, descriptors, after_s)
+        popen = self.forked.start(main, log, {**self._environment, **variables}, descriptors)
         return Process(label, role, popen, log)
 
 

@@ -57,6 +57,8 @@ _PRELOADED_VLLM = (
 )
 """A worker that has them is ready after its model is loaded, without the 10 s of the imports."""
 COUNT_TOKENS, VLLM = "--count-tokens", "--vllm"
+START_AFTER_S = "START_AFTER_S"
+"""A variable: the process does nothing for so many seconds."""
 _PROCESSES = 1 << 16
 
 
@@ -152,7 +154,6 @@ def _run(process_main: Callable[[], None], command: Mapping[str, Any]) -> None:
     status = 1
     try:
         request_signal(signal.SIGKILL)
-        time.sleep(command["after_s"])
         if descriptors := command.get("descriptors"):
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
         output = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -161,6 +162,7 @@ def _run(process_main: Callable[[], None], command: Mapping[str, Any]) -> None:
         os.setsid()
         os.environ.clear()
         os.environ.update(command["environment"])
+        time.sleep(float(os.environ.pop(START_AFTER_S, "0")))
         process_main()
         status = 0
     except SystemExit as error:

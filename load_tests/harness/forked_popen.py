@@ -38,20 +38,14 @@ class ForkedProcesses:
         self._read()
 
     def start(
-        self,
-        main: str,
-        log: Path,
-        environment: Mapping[str, str],
-        descriptors: int | None = None,
-        after_s: float = 0.0,
+        self, main: str, log: Path, environment: Mapping[str, str], descriptors: int | None = None
     ) -> ForkedPopen:
         """Start a `worker` or a `gateway` with these variables; its output goes to `log`.
 
-        `descriptors`: its limit of open files. `after_s`: it does nothing before.
+        `descriptors`: its limit of open files.
         """
         command = {"start": main, "environment": dict(environment), "log": str(log)}
-        options = {"descriptors": descriptors, "after_s": after_s}
-        return ForkedPopen(self, int(self.send({**command, **options})["pid"]))
+        return ForkedPopen(self, int(self.send({**command, "descriptors": descriptors})["pid"]))
 
     def poll(self) -> None:
         """Bring `ended` up to date."""

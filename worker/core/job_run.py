@@ -25,12 +25,11 @@ from shared.platform.metrics import WorkerMetrics
 from worker.core.answer_edit import EditedOutputBuffer
 from worker.core.answer_edits import answer_edit, engine_body
 from worker.core.asgi import Exchange
-from worker.core.continued_output import ContinuedOutputBuffer
 from worker.core.error_event import is_error
 from worker.core.output_buffer import OutputBuffer
 from worker.core.plugin import AroundRuns, Check, EngineAnswer
 from worker.core.publisher import Publisher
-from worker.core.resume import LogQueue, continue_from_log, give_up
+from worker.core.resume import ContinuedOutputBuffer, LogQueue, continue_from_log, give_up
 from worker.core.run_trace import RunTrace
 from worker.engines.interface import JOB, JOURNAL, Engine, JobFacts
 

@@ -2,11 +2,15 @@
 
 `ContinuationReader` turns the entries of the log into a `Continuation`: the past of each engine
 call, and the chunks that the client has. The engine makes these once more; `SentChunks` drops
-them, after a comparison with the log.
+them, after a comparison with the log of what does not differ by chance: `comparable` events, with
+the ids that the client has (`RepeatedIds`).
+
+Events are `data: {...}`, or `event: <name>` with such a line behind it.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -15,12 +19,14 @@ from typing import Any
 
 from shared.job.chunk_template import DeltaDecoder
 from shared.job.job_log import Delta, Entry, Prompt, read_journal
-from worker.core.repeated_event import comparable, parsed
-from worker.core.repeated_ids import RepeatedIds
 from worker.engines.interface import Generated, Logprobs, Past
 
 _INDEX = re.compile(rb'"choices": ?\[\{"index": ?(\d+)')
 _CREATED = re.compile(rb'"created(?:_at)?": ?\d+')
+_ID = re.compile(rb'"(?:id|item_id|call_id)": ?("[^"\\]{1,200}")')
+_DATA = b"data: "
+_MESSAGE_EVENTS = ("message_", "content_block_")
+"""How the types of Anthropic's events begin."""
 
 
 class UnusableLog(Exception):
@@ -103,6 +109,32 @@ def _texts(packed: Any) -> Any:
     return packed
 
 
+class RepeatedIds:
+    """The random ids of an answer that is made again: new -> as the client has it.
+
+    Where an event that was sent is made again, its ids take the places of the new ones; later
+    events, which the client does not have, get them too.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}
+
+    def learn(self, made: bytes, sent: bytes) -> None:
+        """`made` is the event `sent`, made again."""
+        new, old = _ID.findall(made), _ID.findall(sent)
+        if len(new) == len(old):
+            pairs = zip(new, old, strict=True)
+            self._known |= {made_id: sent_id for made_id, sent_id in pairs if made_id != sent_id}
+
+    def replaced(self, event: bytes) -> bytes:
+        """The event with the ids that the client has."""
+        for new, old in self._known.items():
+            event = event.replace(new, old)
+        return event
+
+
 class SentChunks:
     """The chunks of a stream that its client has, by the index of their choice.
 
@@ -163,3 +195,51 @@ def _choice_of(chunk: bytes) -> int | None:
     choices = parsed(chunk).get("choices")
     index = choices[0].get("index") if choices else None
     return index if isinstance(index, int) else None
+
+
+def parsed(event: bytes) -> dict[str, Any]:
+    """The JSON object of an event; empty if it has none."""
+    if event.startswith(b"event: "):
+        event = event[event.find(b"\n") + 1 :]
+    try:
+        value = json.loads(event.removeprefix(_DATA))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def comparable(event: bytes) -> object:
+    """An event without what differs by chance.
+
+    That is the ids of tool calls and the signatures of thoughts, which are random, and what is the
+    worker's rather than the answer's: its fingerprint, and how much of the prompt it had cached.
+    """
+    value = parsed(event)
+    if not value:
+        return event
+    if "choices" in value:
+        _strip_chunk(value)
+    elif str(value.get("type")).startswith(_MESSAGE_EVENTS):
+        _strip_message_event(value)
+    elif isinstance(response := value.get("response"), dict):
+        response.pop("usage", None)
+    return value
+
+
+def _strip_chunk(chunk: dict[str, Any]) -> None:
+    """OpenAI's chunks."""
+    chunk.pop("system_fingerprint", None)
+    if chunk.get("usage"):
+        chunk["usage"].pop("prompt_tokens_details", None)
+    for choice in chunk["choices"] or ():
+        for call in (choice.get("delta") or {}).get("tool_calls") or ():
+            if call.get("id"):
+                call["id"] = ""
+
+
+def _strip_message_event(event: dict[str, Any]) -> None:
+    """Anthropic's events. Their `input_tokens` are those that were not cached."""
+    for holder in (event, event.get("message") or {}):
+        holder.pop("usage", None)
+    (event.get("content_block") or {}).pop("id", None)
+    (event.get("delta") or {}).pop("signature", None)

@@ -33,26 +33,15 @@ KINDS = {kind.name.lower(): kind for kind in KillKind}
 def kill_options() -> Mapping[str, tuple[Any, str]]:
     """Return the options of the kills."""
     return {
-        "--kills": (
-            int,
-            f"how many kills (default {_KILLS}; with --defaults {_DEFAULTS_KILLS}; "
-            f"with --defaults --vllm {_VLLM_KILLS})",
-        ),
-        "--defaults": (
-            False,
-            "kills at the settings of a plain `flotilla up`: lease, silence, attempts of a job "
-            "and of a client, appendfsync",
-        ),
+        "--kills": (int, f"how many (default {_KILLS}, {_DEFAULTS_KILLS}, {_VLLM_KILLS})"),
+        "--defaults": (False, "kills at the settings of a plain `flotilla up`"),
         "--rate": (_RATE, "kills a second on average"),
         "--kinds": (",".join(KINDS), "kinds of kills"),
-        "--clients": (
-            int,
-            f"clients of --kills (default {_CLIENTS}; with --vllm {_VLLM_CLIENTS})",
-        ),
+        "--clients": (int, f"of --kills (default {_CLIENTS}; with --vllm {_VLLM_CLIENTS})"),
         "--kill-workers": (
             int,
-            f"workers (default {_WORKERS}; with --defaults {_DEFAULTS_WORKERS}; "
-            f"with --defaults --vllm {_VLLM_WORKERS})",
+            f"workers (default {_WORKERS}, {_DEFAULTS_WORKERS}, {_VLLM_WORKERS}: plain kills, "
+            "--defaults, --defaults --vllm; so, too, for --kills)",
         ),
         "--without": ("", f"switch parts off, so that the run must fail: of {', '.join(CONTROLS)}"),
     }

@@ -30,10 +30,9 @@ from worker.engines.interface import JOURNAL, Journal, Past, PastRefused
 from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
-from worker.engines.vllm.continuation import Continuation, refusal
+from worker.engines.vllm.continuation import Continuation, Replayed, refusal
 from worker.engines.vllm.rendered_context import Contexts
 from worker.engines.vllm.request_limits import RequestLimits
-from worker.engines.vllm.seam import Replayed
 from worker.engines.vllm.stream import INTERCEPT, Interceptor
 from worker.engines.vllm.wide_requests import WideEngine
 

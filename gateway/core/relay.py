@@ -215,9 +215,6 @@ class Relay:
                 await asyncio.sleep(_RETRY_S)
                 self._reconnected[server].set()
 
-    async def _watch(self, job_id: str) -> None:
-        await self._queue.watch(job_id, self._gateway_id, follow=False)
-
     def _resync_server(self, server: int) -> None:
         """Have all readers of this server's jobs read the log: messages may have been missed."""
         for reader in self._readers_of(server):

@@ -78,6 +78,7 @@ class Executor:
         self._released: set[JobRun] = set()  # those that their engine has not aborted yet
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self.engine_lost = asyncio.Event()  # a run has ended because the engine is dead
         self.totals = WorkTotals()
         self.slots = SlotAccounting(engine, self.runs, kv_high_watermark)
         self.adapter_queues = AdapterQueues(
@@ -222,6 +223,8 @@ class Executor:
             self._released.discard(run)
         elif outcome is Outcome.RELEASE:
             self._to_release.append(run)
+            if self._engine.dead:
+                self.engine_lost.set()
         else:
             self.totals.add(run)
             if outcome is Outcome.FINISHED:

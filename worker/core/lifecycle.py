@@ -9,7 +9,6 @@ one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import secrets
@@ -216,9 +215,10 @@ class Worker:
         )
         while not self._stop_signals:
             self._check()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CHECK_S):
-                    await self._stopped.wait()
+            events = self._stopped, executor.engine_lost
+            waits = [asyncio.ensure_future(event.wait()) for event in events]
+            await asyncio.wait(waits, timeout=_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
+            await end(waits)
         executor.drain()
         await claiming
         await subscriptions.catch_up()  # jobs that were assigned before the slots were withdrawn

@@ -86,8 +86,8 @@ def budgets() -> list[Budget]:
     """All figures, each with its ceiling and its goal."""
     files, functions_, arguments = long_files(), long_functions(), wide_constructors()
     return [
-        Budget("lines of the core", total(*CORE), 18_909, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 47_902, 34_000),
+        Budget("lines of the core", total(*CORE), 18_927, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 47_923, 34_000),
         Budget("lines of the load tests", total("load_tests"), 10_261, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 9, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 11, 0),

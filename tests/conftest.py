@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 from xdist.scheduler import LoadScopeScheduling
@@ -19,6 +20,12 @@ from tests.settings import Settings
 from worker.engines.interface import Engine
 
 ROOT = Path(__file__).parent.parent
+
+# A loaded machine is no failure.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:

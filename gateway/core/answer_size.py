@@ -21,6 +21,8 @@ _ASSUMED_TOKENS = 1024
 """Of another answer without `max_tokens`; it may use the rest of the context, but rarely does."""
 _MOST_TOKENS = 1 << 20
 """About the longest context; vLLM itself refuses more tokens than its model's."""
+_MULTIPLIERS = frozenset({"n", "logprobs", "top_logprobs", "prompt_logprobs"})
+"""Fields without which an answer has a text for each prompt, and nothing else."""
 _MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
@@ -32,6 +34,8 @@ def check_answer_size(
     `most_alternatives`: what -1 stands for, which is all. `at_once`: bytes of log probabilities of
     generated tokens in an answer that is not streamed, which vLLM makes in one turn of its loop.
     """
+    if _MULTIPLIERS.isdisjoint(fields) and n_prompts * _MOST_TOKENS * _TOKEN_BYTES <= limit:
+        return  # the usual case
     n = n_prompts * max(1, _number(fields.get("n")))
     tokens = next((_number(fields[name]) for name in _MAX_TOKENS if fields.get(name)), 0)
     assumed = _COMPLETION_TOKENS if "prompt" in fields else _ASSUMED_TOKENS

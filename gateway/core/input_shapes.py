@@ -69,10 +69,10 @@ _check_token_lists = each_is(token_ids, "a list of token ids: integers that are 
 
 def check_shapes(kind: InputKind, fields: Mapping[str, Any]) -> None:
     """Raises BadRequest for the first element of a list that vLLM would refuse."""
-    for name, check in _SHAPES[kind].items():
-        value = fields.get(name)
-        if type(value) is list or type(value) is dict:
-            check(name, value)
+    checks = _SHAPES[kind]
+    for name, value in fields.items():
+        if (type(value) is list or type(value) is dict) and name in checks:
+            checks[name](name, value)
 
 
 def _check_prompts(name: str, value: Any) -> None:

@@ -113,6 +113,8 @@ class JobFactory:
 
     def new_shard(self) -> int:
         """A random shard whose server can be reached, if a few tries find one."""
+        if self._settings.shards == 1:
+            return 0
         for _ in range(_ID_TRIES):
             shard = random.randrange(self._settings.shards)
             if self._reachable(shard):

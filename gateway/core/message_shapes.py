@@ -176,6 +176,7 @@ _OWN_FIELDS: Mapping[str, Fields] = {
     "function": {"content": lambda value: value is None or text(value), "name": text},
 }
 """Of a chat's message with this role. vLLM looks into its lists later, up to the first error."""
+_PLAIN_ROLES = frozenset({"user", "system", "developer", "assistant"})
 _FUNCTION: Fields = {
     "name": text,
     "description": optional(text),
@@ -218,6 +219,8 @@ _HARMONY: Fields = {
 
 def check_messages(name: str, messages: Any) -> None:
     """Raises BadRequest for the first message that can't be part of a chat."""
+    if type(messages) is list and all(map(_is_plain, messages)):  # the usual case
+        return
     for at, message in objects(name, messages):
         role = message.get("role")
         if role is None and "author" in message:
@@ -228,6 +231,14 @@ def check_messages(name: str, messages: Any) -> None:
         own = _OWN_FIELDS.get(role)
         if own is None or wrong_field(message, own) is not None:
             check_fields(at, message, _ANY_ROLE)
+
+
+def _is_plain(message: Any) -> bool:
+    """A text with a role that needs nothing else."""
+    if type(message) is not dict or len(message) != 2 or type(message.get("content")) is not str:
+        return False
+    role = message.get("role")
+    return type(role) is str and role in _PLAIN_ROLES
 
 
 def check_conversations(name: str, conversations: Any) -> None:

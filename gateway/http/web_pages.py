@@ -38,6 +38,8 @@ class WebPages:
         """`allowed_hosts`: further names of this gateway, in lower case and without a port."""
         self._allowed = frozenset(allowed_hosts)
         self._with_keys = with_keys
+        self._answered: bytes | None = None
+        """The latest `Host` that is one of this gateway's."""
 
     def check(self, scope: Scope, *, checks_type: bool) -> None:
         """Raises UnknownHost, ForeignSite, UnsupportedMediaType.
@@ -49,8 +51,9 @@ class WebPages:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])  # a browser sends each of these once
         host = headers.get(b"host", b"")
-        if not self._with_keys and b"host" in headers:
+        if not self._with_keys and host != self._answered and b"host" in headers:
             self._check_host(host)
+            self._answered = host
         if not changes:
             return
         if b"origin" in headers or b"sec-fetch-site" in headers:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 LOADING_S = 240.0
 ANSWER_S = 10.0
-"""Longest time to an answer of a hostile request."""
+"""Longest time to the refusal of a hostile request."""
 OTHERS_S = 2.0
 """Longest time to the answer of a short question beside them."""
 AT_ONCE = 4
@@ -76,7 +76,7 @@ async def send(api: httpx.AsyncClient, request: Hostile) -> tuple[str, float]:
     problem = ""
     if answer.status_code not in request.statuses:
         problem = f"{answer.status_code} {answer.text[:300]}"
-    elif took > ANSWER_S:
+    elif answer.status_code != 200 and took > ANSWER_S:
         problem = f"{answer.status_code} after {took:.1f} s"
     elif answer.status_code != 200:
         error = answer.json()["error"]

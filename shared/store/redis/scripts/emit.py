@@ -111,7 +111,8 @@ def pack_result(
     # A body: the endpoint does not stream what this request asks for.
     streamed = job.stream and result.status == 200 and not result.body
     # A frame has no room for headers: the gateway reads these from the record, with the body.
-    inline = not streamed and not result.headers and len(result.inline) == len(result.body)
+    stored = result.inline
+    inline = not streamed and not result.headers and len(stored) == len(result.body)
     if inline:
         # The script appends the body: it is stored in the job's record as well.
         frame = encode_head(job.id, seq, FrameKind.RESULT, job.generation)
@@ -131,7 +132,7 @@ def pack_result(
     )  # fmt: skip
     return (
         job.id, job.lease_id, seq, segment, result.completion_tokens, result.event,
-        result.error_code, watchers, frame, inline, result.inline, response.pack(),
+        result.error_code, watchers, frame, inline, stored, response.pack(),
         pack_headers(result.headers) if result.headers else "", int(result.first_output_s * 1e6),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from shared.fleet.pools import Pools, load_pools
 from shared.platform.settings import PREFIX, declared
 
 
-class Settings(*declared("gateway", "up", "worker", "client")):  # type: ignore[misc]
+class Settings(*declared("gateway", "up", "worker", "client")):
     """The settings of every process."""
 
     @property

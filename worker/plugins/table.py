@@ -1,6 +1,6 @@
 """The plug-ins of a worker.
 
-One goes by deleting its folder, its tests, its two lines here, and that of its settings in
+One goes by deleting its folder, its tests, its two lines here and its line in
 shared/platform/settings.py.
 """
 

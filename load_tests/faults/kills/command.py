@@ -33,15 +33,14 @@ KINDS = {kind.name.lower(): kind for kind in KillKind}
 def kill_options() -> Mapping[str, tuple[Any, str]]:
     """Return the options of the kills."""
     return {
-        "--kills": (int, f"how many (default {_KILLS}, {_DEFAULTS_KILLS}, {_VLLM_KILLS})"),
+        "--kills": (int, f"default {_KILLS}, --defaults {_DEFAULTS_KILLS}, --vllm {_VLLM_KILLS}"),
         "--defaults": (False, "kills at the settings of a plain `flotilla up`"),
         "--rate": (_RATE, "kills a second on average"),
         "--kinds": (",".join(KINDS), "kinds of kills"),
         "--clients": (int, f"of --kills (default {_CLIENTS}; with --vllm {_VLLM_CLIENTS})"),
         "--kill-workers": (
             int,
-            f"workers (default {_WORKERS}, {_DEFAULTS_WORKERS}, {_VLLM_WORKERS}: plain kills, "
-            "--defaults, --defaults --vllm; so, too, for --kills)",
+            f"workers: default {_WORKERS}, --defaults {_DEFAULTS_WORKERS}, --vllm {_VLLM_WORKERS}",
         ),
         "--without": ("", f"switch parts off, so that the run must fail: of {', '.join(CONTROLS)}"),
     }

@@ -93,6 +93,7 @@ def test_left_to_vllm(kind: InputKind, field: str, value: Any) -> None:
         (RESPONSE, "include", [1.5], "include"),
         (MESSAGES, "messages", [USER, {"content": "x"}], "messages[1].role"),
         (MESSAGES, "messages", ["hello"], "messages[0]"),
+        (MESSAGES, "messages", [USER, {"role": ["user"], "content": "x"}], "messages[1].role"),
         (MESSAGES, "messages", [{"role": "user", "content": 5}], "messages[0].content"),
         (MESSAGES, "messages", [{"role": "user", "content": None}], "messages[0].content"),
         (MESSAGES, "messages", [{"role": "critic", "content": [1.5]}], "messages[0].content"),

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from gateway.app import create_app
 from gateway.http.web_pages import WebPages
 from shared.api.endpoints import ENDPOINTS
-from shared.job.errors import ForeignSite
+from shared.job.errors import ForeignSite, UnknownHost
 from shared.platform.settings import SettingsError, load_settings
 from tests.settings import Settings
 from tests.unit.gateway.test_middleware import KEY, Headers, ask
@@ -141,6 +141,16 @@ async def test_a_page_of_another_site_may_link_here() -> None:
     pages = WebPages([], with_keys=False)
     headers = [(b"host", HERE), (b"sec-fetch-site", b"cross-site")]
     pages.check({"method": "GET", "headers": headers}, checks_type=True)
+
+
+@pytest.mark.parametrize("host", [b"", b"a.example"])
+def test_a_name_that_was_answered_opens_no_other(host: bytes) -> None:
+    pages = WebPages([], with_keys=False)
+    for known in ([], [(b"host", HERE)]):
+        pages.check({"method": "GET", "headers": known}, checks_type=False)
+        for _ in range(2):  # a refused one is not remembered
+            with pytest.raises(UnknownHost):
+                pages.check({"method": "GET", "headers": [(b"host", host)]}, checks_type=False)
 
 
 async def test_with_keys_any_name_is_answered() -> None:

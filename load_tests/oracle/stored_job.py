@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis.asyncio
-
 from shared.job.job import Job
 from shared.job.job_log import Entry, parse_segments
 from shared.job.record import DamagedRecord, parse_job
 from shared.store.redis import keys
+from shared.store.redis.redis_client import Redis
 
 _READS = 4
 """Commands per job."""
@@ -31,7 +30,7 @@ class StoredJob:
     """As `ttl_ms`; -2: there is no log."""
 
 
-async def read_jobs(client: redis.asyncio.Redis, ids: Sequence[str]) -> dict[str, StoredJob | None]:
+async def read_jobs(client: Redis, ids: Sequence[str]) -> dict[str, StoredJob | None]:
     """Read jobs; None for those that Redis does not have, or can't be read. Raises RedisError."""
     pipe: Any = client.pipeline(transaction=False)
     for job_id in ids:

@@ -8,11 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import redis.asyncio
-from redis.exceptions import RedisError
-
 from load_tests.oracle.observation import Observation
 from load_tests.oracle.stored_job import StoredJob, read_jobs
+from shared.store.redis.redis_client import RedisError, connect
 
 _EVERY_S = 0.5
 _BATCH = 100
@@ -28,7 +26,7 @@ class Verifier:
         end_s: float = 30.0,
     ) -> None:
         """`end_s`: how long a job may run on after its client has left."""
-        self._client = redis.asyncio.Redis.from_url(redis_url, socket_timeout=5.0)
+        self._client = connect(redis_url)
         self._on_read = on_read
         self._end_s = end_s
         self._waiting: deque[Observation] = deque()

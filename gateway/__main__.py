@@ -33,14 +33,10 @@ from shared.store.redis.format_version import refuse_other_format
 
 _CLOSE_S = 1
 """Seconds for aborted answers to be sent to their clients."""
-_SWITCH_S = 0.001
-"""How long a thread that parses a large body may hold the interpreter's lock. An event passes some
-ten waits for it on its way to a client: with Python's 5 ms streams stood still for 0.2 s."""
 
 
 def main() -> None:
     """Serve until a signal. Exits with 2 if a setting or the installed uvicorn can't be used."""
-    sys.setswitchinterval(_SWITCH_S)
     try:
         settings = load_settings(GatewaySettings)
         _check_keys(settings)

@@ -19,9 +19,9 @@ from shared.fleet.wait_estimate import SlotTurnover, WaitEstimate
 from shared.fleet.worker_losses import WorkerLosses
 from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
+from shared.store.interface import StoreError
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.redis_client import RedisError
 from shared.store.redis.scale_store import ScaleStore
 
 _REFRESH_S = HEARTBEAT_S
@@ -77,7 +77,7 @@ class FleetView:
         while True:
             try:
                 await self.refresh()
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 self._error = str(error) or type(error).__name__
             await asyncio.sleep(_REFRESH_S)
 

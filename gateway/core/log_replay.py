@@ -9,7 +9,7 @@ from gateway.core.log_event import LogEvent, ReadMode
 from shared.job.frames import FrameKind
 from shared.job.job_log import Entry
 from shared.job.replies import LogPart
-from shared.store.redis.redis_client import RedisError
+from shared.store.interface import StoreError
 
 
 class LogSource(Protocol):
@@ -52,7 +52,7 @@ async def replay(
             generation, entries, more, _ = await source.read_log(job_id, after, most_bytes)
         if after and not entries:
             order.check_last(await source.last_entry(job_id))
-    except (RedisError, OSError):
+    except StoreError:
         order.read_whole()  # the Redis that answers next may have lost writes
         raise
     return Replayed(order.add_part(mode, generation, entries, more=more), more)

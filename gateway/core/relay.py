@@ -21,9 +21,9 @@ from shared.job.frames import decode
 from shared.job.job import shard_in
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 from shared.store.redis.servers import server_index
 from shared.store.redis.subscription import Subscription
 
@@ -210,7 +210,7 @@ class Relay:
                             self._queue.watch(i, self._gateway_id, follow=False) for i in part
                         ]
                         await asyncio.gather(*watches)
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 log.debug("could not watch jobs again: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 self._reconnected[server].set()
@@ -237,7 +237,7 @@ class Relay:
                     for first in range(0, len(job_ids), _JOBS_PER_CALL):
                         part = job_ids[first : first + _JOBS_PER_CALL]
                         self._on_ended(await self._queue.ended(shard, part))
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 log.debug("could not poll for ended jobs: %s", error)
 
     def _awaited_jobs(self, server: int) -> dict[int, list[str]]:

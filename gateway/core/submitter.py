@@ -15,8 +15,8 @@ from shared.job.adapter_queues import pool_of
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
 from shared.platform.metrics import GatewayMetrics
+from shared.store.interface import StoreUnavailable
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisConnectionError
 from shared.store.redis.servers import server_index
 
 _CALL_BYTES = 1 << 20
@@ -105,7 +105,7 @@ class Submitter:
         reply: asyncio.Future[Any],
     ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
-        if isinstance(error, RedisConnectionError) and not last:
+        if isinstance(error, StoreUnavailable) and not last:
             # The connection broke during the call. Jobs that are queued already stay as they are.
             self._call(shard, batch, max_depth, last=True)
             return

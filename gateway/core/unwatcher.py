@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.job.errors import FlotillaError
+from shared.store.interface import StoreError
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 
 log = logging.getLogger("flotilla.gateway")
 
@@ -59,7 +59,7 @@ class Unwatcher:
                 return
             try:
                 await self._queue.unwatch(job_id, self._gateway_id)
-            except (RedisError, OSError):
+            except StoreError:
                 await asyncio.sleep(_RETRY_S)
             else:
                 return

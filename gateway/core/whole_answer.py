@@ -9,8 +9,8 @@ from shared.job.errors import RedisUnavailable, StreamReset, job_error
 from shared.job.frames import FrameKind
 from shared.job.job import Job
 from shared.job.states import JobState
+from shared.store.interface import StoreError
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 from shared.store.redis.stored_body import Body
 
 
@@ -46,7 +46,7 @@ async def answer_at_end(queue: JobQueue, job_id: str, last: LogEvent) -> WholeAn
         return WholeAnswer(status, content_type.decode(), Body(body))
     try:
         job = await queue.get(job_id)
-    except (RedisError, OSError) as error:
+    except StoreError as error:
         raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
     if job is None:
         raise StreamReset("The job is gone.")

@@ -12,8 +12,9 @@ from collections.abc import Callable, Coroutine
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.worker_children import Workers
 from gateway.ops.autoscaler.reconcile import Plan, instance, reconcile
+from shared.store.interface import StoreError
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.redis_client import Redis, RedisError
+from shared.store.redis.redis_client import Redis
 from shared.store.redis.scale_store import ScaleStore
 
 _INTERVAL_S = 1.0
@@ -52,7 +53,7 @@ class Scaler:
         """Act on the decision every second."""
         while True:
             # While Redis is away the workers stay as they are; other processes log the problem.
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreError, OSError):
                 await self.act()
             await asyncio.sleep(_INTERVAL_S)
 

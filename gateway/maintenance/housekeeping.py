@@ -11,11 +11,11 @@ import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 
 from shared.job.replies import Repaired
+from shared.store.interface import StoreUnavailable
 from shared.store.redis.depths import pool_names
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.redis_client import UNAVAILABLE
 from shared.store.redis.scan import Step, scan_server
 
 log = logging.getLogger("flotilla.maintenance")
@@ -50,7 +50,7 @@ class Housekeeping:
             for server in range(n_servers):
                 try:
                     await self._continue(server, done, began_s + ROUND_S * (server + 1) / n_servers)
-                except UNAVAILABLE as error:  # the other servers are still repaired
+                except StoreUnavailable as error:  # the other servers are still repaired
                     lost = error
         finally:
             if done:

@@ -127,7 +127,7 @@ async def open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
     servers = Servers(server.socket_url)
     queue = JobQueue(servers, shards=1)
     try:
-        await queue.scripts.load(0)
+        await queue.scripts.on(0).load()
         yield queue
     finally:
         await queue.close()

@@ -31,7 +31,7 @@ class StoredJob:
 
 
 async def read_jobs(client: Redis, ids: Sequence[str]) -> dict[str, StoredJob | None]:
-    """Read jobs; None for those that Redis does not have, or can't be read. Raises RedisError."""
+    """Read jobs; None for those that Redis does not have, or can't be read. Raises StoreError."""
     pipe: Any = client.pipeline(transaction=False)
     for job_id in ids:
         pipe.hgetall(keys.job(0, job_id))

@@ -7,7 +7,6 @@ from dataclasses import replace
 import msgpack
 import pytest
 from redis import Redis
-from redis.exceptions import ResponseError
 
 from shared.job.frames import FrameKind, entry_of
 from shared.job.job_log import pack_segment
@@ -16,6 +15,7 @@ from shared.job.packing import pack
 from shared.job.result import INLINE_RESULT_BYTES
 from shared.job.states import JobEvent, JobState
 from shared.job.step_log import FinalEntry, JobStream
+from shared.store.interface import StoreRefused
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
@@ -145,7 +145,7 @@ async def test_writes_that_a_failed_call_deferred_are_not_done_by_the_next(
     step = make_step([end_without_output(broken, 1, answer())])
     log_flushes, results = msgpack.unpackb(step.flushes_and_results, raw=True)
     malformed = replace(step, flushes_and_results=pack([log_flushes, [*results, "no result"]]))
-    with pytest.raises(ResponseError, match="table expected"):
+    with pytest.raises(StoreRefused, match="table expected"):
         await queue.emit(0, WORKER, fence_token, malformed)
     assert await finish(queue, sound, 1, answer()) == "ok"
     assert entries_of(store, broken.id) == [DEFAULT]

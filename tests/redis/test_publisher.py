@@ -15,9 +15,9 @@ from shared.job.result import PIECE_BYTES, JobResult
 from shared.job.states import JobEvent, JobState
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
+from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisConnectionError
 from shared.store.redis.stored_body import Body
 from tests.redis.conftest import (
     LEASE_S,
@@ -84,7 +84,7 @@ async def wait_for_entries(queue: JobQueue, job_id: str, count: int) -> None:
     async def logged() -> bool:
         try:
             return len(await queue.entries(job_id, 0)) == count
-        except RedisConnectionError:  # the test has closed the connection
+        except StoreUnavailable:  # the test has closed the connection
             return False
 
     await eventually(logged, f"{count} entries of {job_id}")

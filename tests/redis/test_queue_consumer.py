@@ -13,9 +13,10 @@ from redis.exceptions import ResponseError
 
 from shared.job.job import new_job_id
 from shared.job.replies import Acquired
+from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisConnectionError, connect_blocking
+from shared.store.redis.redis_client import connect_blocking
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
@@ -125,12 +126,12 @@ async def test_scripts_found_lost_by_another_call_during_a_claim_fail_the_claim_
         with contextlib.suppress(ResponseError):
             store.function_flush()
         store.script_flush()
-        with pytest.raises(RedisConnectionError):
-            await queue.scripts.start("find_ended", 0, ())
+        with pytest.raises(StoreUnavailable):
+            await queue.scripts.on(0).start("find_ended", 0, ())
 
     monkeypatch.setattr(AdvertisedSlots, "wait_until_settled", meanwhile)
     async with asyncio.timeout(DEADLINE_S):
-        with pytest.raises(RedisConnectionError):
+        with pytest.raises(StoreUnavailable):
             await consumer.claim(8, left_over=1)
         assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
 
@@ -147,7 +148,7 @@ async def test_a_lost_connection_is_reported_once_and_replaced(
 
     await eventually(blocks, "the worker waits")
     store.client_kill_filter(_id=blocked[0])
-    with pytest.raises(RedisConnectionError):
+    with pytest.raises(StoreUnavailable):
         await consumer.wait_for_wake_up()
     job = await submit(queue)
     assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
@@ -172,7 +173,7 @@ async def test_jobs_of_one_shard_are_kept_if_the_claim_on_the_next_fails(
 
         async def fails(reply: Coroutine[Any, Any, Acquired]) -> Acquired:
             await reply
-            raise RedisConnectionError("away")
+            raise StoreUnavailable("away")
 
         def fails_on_the_second(*args: Any) -> Coroutine[Any, Any, Acquired]:
             reply = start_acquire(*args)
@@ -182,7 +183,7 @@ async def test_jobs_of_one_shard_are_kept_if_the_claim_on_the_next_fails(
         monkeypatch.setattr(queue, "start_acquire", fails_on_the_second)
         assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
         await queue.push_wake_up(0, keys.wake_ups(0, POOL))
-        with pytest.raises(RedisConnectionError):
+        with pytest.raises(StoreUnavailable):
             await consumer.claim(8, left_over=1)
 
 
@@ -190,11 +191,11 @@ async def test_a_claim_that_could_not_be_sent_does_not_prevent_the_next(
     consumer: QueueConsumer, queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
-        raise RedisConnectionError("lost meanwhile")
+        raise StoreUnavailable("lost meanwhile")
 
     with monkeypatch.context() as patch:
         patch.setattr(consumer._connection, "send", broken)
-        with pytest.raises(RedisConnectionError):
+        with pytest.raises(StoreUnavailable):
             await consumer.claim(8)
     job = await submit(queue)
     async with asyncio.timeout(DEADLINE_S):

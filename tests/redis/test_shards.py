@@ -89,7 +89,7 @@ async def test_all_keys_of_a_job_share_one_tag(queue: JobQueue, store: Redis) ->
 
 
 async def test_every_script_touches_one_tag(queue: JobQueue, store: Redis) -> None:
-    await queue.scripts.load(0)
+    await queue.scripts.on(0).load()
     commands: list[str] = []
     with store.monitor() as monitor:
         for shard in range(SHARDS):

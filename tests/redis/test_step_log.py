@@ -23,9 +23,9 @@ from shared.job.states import JobState
 from shared.job.step_log import FLUSH_AFTER, STEPS, JobOutput, LogFlush
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
+from shared.store.interface import StoreTimeout
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisTimeoutError
 from shared.store.redis.scripts.emit import Step, make_step
 from shared.store.redis.servers import Servers
 from tests.redis.conftest import (
@@ -715,10 +715,10 @@ class Flaky(JobQueue):
         lost = self.lose()
         try:
             if lost == "call":
-                raise RedisTimeoutError("the call is lost")
+                raise StoreTimeout("the call is lost")
             reply = await call(*args, **options)
             if lost == "reply":
-                raise RedisTimeoutError("the reply is lost")
+                raise StoreTimeout("the reply is lost")
         finally:
             self.called.set()
         return reply
@@ -1236,7 +1236,7 @@ class RandomSteps:
 
     async def renew(self) -> None:
         """Renew as the lease renewer does, which tolerates failures."""
-        with contextlib.suppress(RedisTimeoutError):
+        with contextlib.suppress(StoreTimeout):
             await self.worker.lease.renew(0)
 
     # --- the worker ---

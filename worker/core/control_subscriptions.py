@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.control_channels import listening
 from shared.store.redis.detector import INTERVAL_S
-from shared.store.redis.redis_client import RedisError
 from shared.store.redis.servers import Servers
 from shared.store.redis.subscription import Subscription
 from worker.core.control_channel import ControlChannel
@@ -63,13 +63,13 @@ class ControlSubscriptions:
     async def catch_up(self) -> None:
         """Return when all messages published before have been received, as far as possible."""
         for subscription in self._subscriptions:
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreError):
                 await subscription.catch_up()
 
     async def _check(self, server: int) -> None:
         """Subscribe anew where the server that takes commands has no such subscriber."""
         while True:
             await asyncio.sleep(_CHECK_S)
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreError):
                 found = await listening(self._servers, [self._worker_id], server)
                 self._subscriptions[server].observe(subscribed=bool(found))

@@ -17,9 +17,9 @@ from shared.job.states import JobState
 from shared.platform import logs
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import WorkerMetrics
+from shared.store.interface import StoreError
 from shared.store.redis import redis_client as connections
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 from worker.core import stalls
 from worker.core.adapter_claims import AdapterQueues
 from worker.core.claim_policy import ClaimDecision
@@ -159,7 +159,7 @@ class Executor:
         finally:
             self.control.stop()
             self.advertised_slots.stop()
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreError):
                 await self._queue.withdraw_slots(self._pool, self._worker_id, self._lease_s)
             for redis in self._blocking:
                 await redis.aclose()
@@ -246,7 +246,7 @@ class Executor:
         _note_release([run], reason)
         run.abort()
         self._metrics.released.labels(reason).inc()
-        with contextlib.suppress(RedisError, OSError):  # then its lease expires
+        with contextlib.suppress(StoreError):  # then its lease expires
             states = await self._queue.release([run.job], reason, blame=True)
             for state in states.values():
                 log.warning("job released (%s), it is %s now", reason, state)
@@ -387,7 +387,7 @@ class Executor:
         try:
             # Sent behind all output that was, so the jobs' logs are complete.
             states = await self._queue.release([run.job for run in runs], reason, blame=False)
-        except (RedisError, OSError):
+        except StoreError:
             self._to_release += runs
             raise
         self._metrics.released.labels(reason).inc(len(states))

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Sequence
 from itertools import count
 
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis import redis_client as connections
 from shared.store.redis.heartbeats import BEAT_S
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import RedisError
 
 _ANSWER_S = 1.0
 """Longest wait for Redis; then the thread connects anew."""
@@ -66,7 +66,7 @@ class Heartbeat:
                     if before:
                         await connection.call("UNSUBSCRIBE", before)
                     before = channel
-                except (RedisError, OSError):
+                except StoreError:
                     connection.give_up("a beat failed")
                     await asyncio.sleep(_RETRY_S)
                 else:

@@ -15,8 +15,8 @@ from math import inf
 
 from shared.job.job import LeasedJob
 from shared.job.step_log import JobStream
+from shared.store.interface import StoreError
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 
 log = logging.getLogger("flotilla.lease")
 
@@ -119,7 +119,7 @@ class LeaseRenewer:
         try:
             async with asyncio.timeout(self._lease.lease_s / _RENEWALS_PER_LEASE):
                 await self._lease.renew(shard)
-        except (RedisError, OSError, TimeoutError) as error:
+        except (StoreError, TimeoutError) as error:
             if failing_since is None:
                 self._failing_since[shard] = began
                 log.warning(

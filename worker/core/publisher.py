@@ -23,8 +23,8 @@ from shared.job.result import JobResult
 from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
+from shared.store.interface import StoreError, StoreUnavailable, StoreUnwritable
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import UNAVAILABLE, RedisError, unwritable
 from worker.core.emit_batch import DISCARDED, Batch, FlushSchedule, PendingResult
 from worker.core.lease import Lease
 from worker.core.output_buffer import OutputBuffer
@@ -247,7 +247,7 @@ class Publisher:
                     break
             except Fenced:
                 lease.invalidate(shard, fence_token)
-            except (RedisError, OSError) as another:
+            except StoreError as another:
                 _raise_unless_transient(another)
                 again = True
             await asyncio.sleep(backoff.next_delay_s())
@@ -255,5 +255,5 @@ class Publisher:
 
 
 def _raise_unless_transient(error: BaseException) -> None:
-    if not isinstance(error, UNAVAILABLE) and not unwritable(error):
+    if not isinstance(error, StoreUnavailable | StoreUnwritable):
         raise error

@@ -17,10 +17,11 @@ from typing import Any
 from shared.job.advertised_slots import SlotUpdate
 from shared.job.job import LeasedJob
 from shared.job.replies import Acquired
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import BLOCK_S, Redis, RedisError
+from shared.store.redis.redis_client import BLOCK_S, Redis
 from shared.store.redis.servers import shards_on
 from worker.core.adapter_claims import AdapterQueues
 from worker.core.slot_adverts import AdvertisedSlots
@@ -71,7 +72,7 @@ class QueueConsumer:
         blocking_pop, self._blocking_pop = self._blocking_pop, None
         popped = None
         if blocking_pop is not None:
-            with contextlib.suppress(RedisError, OSError):  # of a connection that is closed
+            with contextlib.suppress(StoreError):  # of a connection that is closed
                 popped = await blocking_pop
         await self._queue.prepare(self._shards[0])
         await self._connection.connect()
@@ -86,7 +87,7 @@ class QueueConsumer:
             pop = left_over > 0 and shard == shards[-1]
             try:
                 jobs += await self._acquire(shard, self._pool, missing, pop=pop)
-            except (RedisError, OSError):
+            except StoreError:
                 if not jobs:
                     raise
                 return jobs  # already leased: dropping them would delay them by a lease
@@ -119,7 +120,7 @@ class QueueConsumer:
                     found.setdefault(name, []).extend(jobs)
                     missing -= len(jobs)
                 places -= is_new and bool(found.get(name))
-        except (RedisError, OSError):
+        except StoreError:
             if missing == count:
                 raise
             failed = True  # return what is leased already

@@ -10,8 +10,8 @@ import logging
 
 from shared.job.result import PIECE_BYTES, n_pieces
 from shared.platform.backoff import Backoff
+from shared.store.interface import StoreError, StoreUnavailable, StoreUnwritable
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import UNAVAILABLE, RedisError, unwritable
 from worker.core.output_buffer import OutputBuffer
 
 log = logging.getLogger("flotilla.publisher")
@@ -31,8 +31,8 @@ async def store_pieces(queue: JobQueue, buffer: OutputBuffer, body: bytes) -> No
         try:
             if not await queue.store_piece(job, number, piece):
                 return  # the end of the job finds out why
-        except (RedisError, OSError) as error:
-            if not isinstance(error, UNAVAILABLE) and not unwritable(error):
+        except StoreError as error:
+            if not isinstance(error, StoreUnavailable | StoreUnwritable):
                 raise
             log.warning("answer not stored, trying again: %s", error, extra={"shard": job.shard})
             await asyncio.sleep(backoff.next_delay_s())

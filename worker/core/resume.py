@@ -20,7 +20,7 @@ from shared.job.replies import LogPart
 from shared.job.states import JobState
 from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
-from shared.store.redis.redis_client import UNAVAILABLE, RedisError, unwritable
+from shared.store.interface import StoreError, StoreUnavailable, StoreUnwritable
 from worker.core.answer_edit import AnswerEdit
 from worker.core.output_buffer import OutputBuffer
 from worker.core.sent_output import (
@@ -237,7 +237,7 @@ async def give_up(queue: LogQueue, buffer: ContinuedOutputBuffer) -> None:
             asyncio.Event(),
             _TRIES_TO_GIVE_UP,
         )
-    except (RedisError, OSError) as error:
+    except StoreError as error:
         log.error("job not continued (%s), and not given up: %s", buffer.refusal, error)
         return
     if state:
@@ -258,7 +258,7 @@ async def _answer(
             return await call()
         except Exception as error:
             tries -= 1
-            if tries == 0 or not (isinstance(error, UNAVAILABLE) or unwritable(error)):
+            if tries == 0 or not isinstance(error, StoreUnavailable | StoreUnwritable):
                 raise
             log.warning("the job's log is not available, trying again: %s", error)
         with contextlib.suppress(TimeoutError):

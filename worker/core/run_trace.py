@@ -13,9 +13,9 @@ from shared.job.job import LeasedJob
 from shared.job.states import JobState
 from shared.job.trace_context import SpanRef, parse
 from shared.platform import tracing
+from shared.store.interface import StoreUnavailable
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_attempts import write_lost_attempts
-from shared.store.redis.redis_client import UNAVAILABLE
 from worker.core.output_buffer import OutputBuffer
 
 REVOKED = "revoked"
@@ -70,7 +70,7 @@ class RunTrace:
         queued_at: float | None = self._leased_at - job.waited_s
         if job.generation > 1:
             queued_at = None
-            with contextlib.suppress(*UNAVAILABLE):
+            with contextlib.suppress(StoreUnavailable):
                 queued_at = await self._write_earlier(queue)
         ids: tracing.Attributes = {
             tracing.JOB: job.id,

@@ -9,7 +9,7 @@ from typing import Any
 from shared.fleet.desired_pool import DesiredPool, Switches
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
-from shared.store.redis.redis_client import UNAVAILABLE, Redis
+from shared.store.redis.redis_client import Redis
 
 _PAUSED = b"paused"
 _INTAKE_STOPPED = b"intake_stopped"
@@ -49,8 +49,6 @@ class DesiredPools:
         replies = await pipe.execute(raise_on_error=False)
         found: tuple[set[str], set[str]] = (set(), set())
         for pool, reply in zip(pools, replies, strict=True):
-            if isinstance(reply, UNAVAILABLE):
-                raise reply
             if isinstance(reply, Exception):  # the key is not a hash
                 self._malformed.skip("desired", f"pool {pool[:100]!r}", reply)
                 continue

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shared.platform.settings import SettingsError
-from shared.store.redis.redis_client import RedisError, ResponseError, connect, server_name
+from shared.store.interface import StoreError, StoreRefused
+from shared.store.redis.redis_client import connect, server_name
 
 log = logging.getLogger("flotilla.redis")
 
@@ -38,7 +39,7 @@ async def weakness(redis: Any) -> str:
     """
     try:
         config = await _read(redis, ["appendonly"])
-    except ResponseError:  # managed servers have no CONFIG
+    except StoreRefused:  # managed servers have no CONFIG
         return ""
     if config.get("appendonly") == "no":
         return "appendonly is no: jobs are lost when Redis stops; set it to yes"
@@ -60,10 +61,10 @@ async def _refuse_volatile(url: str) -> None:
     name = server_name(redis)
     try:
         config = await _read(redis, REQUIRED)
-    except ResponseError as error:  # managed servers have no CONFIG
+    except StoreRefused as error:  # managed servers have no CONFIG
         log.warning("FLOTILLA_DURABLE: the settings of Redis %s can't be read: %s", name, error)
         return
-    except (RedisError, OSError):
+    except StoreError:
         return
     finally:
         await redis.aclose(close_connection_pool=True)

@@ -22,7 +22,7 @@ from shared.fleet.registry import (
 )
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
-from shared.store.redis.redis_client import UNAVAILABLE, Redis
+from shared.store.redis.redis_client import Redis
 
 
 class Registry:
@@ -139,8 +139,6 @@ class Registry:
         found, gone = [], []
         replies = iter(await pipe.execute(raise_on_error=False))
         for worker_id, raw, left_ms in zip(ids, replies, replies, strict=True):
-            if isinstance(raw, UNAVAILABLE):
-                raise raw
             if not raw:
                 gone.append(worker_id)
             elif (worker := self._worker(worker_id, raw)) is not None:

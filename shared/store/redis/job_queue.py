@@ -20,10 +20,10 @@ from shared.job.packing import pack
 from shared.job.replies import Acquired, JoinedJob, Renewal, Repaired, SubmitReply
 from shared.job.result import piece_field
 from shared.job.states import JobState
+from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_reader import JobReader
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import UNAVAILABLE
 from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
 from shared.store.redis.scripts.emit import Step, pack_emit, parse_emit
 from shared.store.redis.scripts.runner import ids, job_states
@@ -48,7 +48,7 @@ class JobQueue(JobReader):
     def losses(self, shard: int) -> int:
         """How often the connection to the shard's server was lost: what a worker knew of its jobs
         before the last time may be wrong."""
-        return self.scripts.losses(shard)
+        return self.scripts.on(shard).connection.losses
 
     # --- the gateway's side ---
 
@@ -74,7 +74,8 @@ class JobQueue(JobReader):
         self, shard: int, jobs: Sequence[NewJob], max_depth: int
     ) -> asyncio.Future[Any]:
         """`submit_all` without a coroutine (Scripts.start); the result is for `parse_submit`."""
-        return self.scripts.start("submit", shard, pack_submit(jobs, max_depth, self.quotas))
+        arguments = pack_submit(jobs, max_depth, self.quotas)
+        return self.scripts.on(shard).start("submit", shard, arguments)
 
     def parse_submit(self, jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
         """What `submit_all` would return."""
@@ -188,7 +189,7 @@ class JobQueue(JobReader):
 
     async def prepare(self, shard: int) -> None:
         """Load the scripts on the shard's server if that was not done yet."""
-        await self.scripts.ready(shard)
+        await self.scripts.on(shard).ready()
 
     async def push_wake_up(self, shard: int, wake_ups: str, kept_s: float = 0.0) -> None:
         """Wake one worker that reads this wake-up list; `kept_s`: deleted after that, 0: kept."""
@@ -213,17 +214,18 @@ class JobQueue(JobReader):
         `repeated`: the call may have been made before. `slots`: what the worker advertises, if that
         has changed. Raises Fenced; then nothing has happened.
         """
-        await self.scripts.ready(shard)
+        scripts = self.scripts.on(shard)
+        await scripts.ready()
         arguments = pack_emit(worker, fence_token, step, slots, repeated=repeated)
         # With a new connection the fencing token is over, so this does not connect.
-        return parse_emit(await self.scripts.start_on_open_connection("emit", shard, arguments))
+        return parse_emit(await scripts.start_on_open_connection("emit", shard, arguments))
 
     def start_emit(
         self, shard: int, worker: str, fence_token: str, step: Step, slots: SlotUpdate | None
     ) -> asyncio.Future[Any]:
         """`emit` without a coroutine; the result is for `parse_emit`. Does not connect."""
         arguments = pack_emit(worker, fence_token, step, slots)
-        return self.scripts.start_on_open_connection("emit", shard, arguments)
+        return self.scripts.on(shard).start_on_open_connection("emit", shard, arguments)
 
     parse_emit = staticmethod(parse_emit)
 
@@ -265,7 +267,7 @@ class JobQueue(JobReader):
         states: dict[str, str] = {}
         arguments = (pool, worker, pack(list(received)), int(older_than_s * 1000), *LANES)
         for shard in range(self.shards):
-            with contextlib.suppress(*UNAVAILABLE):
+            with contextlib.suppress(StoreUnavailable):
                 states |= job_states(await self.scripts.run("reject_unreceived", shard, arguments))
         return states
 

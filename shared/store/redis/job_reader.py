@@ -12,10 +12,11 @@ from shared.job.job_log import Entry, parse_segments, segments_behind
 from shared.job.quotas import NO_QUOTAS, Quotas
 from shared.job.record import WHOLE, DamagedRecord, read_job
 from shared.job.replies import LogPart
+from shared.store.interface import StoreRefused
 from shared.store.redis import keys
-from shared.store.redis.redis_client import ResponseError, is_wrong_type
 from shared.store.redis.scripts.runner import Scripts, job_states
 from shared.store.redis.servers import Servers
+from shared.store.redis.store_errors import is_wrong_type
 
 log = logging.getLogger("flotilla.queue")
 
@@ -40,7 +41,7 @@ class JobReader:
             return None
         try:
             values = await self.servers.of(shard).hmget(keys.job(shard, job_id), WHOLE)
-        except ResponseError as error:
+        except StoreRefused as error:
             values = error
         return await self.parse_record(job_id, WHOLE, values)
 

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Iterable
 
 from shared.platform.metrics import LostGatewayMetrics
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 from shared.store.redis.servers import shards_on
 
 log = logging.getLogger("flotilla.detector")
@@ -50,7 +50,7 @@ class LostGateways:
         while True:
             try:
                 await self.round()
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 self._missing.clear()
                 log.debug("could not look for lost gateways: %s", error)
             await asyncio.sleep(_INTERVAL_S)

@@ -14,9 +14,10 @@ import time
 
 from shared.job.states import JobState
 from shared.platform.metrics import ReaperMetrics
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError, server_name
+from shared.store.redis.redis_client import server_name
 from shared.store.redis.servers import shards_on
 
 log = logging.getLogger("flotilla.reaper")
@@ -51,7 +52,7 @@ class Reaper:
             await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
             try:
                 await self.round(server_index)
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 where = server_name(self._queue.servers.all[server_index])
                 log.warning("Redis %s is not available: %s", where, error)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from shared.job.lanes import CLIENT_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import is_wrong_type
+from shared.store.redis.store_errors import damaged_is_empty
 
 
 class FreeSlots(NamedTuple):
@@ -26,15 +26,12 @@ async def free_slots(queue: JobQueue, pool: str, *, but_of: str) -> FreeSlots:
         for lane in CLIENT_LANES:
             pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
     slots, waiting = 0, 0
-    for reply in await pipeline.execute(raise_on_error=False):
-        if isinstance(reply, Exception):
-            if not is_wrong_type(reply):
-                raise reply
-        elif isinstance(reply, list):
+    for reply in map(damaged_is_empty, await pipeline.execute(raise_on_error=False)):
+        if isinstance(reply, list):
             # With more jobs on their way to a worker than it has slots its number is below zero.
             slots += sum(max(0, int(free)) for name, free in reply if not _is_of(name, but_of))
         else:
-            waiting += reply
+            waiting += reply or 0
     return FreeSlots(slots, waiting)
 
 

@@ -20,7 +20,7 @@ from shared.fleet.scale_decisions import (
 )
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
-from shared.store.redis.redis_client import UNAVAILABLE, Redis
+from shared.store.redis.redis_client import Redis
 
 HISTORY = 100
 """Decisions kept for each pool."""
@@ -93,12 +93,10 @@ def parse(
 ) -> _Record | None:
     """A record of a pool; None if there is none, or if it can't be read.
 
-    Another version may have written it. Raises `raw` if it is an error of the connection.
+    Another version may have written it.
     """
     if raw is None:
         return None
-    if isinstance(raw, UNAVAILABLE):
-        raise raw
     try:
         if isinstance(raw, Exception):  # the key has another type
             raise TypeError(str(raw))

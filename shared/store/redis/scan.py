@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
 from shared.job.lanes import LANES, WAITING_LANES
+from shared.store.interface import StoreRefused
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import ResponseError, is_wrong_type
 from shared.store.redis.servers import shards_on
+from shared.store.redis.store_errors import is_wrong_type
 
 MEMBERS_PER_STEP = 200
 """About; Redis serves no other client during a step."""
@@ -78,7 +79,7 @@ async def _members(redis: Any, key: str | bytes) -> AsyncIterator[list[bytes]]:
     while cursor != 0:
         try:
             cursor, found = await redis.zscan(key, cursor or 0, count=MEMBERS_PER_STEP)
-        except ResponseError as error:
+        except StoreRefused as error:
             if is_wrong_type(error):
                 return  # the next script that needs the key sets it aside
             raise
@@ -95,7 +96,7 @@ async def _entries(redis: Any, stream: str) -> AsyncIterator[list[bytes]]:
 async def _entries_behind(redis: Any, stream: str, after: str) -> list[Any]:
     try:
         found: list[Any] = await redis.xrange(stream, after, "+", count=MEMBERS_PER_STEP)
-    except ResponseError as error:
+    except StoreRefused as error:
         if is_wrong_type(error):
             return []
         raise

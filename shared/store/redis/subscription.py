@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 
 from shared.platform.backoff import Backoff
+from shared.store.interface import StoreError, StoreTimeout, StoreUnavailable
 from shared.store.redis import redis_client as connections
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import RedisError
 
 log = logging.getLogger("flotilla.subscription")
 
@@ -70,10 +70,10 @@ class Subscription:
                     self.connected.set()
                     self._on_connected()
                     await self._wait_until_lost()
-                except (RedisError, OSError) as error:
+                except StoreError as error:
                     if self.connected.is_set():
                         log.warning("subscription lost: %s", error)
-                        if isinstance(error, connections.RedisTimeoutError):
+                        if isinstance(error, StoreTimeout):
                             self._on_silent()
                         self._on_lost()
                     self.connected.clear()
@@ -89,7 +89,7 @@ class Subscription:
                 async with asyncio.timeout(_PING_S):
                     await self._connection.lost.wait()
             if self._connection.lost.is_set():
-                raise connections.RedisConnectionError("closed by Redis")
+                raise StoreUnavailable("closed by Redis")
             await self._ping()
 
     async def _ping(self) -> None:
@@ -98,7 +98,7 @@ class Subscription:
                 await self._connection.call("PING")
         except TimeoutError:
             self._connection.give_up("silent")
-            raise connections.RedisTimeoutError(f"silent for {_SILENCE_S:g} s") from None
+            raise StoreTimeout(f"silent for {_SILENCE_S:g} s") from None
 
     def observe(self, *, subscribed: bool) -> None:
         """What Redis answers, over another connection, about subscribers of this channel.

@@ -39,7 +39,7 @@ class Housekeeping:
         """Continue the scan over all jobs and what refers to them, and repair what is inconsistent.
 
         A waiting job whose stream entry was lost gets a new one; entries, index members and logs
-        of deleted jobs are removed. A small fleet is scanned in one round. Raises redis' errors,
+        of deleted jobs are removed. A small fleet is scanned in one round. Raises StoreError,
         after all servers were tried.
         """
         done: dict[str, Repaired] = {}
@@ -77,7 +77,7 @@ class Housekeeping:
         """Remove records of workers, pools and maintenance tasks that no longer exist.
 
         `pools` are the names of the autoscaled pools, `tasks` the names of all tasks.
-        Raises redis' errors.
+        Raises StoreError.
         """
         before = await self._registry.known_workers()
         workers = await self._registry.workers()  # removes those that have expired

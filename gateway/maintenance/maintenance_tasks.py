@@ -87,7 +87,7 @@ class MaintenanceTasks:
     async def run_once_per_round(self, name: str) -> bool:
         """Run a task; returns False if another process has done so in this round.
 
-        Raises what the task raises, redis' errors among it.
+        Raises what the task raises, StoreError among it.
         """
         if not await self._runs.begin(name, self._intervals_s[name] * _LOCKED_SHARE):
             return False
@@ -96,7 +96,7 @@ class MaintenanceTasks:
         return True
 
     async def seconds_since(self, name: str) -> float | None:
-        """How long ago any process completed the task; None: never. Raises redis' errors."""
+        """How long ago any process completed the task; None: never. Raises StoreError."""
         return await self._runs.seconds_since(name)
 
     async def monitor_format(self) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import redis as sync_redis
 
-from shared.job.advertised_slots import UNKNOWN, SlotUpdate
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate, advertiser
+from shared.job.errors import FlotillaError
 from shared.job.frames import ControlKind, FrameKind, decode_control, encode, entry_of
 from shared.job.frames import decode as decode_frames
 from shared.job.job import LeasedJob, NewJob, new_job_id
@@ -100,8 +101,17 @@ def make_job(**changes: Any) -> NewJob:
 async def submit(queue: JobQueue, **changes: Any) -> NewJob:
     """Submit a job; it is queued."""
     job = make_job(**changes)
-    await queue.submit(job, 1000)
+    await submit_one(queue, job, 1000)
     return job
+
+
+async def submit_one(queue: JobQueue, job: NewJob, max_depth: int) -> int:
+    """Submit a job; returns how many wait, 0 if it has a worker already. Raises what refuses it."""
+    (depth,) = await queue.submit_all(job.shard, [job], max_depth)
+    if isinstance(depth, FlotillaError):
+        raise depth
+    assert isinstance(depth, int)
+    return depth
 
 
 async def claim(
@@ -117,8 +127,8 @@ async def claim(
 
     Where only suspects wait, one of them.
     """
-    update = SlotUpdate(POOL, keys.advertiser(worker, lease_s), slots, acknowledged)
-    acquired = await queue.acquire_with(shard, worker, count, lease_s, update)
+    update = SlotUpdate(POOL, advertiser(worker, lease_s), slots, acknowledged)
+    acquired = await queue.acquire(shard, worker, count, lease_s, update)
     if acquired.suspects and not acquired.jobs and count:
         suspect = (await suspects.acquire(queue, shard, worker, 1, lease_s, update)).job
         return [suspect] if suspect else []

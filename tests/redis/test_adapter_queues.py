@@ -10,10 +10,11 @@ import pytest
 from redis import Redis
 
 from shared.job.adapter_queues import adapter_queue
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate
 from shared.job.lanes import SUSPECT_LANE
 from shared.store.redis import keys
+from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import connect_blocking
 from tests.redis.conftest import LEASE_S, POOL, WORKER, submit
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
@@ -44,17 +45,14 @@ class ClaimingWorker:
 
 @contextlib.asynccontextmanager
 async def claims(queue: JobQueue, url: str, places: int) -> AsyncIterator[ClaimingWorker]:
-    redis, runs = connect_blocking(url), dict[str, str]()
+    runs = dict[str, str]()
     queues = AdapterQueues(queue, POOL, places, lambda: runs)
     slots = AdvertisedSlots(
         lambda: 0, pool=POOL, worker=WORKER, lease_s=LEASE_S, shards=queue.shards
     )
     consumer = QueueConsumer(
-        queue,
-        redis,
+        ClaimConnection(queue, url, 0, worker=WORKER, lease_s=LEASE_S),
         pool=POOL,
-        worker=WORKER,
-        lease_s=LEASE_S,
         advertised_slots=slots,
         adapter_queues=queues,
         on_suspects=lambda: None,
@@ -63,7 +61,6 @@ async def claims(queue: JobQueue, url: str, places: int) -> AsyncIterator[Claimi
         yield ClaimingWorker(consumer, queues, runs)
     finally:
         await consumer.close()
-        await redis.aclose()
 
 
 async def queued(queue: JobQueue, **counts: int) -> dict[str, str]:
@@ -183,7 +180,8 @@ async def test_a_worker_with_adapters_advertises_no_slots(
 async def test_suspects_of_an_adapter_wait_in_its_pools_lane(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue, pool=HOT)
     for n in range(2):
-        (leased,) = await queue.acquire(0, HOT, f"w-{n}", 1, LEASE_S)
+        acquired = await queue.acquire(0, f"w-{n}", 1, LEASE_S, SlotUpdate(HOT, "", 0, UNKNOWN))
+        (leased,) = acquired.jobs
         await queue.release([leased], "engine_died", blame=True)
     assert store.zrange(keys.waiting(0, POOL, SUSPECT_LANE), 0, -1) == [job.id.encode()]
 

@@ -29,6 +29,7 @@ from tests.redis.conftest import (
     make_job,
     pending,
     submit,
+    submit_one,
 )
 from tests.redis.executors import chat, serving
 from tests.settings import Settings
@@ -158,7 +159,7 @@ async def test_a_new_watcher_gets_every_step_from_then_on(
 ) -> None:
     async with serving(queue, redis_url, slots=4):
         job = make_job(body=chat(300, stream=True, ignore_eos=True), gateway="")
-        await queue.submit(job, 100)
+        await submit_one(queue, job, 100)
 
         async def has_output() -> bool:
             return bool(await queue.entries(job.id, 0))
@@ -188,7 +189,7 @@ async def test_a_job_that_is_leased_again_to_the_same_worker_is_completed_once(
 ) -> None:
     async with serving(queue, redis_url, slots=4) as executor:
         job = make_job(body=chat(300, ignore_eos=True), stream=False, gateway="")
-        await queue.submit(job, 100)
+        await submit_one(queue, job, 100)
 
         async def has_output() -> bool:
             return bool(await queue.entries(job.id, 0))

@@ -40,6 +40,7 @@ from tests.redis.conftest import (
     output,
     pending,
     submit,
+    submit_one,
 )
 from tests.waiting import eventually
 
@@ -269,7 +270,7 @@ async def test_the_end_of_one_job_leaves_the_others_alone(queue: JobQueue, store
 
 async def test_a_job_is_deleted_when_its_time_is_over(queue: JobQueue, store: Redis) -> None:
     job = make_job(ttl_s=0.001)
-    await queue.submit(job, 9)
+    await submit_one(queue, job, 9)
     await finish(queue, await claim_one(queue), 1, answer())
 
     async def gone() -> bool:

@@ -275,7 +275,7 @@ async def test_loading_functions_that_exist_already_uses_them(
     queue: JobQueue, modern: Redis, redis_url: str
 ) -> None:
     async with open_queue(redis_url) as other:
-        await asyncio.gather(queue.scripts.on(0).load(), other.scripts.on(0).load())
+        await asyncio.gather(queue.scripts(0).load(), other.scripts(0).load())
         await live(queue)
         await live(other)
     assert calls(modern, "evalsha") == 0

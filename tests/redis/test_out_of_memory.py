@@ -23,6 +23,7 @@ from tests.redis.conftest import (
     output,
     renew,
     submit,
+    submit_one,
 )
 
 
@@ -46,10 +47,10 @@ async def test_a_full_redis_takes_no_new_job(queue: JobQueue, full: Redis) -> No
     full.config_set("maxmemory", 1)
     refused = make_job()
     with pytest.raises(StoreUnwritable):
-        await queue.submit(refused, 10)
+        await submit_one(queue, refused, 10)
     full.config_set("maxmemory", 0)
     assert await queue.get(refused.id) is None
-    assert await queue.submit(refused, 10) == 2
+    assert await submit_one(queue, refused, 10) == 2
 
 
 async def test_running_jobs_go_on_and_end(queue: JobQueue, modern: Redis, full: Redis) -> None:

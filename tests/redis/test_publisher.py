@@ -10,15 +10,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from shared.job.advertised_slots import advertiser
 from shared.job.job import LeasedJob
 from shared.job.result import PIECE_BYTES, JobResult
 from shared.job.states import JobEvent, JobState
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
-from shared.store.interface import StoreUnavailable
+from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.stored_body import Body
+from shared.store.stored_body import Body
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -92,7 +93,7 @@ async def wait_for_entries(queue: JobQueue, job_id: str, count: int) -> None:
 
 def advertised(store: Redis) -> int:
     """The slots that the worker has advertised."""
-    return int(store.zscore(keys.advertised(0, POOL), keys.advertiser(WORKER, LEASE_S)) or 0)
+    return int(store.zscore(keys.advertised(0, POOL), advertiser(WORKER, LEASE_S)) or 0)
 
 
 async def test_long_results_are_stored_though_they_leave_in_several_calls(
@@ -145,7 +146,7 @@ async def test_a_result_whose_reply_was_lost_is_repeated_and_stored_once(
         nonlocal started
         started += 1
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        start_emit(*args).add_done_callback(lambda _: reply.set_exception(OSError("no reply")))
+        start_emit(*args).add_done_callback(lambda _: reply.set_exception(StoreTimeout("no reply")))
         return reply
 
     monkeypatch.setattr(queue, "start_emit", lose_the_reply)

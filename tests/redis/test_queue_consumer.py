@@ -15,8 +15,8 @@ from shared.job.job import new_job_id
 from shared.job.replies import Acquired
 from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
+from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import connect_blocking
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
@@ -29,16 +29,12 @@ DEADLINE_S = 3.0
 
 @contextlib.asynccontextmanager
 async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
-    redis = connect_blocking(url)
     slots = AdvertisedSlots(
         lambda: 0, pool=POOL, worker=worker, lease_s=LEASE_S, shards=queue.shards
     )
     consumer = QueueConsumer(
-        queue,
-        redis,
+        ClaimConnection(queue, url, 0, worker=worker, lease_s=LEASE_S),
         pool=POOL,
-        worker=worker,
-        lease_s=LEASE_S,
         advertised_slots=slots,
         adapter_queues=AdapterQueues(queue, POOL, 0, lambda: ()),
         on_suspects=lambda: None,
@@ -47,7 +43,10 @@ async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterato
         yield consumer
     finally:
         await consumer.close()
-        await redis.aclose()
+
+
+async def push_wake_up(consumer: QueueConsumer) -> None:
+    await consumer._connection.push_back((keys.wake_ups(0, POOL).encode(), b"1"))
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ async def test_a_new_job_wakes_a_waiting_consumer(
             await consumer.wait_for_wake_up()
         assert [each.id for each in await consumer.claim(8, left_over=spare)] == [job.id]
         async with asyncio.timeout(DEADLINE_S):  # an old wake-up, at most
-            await queue.push_wake_up(0, keys.wake_ups(0, POOL))
+            await push_wake_up(consumer)
             await consumer.wait_for_wake_up()
 
 
@@ -127,7 +126,7 @@ async def test_scripts_found_lost_by_another_call_during_a_claim_fail_the_claim_
             store.function_flush()
         store.script_flush()
         with pytest.raises(StoreUnavailable):
-            await queue.scripts.on(0).start("find_ended", 0, ())
+            await queue.scripts(0).start("find_ended", 0, ())
 
     monkeypatch.setattr(AdvertisedSlots, "wait_until_settled", meanwhile)
     async with asyncio.timeout(DEADLINE_S):
@@ -169,20 +168,20 @@ async def test_jobs_of_one_shard_are_kept_if_the_claim_on_the_next_fails(
 ) -> None:
     async with open_queue(redis_url, shards=2) as queue, opened(queue, redis_url) as consumer:
         job = await submit(queue, id=new_job_id(1))
-        start_acquire, calls = queue.start_acquire, list[Any]()
+        acquire, calls = consumer._connection.acquire, list[Any]()
 
         async def fails(reply: Coroutine[Any, Any, Acquired]) -> Acquired:
             await reply
             raise StoreUnavailable("away")
 
         def fails_on_the_second(*args: Any) -> Coroutine[Any, Any, Acquired]:
-            reply = start_acquire(*args)
+            reply = acquire(*args)
             calls.append(args)
             return reply if len(calls) == 1 else fails(reply)
 
-        monkeypatch.setattr(queue, "start_acquire", fails_on_the_second)
+        monkeypatch.setattr(consumer._connection, "acquire", fails_on_the_second)
         assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
-        await queue.push_wake_up(0, keys.wake_ups(0, POOL))
+        await push_wake_up(consumer)
         with pytest.raises(StoreUnavailable):
             await consumer.claim(8, left_over=1)
 
@@ -194,7 +193,7 @@ async def test_a_claim_that_could_not_be_sent_does_not_prevent_the_next(
         raise StoreUnavailable("lost meanwhile")
 
     with monkeypatch.context() as patch:
-        patch.setattr(consumer._connection, "send", broken)
+        patch.setattr(consumer._connection._connection, "send", broken)
         with pytest.raises(StoreUnavailable):
             await consumer.claim(8)
     job = await submit(queue)

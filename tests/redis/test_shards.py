@@ -32,6 +32,7 @@ from tests.redis.conftest import (
     renew,
     repair,
     submit,
+    submit_one,
 )
 
 SHARDS = 4
@@ -89,7 +90,7 @@ async def test_all_keys_of_a_job_share_one_tag(queue: JobQueue, store: Redis) ->
 
 
 async def test_every_script_touches_one_tag(queue: JobQueue, store: Redis) -> None:
-    await queue.scripts.on(0).load()
+    await queue.scripts(0).load()
     commands: list[str] = []
     with store.monitor() as monitor:
         for shard in range(SHARDS):
@@ -158,7 +159,7 @@ async def test_one_call_renews_and_releases_jobs_of_all_shards(
 
 async def test_a_wake_up_in_any_shard_wakes_a_worker(queue: JobQueue, redis_url: str) -> None:
     for shard in range(SHARDS):
-        await queue.submit(make_job(id=f"job_{shard:03x}{0:024x}"), 10)
+        await submit_one(queue, make_job(id=f"job_{shard:03x}{0:024x}"), 10)
         await queue.servers.primary.blpop(
             [keys.wake_ups(n, "pool") for n in range(SHARDS)], timeout=4.0
         )

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from shared.job.frames import ControlKind, decode_control
 from shared.job.job import LeasedJob
 from shared.platform.malformed import MalformedValues
-from shared.store.interface import StoreError
-from shared.store.redis.job_queue import JobQueue
+from shared.store.interface import Store, StoreError
 from shared.store.redis.scripts.acquire import parse_jobs
 from worker.core.slot_adverts import AdvertisedSlots
 
@@ -35,7 +34,7 @@ class ControlChannel:
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Store,
         advertised_slots: AdvertisedSlots,
         *,
         pool: str,

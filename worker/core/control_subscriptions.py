@@ -11,11 +11,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from shared.store.interface import StoreError
-from shared.store.redis import keys
-from shared.store.redis.control_channels import listening
 from shared.store.redis.detector import INTERVAL_S
 from shared.store.redis.servers import Servers
-from shared.store.redis.subscription import Subscription
+from shared.store.redis.subscription import listening, worker_subscription
 from worker.core.control_channel import ControlChannel
 
 _SUBSCRIBE_S = 5.0
@@ -36,13 +34,8 @@ class ControlSubscriptions:
         """`urls` are those of `servers`."""
         self._servers = servers
         self._worker_id = worker_id
-        channel = keys.control_channel(worker_id)
-        self._subscriptions = [
-            Subscription(
-                url, channel, control.on_message, control.on_reconnect, on_silent=on_silent
-            )
-            for url in urls
-        ]
+        callbacks = (control.on_message, control.on_reconnect, lambda: None, on_silent)
+        self._subscriptions = [worker_subscription(url, worker_id, *callbacks) for url in urls]
 
     async def run(self) -> None:
         """Receive until cancellation."""

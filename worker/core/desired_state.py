@@ -66,7 +66,7 @@ class DesiredState:
             await self.read_adapter_queues()
 
     async def read_adapter_queues(self) -> None:
-        """Claim from the queues of the adapters that are held. Raises redis' errors.
+        """Claim from the queues of the adapters that are held. Raises StoreError.
 
         Also from those with jobs for adapters that were unloaded: they get the engine's error. Not
         from those of adapters that are desired and not held: other workers may hold them.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from shared.platform.tasks import end
 from shared.store.interface import StoreError
-from shared.store.redis import room
+from shared.store.redis.depths import free_slots
 from shared.store.redis.job_queue import JobQueue
 from worker.core.executor import Executor
 from worker.core.job_run import JobRun
@@ -91,7 +91,7 @@ class Drain:
     async def _move_jobs(self) -> None:
         executor = self._executor
         try:
-            free = await room.free_slots(self._queue, self._pool, but_of=self._worker_id)
+            free = await free_slots(self._queue, self._pool, but_of=self._worker_id)
             count = how_many(free.slots, free.waiting, len(executor.runs), executor.sequences)
             states = await executor.release(cheapest(executor.runs.values(), count), "handed_over")
         except StoreError as error:

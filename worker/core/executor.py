@@ -18,7 +18,7 @@ from shared.platform import logs
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import WorkerMetrics
 from shared.store.interface import StoreError
-from shared.store.redis import redis_client as connections
+from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
 from worker.core import stalls
 from worker.core.adapter_claims import AdapterQueues
@@ -101,8 +101,7 @@ class Executor:
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
         self.control = self._control_channel()
         self.isolation = self.slots.isolation = self._isolation()
-        self._blocking = [connections.connect_blocking(url) for url in urls]
-        self._consumers = [self._consumer(index) for index, _ in enumerate(urls)]
+        self._consumers = [self._consumer(index, url) for index, url in enumerate(urls)]
         self._claimers = [
             Claimer(consumer, self._decide, self._start) for consumer in self._consumers
         ]
@@ -137,14 +136,12 @@ class Executor:
             on_end=self._slots_changed,
         )
 
-    def _consumer(self, server_index: int) -> QueueConsumer:
+    def _consumer(self, server: int, url: str) -> QueueConsumer:
         return QueueConsumer(
-            self._queue,
-            self._blocking[server_index],
-            server_index,
+            ClaimConnection(
+                self._queue, url, server, worker=self._worker_id, lease_s=self._lease_s
+            ),
             pool=self._pool,
-            worker=self._worker_id,
-            lease_s=self._lease_s,
             advertised_slots=self.advertised_slots,
             adapter_queues=self.adapter_queues,
             on_suspects=self.isolation.suspects_found,
@@ -161,8 +158,6 @@ class Executor:
             self.advertised_slots.stop()
             with contextlib.suppress(StoreError):
                 await self._queue.withdraw_slots(self._pool, self._worker_id, self._lease_s)
-            for redis in self._blocking:
-                await redis.aclose()
 
     @property
     def decision(self) -> ClaimDecision:
@@ -326,7 +321,7 @@ class Executor:
     # --- operators ---
 
     async def pause(self, reason: str) -> None:
-        """Claim nothing until `resume`; running jobs go on. Raises redis' errors."""
+        """Claim nothing until `resume`; running jobs go on. Raises StoreError."""
         self.slots.paused = reason
         for _ in range(_IN_FLIGHT_CHECKS):
             if not await self.isolation.withdraw():
@@ -339,7 +334,7 @@ class Executor:
         self._slots_changed()
 
     async def read_adapter_queues(self, names: Iterable[str]) -> None:
-        """Claim from these adapter queues, too, and from no others. Raises redis' errors."""
+        """Claim from these adapter queues, too, and from no others. Raises StoreError."""
         if self.adapter_queues.set_names(names):
             for consumer in self._consumers:
                 await consumer.wake()
@@ -374,7 +369,7 @@ class Executor:
     async def release(self, runs: Sequence[JobRun], reason: str) -> dict[str, str]:
         """Abort some runs and release their jobs at once, without blame.
 
-        Returns the jobs' new states by id. Raises redis' errors; the jobs wait for `release_all`
+        Returns the jobs' new states by id. Raises StoreError; the jobs wait for `release_all`
         then.
         """
         _note_release(runs, reason)
@@ -396,7 +391,7 @@ class Executor:
     async def release_all(self, reason: str, *, blame: bool) -> dict[str, str]:
         """Abort and release all jobs; `blame` counts the attempt against each that has begun.
 
-        Returns the jobs' new states by id. Raises redis' errors.
+        Returns the jobs' new states by id. Raises StoreError.
         """
         _note_release(self.runs.values(), reason)
         for run in self.runs.values():

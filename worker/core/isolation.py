@@ -147,7 +147,7 @@ class Isolation:
     async def withdraw(self) -> int:
         """Withdraw all advertised slots; returns how many jobs may still be on their way.
 
-        Raises redis' errors.
+        Raises StoreError.
         """
         in_flight = 0
         for shard in range(self._queue.shards):

@@ -28,6 +28,7 @@ from shared.platform.tasks import end
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FormatMonitor
+from shared.store.redis.heartbeat_thread import Heartbeat
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.operation_answers import OperationAnswers
 from shared.store.redis.reaper import Reaper
@@ -39,7 +40,6 @@ from worker.core.drain import Drain, release_all
 from worker.core.engine_call import model_cards
 from worker.core.executor import Executor
 from worker.core.health import HealthServer
-from worker.core.heartbeat import Heartbeat
 from worker.core.lease import LeaseRenewer
 from worker.core.operations import Operations
 from worker.core.plugin import AroundRuns

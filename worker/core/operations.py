@@ -109,7 +109,7 @@ class Operations:
                 self._stop()
 
     async def follow(self, *, paused: bool) -> None:
-        """Claim nothing, or claim again, as is desired of the whole pool. Raises redis' errors."""
+        """Claim nothing, or claim again, as is desired of the whole pool. Raises StoreError."""
         if paused != self._paused:
             await (self._pause() if paused else self._resume())
 

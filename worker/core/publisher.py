@@ -23,8 +23,7 @@ from shared.job.result import JobResult
 from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
-from shared.store.interface import StoreError, StoreUnavailable, StoreUnwritable
-from shared.store.redis.job_queue import JobQueue
+from shared.store.interface import Store, StoreError, StoreUnavailable, StoreUnwritable
 from worker.core.emit_batch import DISCARDED, Batch, FlushSchedule, PendingResult
 from worker.core.lease import Lease
 from worker.core.output_buffer import OutputBuffer
@@ -49,7 +48,7 @@ class Publisher:
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Store,
         metrics: WorkerMetrics,
         lease: Lease,
         advertised_slots: AdvertisedSlots | None = None,

@@ -92,7 +92,7 @@ class Registration:
             log.warning("worker id not reserved, the next heartbeat tries again: %s", error)
 
     async def announce(self, expiry_s: float = EXPIRY_S, failure: str = "") -> None:
-        """Write the worker's entry, which expires after `expiry_s`. Raises redis' errors.
+        """Write the worker's entry, which expires after `expiry_s`. Raises StoreError.
 
         `failure`: why the worker ends, other than in good order.
         """

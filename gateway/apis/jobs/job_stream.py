@@ -29,7 +29,7 @@ _SYNTAX = {"after": _AFTER, "crc32": _CRC32}
 
 
 async def resume(gateway: Gateway, incoming: Incoming) -> JobAnswer:
-    """The answer to a request for a stream. Raises NotFound, BadRequest, and redis' errors."""
+    """The answer to a request for a stream. Raises NotFound, BadRequest, and StoreError."""
     scope = incoming.scope
     if has_body(scope["headers"]):
         raise BadRequest("A request for a stream has no body.")  # nothing would read it

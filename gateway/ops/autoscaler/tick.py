@@ -52,7 +52,7 @@ async def tick(
 ) -> None:
     """One decision for each autoscaled pool of `loaded`.
 
-    A pool that fails does not stop the others. Raises redis' errors if Redis can't be reached
+    A pool that fails does not stop the others. Raises StoreError if Redis can't be reached
     (nothing is decided then, the next tick goes on), SettingsError for settings that contradict
     each other.
     """

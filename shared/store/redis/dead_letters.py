@@ -66,7 +66,7 @@ class DeadLetters(NamedTuple):
 
 
 async def count(queue: JobQueue) -> DeadLetters:
-    """Count them. Raises redis' errors if any server is away."""
+    """Count them. Raises StoreError if any server is away."""
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
         pipeline.of(shard).xlen(keys.dead_letters(shard))
@@ -85,7 +85,7 @@ async def page(
 ) -> list[Letter]:
     """At most `limit` letters, newest first: of this kind, if given, and older than `before`.
 
-    Raises redis' errors if any server is away.
+    Raises StoreError if any server is away.
     """
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
@@ -102,7 +102,7 @@ async def page(
 
 
 async def get(queue: JobQueue, letter_id: LetterId) -> Letter | None:
-    """The letter; None if there is none. Raises redis' errors."""
+    """The letter; None if there is none. Raises StoreError."""
     if letter_id.shard >= queue.shards:
         return None
     redis, entry = queue.servers.of(letter_id.shard), letter_id.entry
@@ -111,10 +111,10 @@ async def get(queue: JobQueue, letter_id: LetterId) -> Letter | None:
 
 
 async def drop(queue: JobQueue, letter_id: LetterId) -> bool:
-    """Delete a letter; False if there is none. Raises redis' errors."""
+    """Delete a letter; False if there is none. Raises StoreError."""
     if letter_id.shard >= queue.shards:
         return False
-    return bool(await queue.scripts.run("drop_letter", letter_id.shard, (letter_id.entry,)))
+    return bool(await queue.run("drop_letter", letter_id.shard, (letter_id.entry,)))
 
 
 async def replayable(queue: JobQueue, letters: Sequence[Letter]) -> set[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.job.job import Job, checked_shard
 from shared.job.lanes import CLIENT_LANES, LANES, WAITING_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.store_errors import damaged_is_empty, is_wrong_type
+from shared.store.redis.store_errors import WrongType, damaged_is_empty
 
 _SAMPLE = 32
 """Waiting jobs of each lane whose bodies' sizes are read."""
@@ -31,7 +32,7 @@ class LaneDepth:
 async def depths(queue: JobQueue) -> list[LaneDepth]:
     """What waits and what runs, per pool and lane.
 
-    A key of the wrong type counts as empty. Raises redis' errors if any server is away.
+    A key of the wrong type counts as empty. Raises StoreError if any server is away.
     """
     pools = await pool_names(queue, damaged=True)
     lanes = [(pool, lane) for pool in pools for lane in WAITING_LANES]
@@ -53,7 +54,7 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
         counts, firsts = [], []
         for _ in range(queue.shards):
             count, first = next(reply), next(reply)
-            if not is_wrong_type(count):
+            if not isinstance(count, WrongType):
                 counts.append(count)
                 firsts += [int(score) for _, score in first]
         waiting[place] = sum(counts)
@@ -91,7 +92,7 @@ async def pool_names(queue: JobQueue, *, damaged: bool = False) -> list[str]:
 async def position(queue: JobQueue, job: Job) -> int | None:
     """The job's position in its queue, from 1; None if it does not wait (any more).
 
-    Jobs of a server that is away are not counted. Raises redis' errors if the job's own is away.
+    Jobs of a server that is away are not counted. Raises StoreError if the job's own is away.
     """
     (found,) = await positions(queue, [job])
     return found
@@ -148,7 +149,7 @@ async def mean_body_bytes(queue: JobQueue, pool: str, lane: str) -> float:
 async def with_waiting_jobs(
     queue: JobQueue, names: Collection[str], shards: Iterable[int]
 ) -> set[str]:
-    """Those of these queues that have waiting jobs in the shards. Raises redis' errors."""
+    """Those of these queues that have waiting jobs in the shards. Raises StoreError."""
     pipeline, asked = queue.servers.pipeline(), []
     for shard in shards:
         for name in names:
@@ -156,3 +157,32 @@ async def with_waiting_jobs(
             pipeline.of(shard).exists(*lanes)
             asked.append(name)
     return {name for name, found in zip(asked, await pipeline.execute(), strict=True) if found}
+
+
+class FreeSlots(NamedTuple):
+    """Of one pool, over all shards."""
+
+    slots: int
+    waiting: int
+    """Jobs that wait in the queue, which will take slots."""
+
+
+async def free_slots(queue: JobQueue, pool: str, *, but_of: str) -> FreeSlots:
+    """The free slots of all workers but one. Raises StoreError if a server is away."""
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).zrange(keys.advertised(shard, pool), 0, -1, withscores=True)
+        for lane in CLIENT_LANES:
+            pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
+    slots, waiting = 0, 0
+    for reply in map(damaged_is_empty, await pipeline.execute(raise_on_error=False)):
+        if isinstance(reply, list):
+            # With more jobs on their way to a worker than it has slots its number is below zero.
+            slots += sum(max(0, int(free)) for name, free in reply if not _is_of(name, but_of))
+        else:
+            waiting += reply or 0
+    return FreeSlots(slots, waiting)
+
+
+def _is_of(member: bytes, worker: str) -> bool:
+    return member.startswith(f"{worker} ".encode())

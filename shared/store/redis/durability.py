@@ -35,7 +35,7 @@ def problem(config: Mapping[str, str]) -> str:
 async def weakness(redis: Any) -> str:
     """Why this server loses all jobs when it stops; empty if it does not, or hides its settings.
 
-    Raises redis' errors.
+    Raises StoreError.
     """
     try:
         config = await _read(redis, ["appendonly"])
@@ -57,7 +57,7 @@ async def refuse_volatile(urls: Iterable[str], *, durable: bool) -> None:
 
 
 async def _refuse_volatile(url: str) -> None:
-    redis: Any = connect(url, max_connections=1)
+    redis = connect(url, max_connections=1)
     name = server_name(redis)
     try:
         config = await _read(redis, REQUIRED)

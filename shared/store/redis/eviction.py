@@ -38,7 +38,7 @@ async def refuse_evicting(urls: Iterable[str]) -> None:
 
 async def _refuse_evicting(url: str) -> None:
     try:
-        redis: Any = connect(url, max_connections=1)
+        redis = connect(url, max_connections=1)
     except ValueError:
         return  # not an address; connecting to it reports that
     try:

@@ -22,16 +22,14 @@ from shared.fleet.registry import (
 )
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
-from shared.store.redis.redis_client import Redis
 
 
 class Registry:
     """The fleet's workers and models in Redis."""
 
-    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
+    def __init__(self, redis: Any, malformed: MalformedValues | None = None) -> None:
         """`malformed` counts the entries that can't be read; None: they are logged only."""
-        # redis-py types every reply as bytes or str; ours are bytes.
-        self._redis: Any = redis
+        self._redis = redis
         self._malformed = malformed or MalformedValues()
 
     async def reserve(self, worker_id: str, process: str, expiry_s: float = EXPIRY_S) -> bool:

@@ -17,7 +17,7 @@ from shared.platform.settings import SettingsError
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.redis_client import connect, server_name
-from shared.store.redis.store_errors import is_wrong_type
+from shared.store.redis.store_errors import WrongType
 
 FORMAT_VERSION = 4
 """Counted up with every change that the release before can't read."""
@@ -88,7 +88,7 @@ async def check_format(servers: Sequence[Any], n_shards: int) -> bool:
 async def is_marked(redis: Any, n_shards: int) -> bool:
     """Whether the server is marked with this release's version; if not, it holds no jobs.
 
-    Raises FormatMismatch, and redis' errors.
+    Raises FormatMismatch, and StoreError.
     """
     found = await _found(redis)
     if found is None and any(await _each_unversioned(redis, "EXISTS", n_shards)):
@@ -110,10 +110,8 @@ async def _each_unversioned(redis: Any, command: str, n_shards: int) -> list[int
 async def _found(redis: Any) -> str | None:
     try:
         raw = await redis.get(keys.FORMAT)
-    except StoreError as error:
-        if is_wrong_type(error):
-            return _UNREADABLE
-        raise
+    except WrongType:
+        return _UNREADABLE
     if raw is None:
         return None
     text: str = raw.decode(errors="replace")

@@ -20,7 +20,7 @@ async def page(
     """`(created_us, id, job)` of at most `limit` jobs before that time, newest first.
 
     The jobs come without their results. A job is None when it has expired; its index entry is
-    deleted. Records and index entries that can't be read are set aside. Raises redis' errors if any
+    deleted. Records and index entries that can't be read are set aside. Raises StoreError if any
     server is away.
     """
     found = await _newest(queue, tenants, before, limit)

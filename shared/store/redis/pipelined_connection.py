@@ -104,7 +104,7 @@ class PipelinedConnection:
         self._break(StoreUnavailable(reason))
 
     async def connect(self) -> None:
-        """Connect, unless connected. Raises redis' errors."""
+        """Connect, unless connected. Raises StoreError."""
         if self._link is not None:
             return
         async with self._connecting:

@@ -18,7 +18,6 @@ from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import server_name
-from shared.store.redis.servers import shards_on
 
 log = logging.getLogger("flotilla.reaper")
 
@@ -58,7 +57,7 @@ class Reaper:
 
     async def round(self, server_index: int = 0) -> None:
         """One pass over all shards of a server."""
-        for shard in shards_on(server_index, len(self._queue.servers), self._queue.shards):
+        for shard in self._queue.shards_on(server_index):
             lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
             if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
                 continue

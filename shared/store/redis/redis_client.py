@@ -22,16 +22,19 @@ BLOCK_S = 5.0
 """How long one blocking read waits; its socket timeout is longer."""
 
 __all__ = [
-    "BLOCK_S", "TIMEOUT_S", "Redis", "connect", "connect_blocking", "parse_url", "server_name",
+    "BLOCK_S", "TIMEOUT_S", "connect", "connect_blocking", "parse_url", "server_name",
 ]  # fmt: skip
 
 
-def connect(url: str, *, max_connections: int = 64) -> Redis:
-    """A client for short calls. It never retries: only the caller knows what may be repeated."""
+def connect(url: str, *, max_connections: int = 64) -> Any:
+    """A client for short calls. It never retries: only the caller knows what may be repeated.
+
+    redis-py types every reply as bytes or str; ours are bytes.
+    """
     return _Client.from_pool(_pool(url, max_connections, socket_timeout=TIMEOUT_S))
 
 
-def connect_blocking(url: str) -> Redis:
+def connect_blocking(url: str) -> Any:
     """A client for blocking reads and subscriptions, with a socket timeout above `BLOCK_S`."""
     timeout_s = BLOCK_S + TIMEOUT_S
     pool = _pool(url, 4, socket_timeout=timeout_s, health_check_interval=BLOCK_S)

@@ -22,19 +22,13 @@ def server_index(shard: int, n_servers: int) -> int:
     return shard % n_servers
 
 
-def shards_on(server: int, n_servers: int, n_shards: int) -> range:
-    """The shards that lie on a server."""
-    return range(server, n_shards, n_servers)
-
-
 class Servers:
     """Clients for short calls. `shard_urls` empty: all is on the primary."""
 
     def __init__(
         self, primary_url: str, shard_urls: Sequence[str] = (), *, max_connections: int = 64
     ) -> None:
-        # redis-py types every reply as bytes or str; ours are bytes.
-        self.primary: Any = connect(primary_url, max_connections=max_connections)
+        self.primary = connect(primary_url, max_connections=max_connections)
         self.all: tuple[Any, ...] = tuple(
             self.primary if url == primary_url else connect(url, max_connections=max_connections)
             for url in shard_urls or [primary_url]
@@ -53,7 +47,7 @@ class Servers:
         return ShardedPipeline(self.all)
 
     async def time_s(self) -> float:
-        """The primary's clock, Unix seconds. Raises redis' errors."""
+        """The primary's clock, Unix seconds. Raises StoreError."""
         seconds, micros = await self.primary.time()
         return int(seconds) + int(micros) / 1e6
 

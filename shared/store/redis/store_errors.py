@@ -18,9 +18,7 @@ from shared.store.interface import (
     StoreUnwritable,
 )
 
-_UNWRITABLE = (
-    "OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN",
-)  # fmt: skip
+_UNWRITABLE = ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN")
 _NO_FUNCTION = "Function not found"
 _CLOSED = "the handler is closed"
 """In the error of uvloop for a write to a closed connection; asyncio raises an OSError."""
@@ -35,6 +33,10 @@ class ScriptsMissing(StoreUnavailable):
 
 class OnReplica(StoreUnwritable):
     """The server is a replica."""
+
+
+class WrongType(StoreRefused):
+    """A key holds another type than the command needs."""
 
 
 @contextlib.contextmanager
@@ -71,16 +73,11 @@ def refused(reply: str) -> StoreError:
     # Redis before 7 quotes the error of a script's command: `Error running script ...: -OOM ...`.
     if reply.startswith(_UNWRITABLE) or any(f" -{word} " in reply for word in _UNWRITABLE):
         return StoreUnwritable(reply)
-    return StoreRefused(reply)
-
-
-def is_wrong_type(reply: object) -> bool:
-    """Whether this is the error of a key that holds another type than the command needs."""
-    return isinstance(reply, StoreRefused) and "WRONGTYPE" in str(reply)
+    return WrongType(reply) if "WRONGTYPE" in reply else StoreRefused(reply)
 
 
 def damaged_is_empty(reply: Any) -> Any:
     """The reply; None if the key is of the wrong type. Raises other errors."""
-    if isinstance(reply, StoreError) and not is_wrong_type(reply):
+    if isinstance(reply, StoreError) and not isinstance(reply, WrongType):
         raise reply
-    return None if isinstance(reply, StoreError) else reply
+    return None if isinstance(reply, WrongType) else reply

@@ -25,7 +25,7 @@ class Kept(NamedTuple):
 
 
 async def kept_of(queue: JobQueue, tenants: Sequence[str]) -> list[Kept]:
-    """What is kept of each tenant, in all shards. Raises redis' errors if any server is away."""
+    """What is kept of each tenant, in all shards. Raises StoreError if any server is away."""
     pipeline = queue.servers.pipeline()
     for tenant in tenants:
         for shard in range(queue.shards):
@@ -55,7 +55,7 @@ async def oldest_waiting(
 ) -> dict[str, list[str]]:
     """The ids of about `most` jobs that wait longest, of each pool.
 
-    `queues`: pool -> its queues. Raises redis' errors if any server is away.
+    `queues`: pool -> its queues. Raises StoreError if any server is away.
     """
     most = max(1, most // queue.shards)
     pipeline, places = queue.servers.pipeline(), []

@@ -23,7 +23,7 @@ class Throughput(NamedTuple):
 async def throughput(queue: JobQueue, pools: Iterable[str]) -> Throughput:
     """Read the counters; `pools` with the queues of their adapters, as in LaneDepth.
 
-    Raises redis' errors if any server is away.
+    Raises StoreError if any server is away.
     """
     pipeline = queue.servers.pipeline()
     for pool in pools:

@@ -14,7 +14,7 @@ from shared.job.errors import QueueFull
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob, SubmitReply
 from shared.platform.metrics import GatewayMetrics
-from shared.store.interface import StoreUnavailable
+from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis.store_errors import ScriptsMissing
 
 DEPTH = 7
@@ -39,7 +39,7 @@ class Queue:
     """Records calls; each waits for `open`, then answers with `full` or `error`."""
 
     def __init__(self, servers: int = 1) -> None:
-        self.servers = range(servers)
+        self.n_servers = servers
         self.calls: list[tuple[int, list[int]]] = []
         self.depths: list[int] = []
         self.open = asyncio.Event()
@@ -49,6 +49,9 @@ class Queue:
         self.error: Exception | None = None
         self.fails_on = True
         """The error occurs again in the next call."""
+
+    def server_of(self, shard: int) -> int:
+        return shard % self.n_servers
 
     def start_submit(
         self, shard: int, jobs: list[NewJob], max_depth: int
@@ -236,6 +239,15 @@ async def test_a_call_whose_connection_breaks_is_sent_again_once(
     with pytest.raises(StoreUnavailable):
         await submitter.submit(job(1))
     assert queue.calls[2:] == [(0, [1])] * 2
+
+
+async def test_a_call_that_is_not_answered_is_not_sent_again(
+    submitter: Submitter, queue: Queue
+) -> None:
+    queue.error = StoreTimeout("no reply")
+    with pytest.raises(StoreTimeout):
+        await submitter.submit(job(0))
+    assert queue.calls == [(0, [0])]
 
 
 async def test_a_job_that_can_not_be_packed_fails_alone(submitter: Submitter, queue: Queue) -> None:

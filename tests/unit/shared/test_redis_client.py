@@ -15,7 +15,13 @@ from shared.store.interface import (
     StoreUnwritable,
 )
 from shared.store.redis.redis_client import connect, server_name
-from shared.store.redis.store_errors import OnReplica, ScriptsMissing, refused, store_error
+from shared.store.redis.store_errors import (
+    OnReplica,
+    ScriptsMissing,
+    WrongType,
+    refused,
+    store_error,
+)
 from tests.redis_server import free_port
 
 OLD = "Error running script (call to f_0): @user_script:112: -OOM command not allowed when used"
@@ -30,7 +36,7 @@ OLD = "Error running script (call to f_0): @user_script:112: -OOM command not al
         (OLD, StoreUnwritable),
         ("READONLY You can't write against a read only replica.", OnReplica),
         ("ERR unknown command", StoreRefused),
-        ("WRONGTYPE Operation against a key", StoreRefused),
+        ("WRONGTYPE Operation against a key", WrongType),
         ("ERR no OOM here", StoreRefused),
         ("NOSCRIPT No matching script", ScriptsMissing),
         ("ERR Function not found", ScriptsMissing),
@@ -51,7 +57,7 @@ def test_the_error_for_a_reply(reply: str, kind: type[StoreError]) -> None:
         (OutOfMemoryError("command not allowed", status_code="OOM"), StoreUnwritable),
         (ReadOnlyError("a replica", status_code="READONLY"), OnReplica),
         (ResponseError("MISCONF disk"), StoreUnwritable),
-        (ResponseError("WRONGTYPE Operation"), StoreRefused),
+        (ResponseError("WRONGTYPE Operation"), WrongType),
     ],
 )
 def test_the_error_for_one_of_redis_py(error: Exception, kind: type[StoreError]) -> None:

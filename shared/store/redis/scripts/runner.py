@@ -19,12 +19,14 @@ from shared.store.redis import keys
 from shared.store.redis.pipelined_connection import Argument, PipelinedConnection
 from shared.store.redis.redis_client import TIMEOUT_S
 from shared.store.redis.scripts.loader import NAMES, library, script
-from shared.store.redis.servers import Servers, server_index
 from shared.store.redis.store_errors import ScriptsMissing
 
 
-class ServerScripts:
-    """The scripts of one Redis."""
+class Scripts:
+    """The scripts of one Redis. Every script may be repeated after a lost reply.
+
+    Arguments and replies are those of the Lua scripts.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -83,11 +85,7 @@ class ServerScripts:
             return reply
 
     def start_on(
-        self,
-        connection: PipelinedConnection,
-        name: str,
-        shard: int,
-        arguments: Sequence[Argument],
+        self, connection: PipelinedConnection, name: str, shard: int, arguments: Sequence[Argument]
     ) -> Coroutine[Any, Any, Any]:
         """Send a call on a connection of the caller's to this server; await the reply.
 
@@ -117,31 +115,6 @@ class ServerScripts:
     def _check_error(self, error: Exception) -> None:
         if isinstance(error, ScriptsMissing):
             self._calls = {}
-
-
-class Scripts:
-    """Calls scripts on the servers of a fleet. Every script may be repeated after a lost reply.
-
-    Arguments and replies are those of the Lua scripts.
-    """
-
-    def __init__(self, servers: Servers) -> None:
-        self._servers = [ServerScripts(redis) for redis in servers.all]
-
-    def on(self, shard: int) -> ServerScripts:
-        """Those of the shard's server."""
-        return self._servers[server_index(shard, len(self._servers))]
-
-    def run(
-        self, name: str, shard: int, arguments: Sequence[Argument] = ()
-    ) -> Coroutine[Any, Any, Any]:
-        """Call a script; await the reply. Raises StoreError."""
-        return self.on(shard).run(name, shard, arguments)
-
-    async def close(self) -> None:
-        """Close the connections of the scripts; the clients in `servers` stay open."""
-        for server in self._servers:
-            await server.connection.close()
 
 
 def job_states(reply: Sequence[bytes]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The worker's heartbeat, in a thread of its own: it goes on while the event loop is busy.
 
-Each beat is another channel that the thread subscribes to; see store/redis/heartbeats.py. A call
+Each beat is another channel that the thread subscribes to; see heartbeats.py. A call
 that holds the interpreter's lock delays it, too. An engine or a loop that hangs does not stop it:
 leases are renewed by the loop, while the engine makes progress.
 """

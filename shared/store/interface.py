@@ -21,8 +21,7 @@ class StoreError(Exception):
 
 
 class StoreUnavailable(StoreError):
-    """A server can't be reached now; it may have carried out the call. The same call may succeed
-    later."""
+    """A server can't be reached now; it may have carried out the call."""
 
 
 class StoreTimeout(StoreUnavailable):
@@ -35,7 +34,11 @@ class StoreRefused(StoreError):
 
 class StoreUnwritable(StoreRefused):
     """A server refuses writes for now: its memory or its disk is full, it loads its data, or it is
-    a replica. The same call may succeed later."""
+    a replica."""
+
+
+TRANSIENT = (StoreUnavailable, StoreUnwritable)
+"""After these the same call may succeed later."""
 
 
 class Store(Protocol):
@@ -43,8 +46,8 @@ class Store(Protocol):
 
     A method that changes jobs does so in one step for each shard: others see all of it or nothing.
     What a worker writes is fenced: it counts only while the worker holds the job under the lease id
-    and the fencing token that it presents. Methods raise StoreError; a call that has failed with
-    StoreUnavailable or StoreUnwritable may be made again, unless its method says otherwise.
+    and the fencing token that it presents. Methods raise StoreError; after a TRANSIENT one the same
+    call may be made again.
     """
 
     shards: int

@@ -44,14 +44,14 @@ class ClaimingWorker:
 
 
 @contextlib.asynccontextmanager
-async def claims(queue: JobQueue, url: str, places: int) -> AsyncIterator[ClaimingWorker]:
+async def claims(queue: JobQueue, places: int) -> AsyncIterator[ClaimingWorker]:
     runs = dict[str, str]()
     queues = AdapterQueues(queue, POOL, places, lambda: runs)
     slots = AdvertisedSlots(
         lambda: 0, pool=POOL, worker=WORKER, lease_s=LEASE_S, shards=queue.shards
     )
     consumer = QueueConsumer(
-        ClaimConnection(queue, url, 0, worker=WORKER, lease_s=LEASE_S),
+        ClaimConnection(queue, 0, worker=WORKER, lease_s=LEASE_S),
         pool=POOL,
         advertised_slots=slots,
         adapter_queues=queues,
@@ -73,9 +73,9 @@ async def queued(queue: JobQueue, **counts: int) -> dict[str, str]:
     return names
 
 
-async def test_queues_take_turns(queue: JobQueue, redis_url: str) -> None:
+async def test_queues_take_turns(queue: JobQueue) -> None:
     names = await queued(queue, hot=20, cold=2, pool=2)
-    async with claims(queue, redis_url, places=4) as worker:
+    async with claims(queue, places=4) as worker:
         worker.queues.set_names([HOT, COLD])
         found = [await worker.claim(1, names) for _ in range(8)]
     assert sorted(found[:3]) == sorted(found[3:6]) == ["c", "h", "p"]
@@ -83,11 +83,11 @@ async def test_queues_take_turns(queue: JobQueue, redis_url: str) -> None:
 
 
 async def test_an_adapter_without_a_place_waits_in_redis_until_another_has_ended(
-    queue: JobQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.core.adapter_turns.TURN_S", 0.0)
     names = await queued(queue, hot=9)
-    async with claims(queue, redis_url, places=1) as worker:
+    async with claims(queue, places=1) as worker:
         worker.queues.set_names([HOT, COLD])
         assert await worker.claim(3, names) == "hhh"
         names |= await queued(queue, cold=1)
@@ -101,18 +101,16 @@ async def test_an_adapter_without_a_place_waits_in_redis_until_another_has_ended
         assert not worker.consumer.held_back
 
 
-async def test_one_claim_starts_no_more_adapters_than_have_a_place(
-    queue: JobQueue, redis_url: str
-) -> None:
+async def test_one_claim_starts_no_more_adapters_than_have_a_place(queue: JobQueue) -> None:
     names = await queued(queue, hot=1, cold=1, third=1)
-    async with claims(queue, redis_url, places=2) as worker:
+    async with claims(queue, places=2) as worker:
         worker.queues.set_names([HOT, COLD, THIRD])
         assert len(await worker.claim(8, names)) == 2
         assert worker.consumer.held_back
 
 
-async def test_a_job_of_an_adapter_wakes_a_waiting_worker(queue: JobQueue, redis_url: str) -> None:
-    async with claims(queue, redis_url, places=2) as worker:
+async def test_a_job_of_an_adapter_wakes_a_waiting_worker(queue: JobQueue) -> None:
+    async with claims(queue, places=2) as worker:
         worker.queues.set_names([HOT])
         assert await worker.claim(8, {}) == ""
         names = await queued(queue, hot=1)
@@ -121,10 +119,8 @@ async def test_a_job_of_an_adapter_wakes_a_waiting_worker(queue: JobQueue, redis
         assert await worker.claim(8, names) == "h"
 
 
-async def test_a_waiting_worker_claims_from_a_new_adapters_queue_at_once(
-    queue: JobQueue, redis_url: str
-) -> None:
-    async with claims(queue, redis_url, places=2) as worker:
+async def test_a_waiting_worker_claims_from_a_new_adapters_queue_at_once(queue: JobQueue) -> None:
+    async with claims(queue, places=2) as worker:
         assert await worker.claim(8, {}) == ""
         names = await queued(queue, hot=1)
         assert worker.queues.set_names([HOT])
@@ -136,9 +132,9 @@ async def test_a_waiting_worker_claims_from_a_new_adapters_queue_at_once(
 
 
 async def test_a_wake_up_goes_back_to_the_list_that_it_came_from(
-    queue: JobQueue, redis_url: str, store: Redis
+    queue: JobQueue, store: Redis
 ) -> None:
-    async with claims(queue, redis_url, places=2) as worker:
+    async with claims(queue, places=2) as worker:
         worker.queues.set_names([HOT])
         assert await worker.claim(8, {}) == ""
         await queued(queue, hot=1)

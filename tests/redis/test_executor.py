@@ -44,7 +44,6 @@ async def executor(queue: JobQueue) -> AsyncIterator[Executor]:
     """An executor that sends the output of its runs, and does nothing else."""
     executor = Executor(
         queue,
-        [],
         SimulatedEngine(Settings()),
         WorkerMetrics(CollectorRegistry()),
         pool=POOL,

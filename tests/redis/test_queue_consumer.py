@@ -28,12 +28,12 @@ DEADLINE_S = 3.0
 
 
 @contextlib.asynccontextmanager
-async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
+async def opened(queue: JobQueue, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
     slots = AdvertisedSlots(
         lambda: 0, pool=POOL, worker=worker, lease_s=LEASE_S, shards=queue.shards
     )
     consumer = QueueConsumer(
-        ClaimConnection(queue, url, 0, worker=worker, lease_s=LEASE_S),
+        ClaimConnection(queue, 0, worker=worker, lease_s=LEASE_S),
         pool=POOL,
         advertised_slots=slots,
         adapter_queues=AdapterQueues(queue, POOL, 0, lambda: ()),
@@ -50,8 +50,8 @@ async def push_wake_up(consumer: QueueConsumer) -> None:
 
 
 @pytest.fixture
-async def consumer(queue: JobQueue, redis_url: str) -> AsyncIterator[QueueConsumer]:
-    async with opened(queue, redis_url) as consumer:
+async def consumer(queue: JobQueue) -> AsyncIterator[QueueConsumer]:
+    async with opened(queue) as consumer:
         yield consumer
 
 
@@ -82,9 +82,9 @@ async def test_a_consumer_does_not_wait_while_jobs_are_queued(
 
 
 async def test_a_consumer_without_a_free_slot_forwards_its_wake_up(
-    consumer: QueueConsumer, queue: JobQueue, redis_url: str
+    consumer: QueueConsumer, queue: JobQueue
 ) -> None:
-    async with opened(queue, redis_url, "w-2") as other:
+    async with opened(queue, "w-2") as other:
         assert await consumer.claim(8, left_over=1) == await other.claim(8, left_over=1) == []
         waiting = [asyncio.create_task(each.wait_for_wake_up()) for each in (consumer, other)]
         await submit(queue)
@@ -154,7 +154,7 @@ async def test_a_lost_connection_is_reported_once_and_replaced(
 
 
 async def test_jobs_of_all_shards_are_claimed_and_wake_the_consumer(redis_url: str) -> None:
-    async with open_queue(redis_url, shards=3) as queue, opened(queue, redis_url) as consumer:
+    async with open_queue(redis_url, shards=3) as queue, opened(queue) as consumer:
         for shard in (0, 1, 2, 2, 1, 0):
             assert await consumer.claim(8, left_over=1) == []
             job = await submit(queue, id=f"job_{shard:03x}{new_job_id(1)[7:]}")
@@ -166,7 +166,7 @@ async def test_jobs_of_all_shards_are_claimed_and_wake_the_consumer(redis_url: s
 async def test_jobs_of_one_shard_are_kept_if_the_claim_on_the_next_fails(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_queue(redis_url, shards=2) as queue, opened(queue, redis_url) as consumer:
+    async with open_queue(redis_url, shards=2) as queue, opened(queue) as consumer:
         job = await submit(queue, id=new_job_id(1))
         acquire, calls = consumer._connection.acquire, list[Any]()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from shared.store.interface import StoreError
 from shared.store.redis.detector import INTERVAL_S
@@ -26,16 +26,16 @@ class ControlSubscriptions:
     def __init__(
         self,
         servers: Servers,
-        urls: Sequence[str],
         worker_id: str,
         control: ControlChannel,
         on_silent: Callable[[], None],
     ) -> None:
-        """`urls` are those of `servers`."""
         self._servers = servers
         self._worker_id = worker_id
         callbacks = (control.on_message, control.on_reconnect, lambda: None, on_silent)
-        self._subscriptions = [worker_subscription(url, worker_id, *callbacks) for url in urls]
+        self._subscriptions = [
+            worker_subscription(url, worker_id, *callbacks) for url in servers.urls
+        ]
 
     async def run(self) -> None:
         """Receive until cancellation."""

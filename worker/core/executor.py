@@ -49,14 +49,13 @@ _ENTERING_S = 1.0
 class Executor:
     """Claims jobs of one pool for one engine and runs them. `runs` holds them, by job id.
 
-    `urls` are those of the queue's servers, `lease_s` is the length of a lease. Above
-    `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed. `around`: see `AroundRuns`.
+    `lease_s` is the length of a lease. Above `kv_high_watermark` (0 to 1) of the KV cache nothing
+    is claimed. `around`: see `AroundRuns`.
     """
 
     def __init__(
         self,
         queue: JobQueue,
-        urls: Sequence[str],
         engine: Engine,
         metrics: WorkerMetrics,
         *,
@@ -101,7 +100,7 @@ class Executor:
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
         self.control = self._control_channel()
         self.isolation = self.slots.isolation = self._isolation()
-        self._consumers = [self._consumer(index, url) for index, url in enumerate(urls)]
+        self._consumers = [self._consumer(server) for server in range(len(queue.servers))]
         self._claimers = [
             Claimer(consumer, self._decide, self._start) for consumer in self._consumers
         ]
@@ -136,11 +135,9 @@ class Executor:
             on_end=self._slots_changed,
         )
 
-    def _consumer(self, server: int, url: str) -> QueueConsumer:
+    def _consumer(self, server: int) -> QueueConsumer:
         return QueueConsumer(
-            ClaimConnection(
-                self._queue, url, server, worker=self._worker_id, lease_s=self._lease_s
-            ),
+            ClaimConnection(self._queue, server, worker=self._worker_id, lease_s=self._lease_s),
             pool=self._pool,
             advertised_slots=self.advertised_slots,
             adapter_queues=self.adapter_queues,

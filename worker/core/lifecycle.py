@@ -183,12 +183,9 @@ class Worker:
         executor = self._make_executor(registration.pool)
         operations, desired = await self._prepare_operations(executor)
         self._executor = registration.executor = executor
+        on_silent = self._metrics.silent_subscriptions.inc
         subscriptions = ControlSubscriptions(
-            self._queue.servers,
-            self._settings.server_urls,
-            self._id,
-            executor.control,
-            self._metrics.silent_subscriptions.inc,
+            self._queue.servers, self._id, executor.control, on_silent
         )
         self._spawn(subscriptions.run())
         await subscriptions.detectable()
@@ -227,7 +224,6 @@ class Worker:
         settings = self._settings
         return Executor(
             self._queue,
-            settings.server_urls,
             self._engine,
             self._metrics,
             pool=pool,

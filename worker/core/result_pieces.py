@@ -10,7 +10,7 @@ import logging
 
 from shared.job.result import PIECE_BYTES, n_pieces
 from shared.platform.backoff import Backoff
-from shared.store.interface import Store, StoreUnavailable, StoreUnwritable
+from shared.store.interface import TRANSIENT, Store
 from worker.core.output_buffer import OutputBuffer
 
 log = logging.getLogger("flotilla.publisher")
@@ -30,7 +30,7 @@ async def store_pieces(queue: Store, buffer: OutputBuffer, body: bytes) -> None:
         try:
             if not await queue.store_piece(job, number, piece):
                 return  # the end of the job finds out why
-        except (StoreUnavailable, StoreUnwritable) as error:
+        except TRANSIENT as error:
             log.warning("answer not stored, trying again: %s", error, extra={"shard": job.shard})
             await asyncio.sleep(backoff.next_delay_s())
         else:

@@ -19,7 +19,7 @@ from shared.job.job_log import Entry
 from shared.job.states import JobState
 from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
-from shared.store.interface import Store, StoreError, StoreUnavailable, StoreUnwritable
+from shared.store.interface import TRANSIENT, Store, StoreError
 from worker.core.answer_edit import AnswerEdit
 from worker.core.output_buffer import OutputBuffer
 from worker.core.sent_output import (
@@ -245,9 +245,9 @@ async def _answer(
     while not aborted.is_set():
         try:
             return await call()
-        except Exception as error:
+        except TRANSIENT as error:
             tries -= 1
-            if tries == 0 or not isinstance(error, StoreUnavailable | StoreUnwritable):
+            if tries == 0:
                 raise
             log.warning("the job's log is not available, trying again: %s", error)
         with contextlib.suppress(TimeoutError):

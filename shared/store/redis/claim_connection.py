@@ -23,17 +23,15 @@ _SILENCE_S = 2.0
 
 
 class ClaimConnection:
-    """Of one worker to the server with this number and URL. Methods raise StoreError."""
+    """Of one worker to the server with this number. Methods raise StoreError."""
 
-    def __init__(
-        self, queue: JobQueue, url: str, server: int, *, worker: str, lease_s: float
-    ) -> None:
+    def __init__(self, queue: JobQueue, server: int, *, worker: str, lease_s: float) -> None:
         self.shards = queue.shards_on(server)
         """Those that lie on the server."""
         self._queue = queue
         self._worker = worker
         self._lease_s = lease_s
-        self._redis = connect_blocking(url)
+        self._redis = connect_blocking(queue.servers.urls[server])
         self._connection = PipelinedConnection(self._redis, BLOCK_S + _SILENCE_S)
 
     async def open(self) -> None:

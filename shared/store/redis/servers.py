@@ -28,10 +28,12 @@ class Servers:
     def __init__(
         self, primary_url: str, shard_urls: Sequence[str] = (), *, max_connections: int = 64
     ) -> None:
+        self.urls = tuple(shard_urls) or (primary_url,)
+        """Of those that hold shards."""
         self.primary = connect(primary_url, max_connections=max_connections)
         self.all: tuple[Any, ...] = tuple(
             self.primary if url == primary_url else connect(url, max_connections=max_connections)
-            for url in shard_urls or [primary_url]
+            for url in self.urls
         )
         """Those that hold shards."""
 

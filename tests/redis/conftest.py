@@ -15,13 +15,14 @@ from shared.job.errors import FlotillaError
 from shared.job.frames import ControlKind, FrameKind, decode_control, encode, entry_of
 from shared.job.frames import decode as decode_frames
 from shared.job.job import LeasedJob, NewJob, new_job_id
-from shared.job.job_log import Journal, make_journal, pack_segment
+from shared.job.job_log import Entry, Journal, make_journal, pack_segment
 from shared.job.lanes import DEFAULT, LANES
 from shared.job.record import parse_job, read_lease
 from shared.job.replies import Fenced
 from shared.job.result import JobResult
 from shared.job.states import TRANSITIONS, JobEvent
 from shared.job.step_log import FinalEntry, JobOutput, JobStream, LogFlush
+from shared.store.interface import Store
 from shared.store.redis import keys, suspects
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scan import scan_server
@@ -147,6 +148,11 @@ async def lease(queue: JobQueue, **changes: Any) -> LeasedJob:
     return await claim_one(queue)
 
 
+async def log_entries(queue: Store, job_id: str, after: int) -> list[Entry]:
+    """The job's log behind entry number `after`."""
+    return (await queue.read_log(job_id, after)).entries
+
+
 async def repair(queue: JobQueue) -> dict[str, int]:
     """Repair everything in one scan; returns how often each kind of damage was repaired."""
     done: Counter[str] = Counter()
@@ -220,7 +226,8 @@ async def emit(
     jobs = [job_stream.job for job_stream, _, _ in outputs]
     shard = jobs[0].shard if jobs else 0
     if not worker:
-        packed = jobs and await queue.servers.primary.hget(keys.job(shard, jobs[0].id), "lease")
+        redis = queue.servers.of(shard)
+        packed = jobs and await redis.hget(keys.job(shard, jobs[0].id), "lease")
         worker = (packed and read_lease(packed).worker) or WORKER
     token_key, left = (queue, worker, shard), list(outputs)
     lost: dict[str, str] = {}
@@ -308,6 +315,11 @@ def expire_lease(store: sync_redis.Redis, job: LeasedJob) -> None:
     store.xclaim(stream, keys.GROUP, pending["consumer"], 0, [entry], idle=LONG_AGO_MS, justid=True)
 
 
+def pass_deadline(store: sync_redis.Redis, job_id: str, shard: int = 0) -> None:
+    """Let a job's deadline be over."""
+    store.zadd(keys.base(shard) + keys.DEADLINES, {job_id: 1})
+
+
 def entries_of(store: sync_redis.Redis, job_id: str, shard: int = 0) -> list[str]:
     """The lanes that hold an entry of the job; a lane twice if it holds two."""
     return [
@@ -377,25 +389,36 @@ class ChannelSubscriber:
         self._pubsub.close()
 
 
+@contextlib.contextmanager
+def gateway_messages(server: sync_redis.Redis, name: str = GATEWAY) -> Iterator[ChannelSubscriber]:
+    """What a gateway receives from this server."""
+    with contextlib.closing(ChannelSubscriber(server, keys.tokens_channel(name))) as subscriber:
+        yield subscriber
+
+
+@contextlib.contextmanager
+def control_messages(server: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
+    """What the worker that `claim` names receives from this server."""
+    with contextlib.closing(ChannelSubscriber(server, keys.control_channel(WORKER))) as subscriber:
+        yield subscriber
+
+
 @pytest.fixture
 def gateway(store: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
     """The gateway that `make_job` names."""
-    subscriber = ChannelSubscriber(store, keys.tokens_channel(GATEWAY))
-    yield subscriber
-    subscriber.close()
+    with gateway_messages(store) as subscriber:
+        yield subscriber
 
 
 @pytest.fixture
 def other_gateway(store: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
     """A second gateway, `gw-2`."""
-    subscriber = ChannelSubscriber(store, keys.tokens_channel("gw-2"))
-    yield subscriber
-    subscriber.close()
+    with gateway_messages(store, "gw-2") as subscriber:
+        yield subscriber
 
 
 @pytest.fixture
 def control(store: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
     """A subscriber of the control channel of the worker that `claim` names."""
-    subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
-    yield subscriber
-    subscriber.close()
+    with control_messages(store) as subscriber:
+        yield subscriber

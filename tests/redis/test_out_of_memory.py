@@ -18,6 +18,7 @@ from tests.redis.conftest import (
     emit,
     expire_lease,
     finish,
+    log_entries,
     log_flush,
     make_job,
     output,
@@ -62,11 +63,11 @@ async def test_running_jobs_go_on_and_end(queue: JobQueue, modern: Redis, full: 
     await queue.watch(done.id, "gw-2", follow=True)
     first_step = output(done, 1, "x" * 10_000)
     assert await emit(queue, [first_step]) == {}
-    assert [entry.seq for entry in await queue.entries(done.id, 0)] == [1]
+    assert [entry.seq for entry in await log_entries(queue, done.id, 0)] == [1]
     assert await emit(queue, [], log_flushes=[log_flush(first_step, 1)]) == {}
     last = output(done, 2, "x" * 10_000, answer=answer(body=b"y" * 10_000))
     assert await emit(queue, [last]) == {}
-    assert [e.end for e in await queue.entries(done.id, 0)] == ["", "", "completed"]
+    assert [e.end for e in await log_entries(queue, done.id, 0)] == ["", "", "completed"]
     assert await queue.cancel(cancelled.id, TENANT) == "cancelled"
     expire_lease(full, silent)
     assert await queue.reap(0, 5.0) == {silent.id: "queued"}

@@ -29,6 +29,7 @@ from tests.redis.conftest import (
     answer,
     claim,
     lease,
+    log_entries,
     submit,
 )
 from tests.waiting import eventually
@@ -84,7 +85,7 @@ async def worker(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 async def wait_for_entries(queue: JobQueue, job_id: str, count: int) -> None:
     async def logged() -> bool:
         try:
-            return len(await queue.entries(job_id, 0)) == count
+            return len(await log_entries(queue, job_id, 0)) == count
         except StoreUnavailable:  # the test has closed the connection
             return False
 
@@ -154,7 +155,7 @@ async def test_a_result_whose_reply_was_lost_is_repeated_and_stored_once(
     buffer.chunk(b"x")
     assert await worker.finish(buffer, answer()) == "ok"
     assert started == 1
-    assert [entry.end for entry in await queue.entries(buffer.job.id, 0)] == ["", "completed"]
+    assert [entry.end for entry in await log_entries(queue, buffer.job.id, 0)] == ["", "completed"]
     assert worker.lost == {}
 
 
@@ -178,7 +179,8 @@ async def test_output_is_kept_while_redis_refuses_writes(
         store.replicaof("NO", "ONE")
     await wait_for_entries(queue, buffer.job.id, 2)
     assert (
-        b"".join(item for e in await queue.entries(buffer.job.id, 0) for item in e.items) == b"12"
+        b"".join(item for e in await log_entries(queue, buffer.job.id, 0) for item in e.items)
+        == b"12"
     )
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
 

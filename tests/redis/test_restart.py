@@ -25,6 +25,7 @@ from tests.redis.conftest import (
     emit_token,
     finish,
     lease,
+    log_entries,
     log_flush,
     next_fence_token,
     open_queue,
@@ -83,11 +84,11 @@ async def test_a_lease_survives_and_its_holder_goes_on(
     own_redis.start()
     assert await go_on(renew, queue, WORKER, [job]) == {}
     assert await emit_token(queue, job, 2) == {}
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+    assert [e.seq for e in await log_entries(queue, job.id, 0)] == [1, 2]
     last = [log_flush(output(job, seq), seq) for seq in (1, 2)]
     assert await emit(queue, [], log_flushes=last) == {}
     assert await finish(queue, job, 3, answer()) == "ok"
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2, 3]
+    assert [e.seq for e in await log_entries(queue, job.id, 0)] == [1, 2, 3]
 
 
 async def test_a_worker_goes_on_in_its_fence_token(queue: JobQueue, own_redis: RedisServer) -> None:
@@ -101,7 +102,7 @@ async def test_a_worker_goes_on_in_its_fence_token(queue: JobQueue, own_redis: R
         await queue.emit(0, WORKER, fence_token, step)
     assert await go_on(renew, queue, WORKER, [job]) == {}
     assert await queue.emit(0, WORKER, fence_token, step) == {}
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1]
+    assert [e.seq for e in await log_entries(queue, job.id, 0)] == [1]
 
 
 async def test_the_last_output_survives_and_is_kept_when_its_worker_is_lost(
@@ -119,7 +120,7 @@ async def test_the_last_output_survives_and_is_kept_when_its_worker_is_lost(
         return await go_on(queue.reap, 0, 0.2)
 
     assert await eventually(taken, "the job is taken back") == {job.id: "queued"}
-    entries = await queue.entries(job.id, 0)
+    entries = await log_entries(queue, job.id, 0)
     assert [(e.seq, e.end, e.lost) for e in entries] == [(1, "", False), (2, "", False)]
 
 

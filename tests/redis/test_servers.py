@@ -27,6 +27,7 @@ from tests.redis.conftest import (
     claim,
     emit_and_flush,
     finish,
+    log_entries,
     open_queue,
     repair,
     submit,
@@ -82,7 +83,7 @@ async def test_a_job_lies_on_its_shards_server_with_all_that_is_its(
         assert job.id == jobs[shard].id
         assert await emit_and_flush(queue, job) == {}
         assert await finish(queue, job, 2, answer()) == "ok"
-        assert [entry.seq for entry in await queue.entries(job.id, 0)] == [1, 2]
+        assert [entry.seq for entry in await log_entries(queue, job.id, 0)] == [1, 2]
     for place, server in enumerate(servers):
         with server.client() as client:
             found = {keys.parse(key.decode()) for key in client.keys("flotilla:{*}:job:*")}

@@ -24,6 +24,7 @@ from tests.redis.conftest import (
     emit,
     expire_lease,
     finish,
+    log_entries,
     log_flush,
     make_job,
     open_queue,
@@ -62,7 +63,7 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
     step = [output(done, 1), output(expired, 1), output(cancelled, 1)]
     assert await emit(queue, step) == {}
     assert await emit(queue, step, log_flushes=[log_flush(step[0], 1)], again=True) == {}
-    assert [entry.seq for entry in await queue.entries(done.id, 0)] == [1]
+    assert [entry.seq for entry in await log_entries(queue, done.id, 0)] == [1]
     assert await renew(queue, WORKER, [done, cancelled]) == {}
     assert await finish(queue, done, 2, answer()) == "ok"
     await queue.cancel(cancelled.id, TENANT)
@@ -129,7 +130,7 @@ async def test_a_lost_job_invalidates_the_fence_of_its_shard_only(
             step = make_step([output(job, 1)])
             assert await queue.emit(shard, WORKER, fence_tokens[shard], step) == {}
         assert store.exists(keys.steps(shard, WORKER)) == (shard != 1)
-        entries = await queue.entries(job.id, 0)
+        entries = await log_entries(queue, job.id, 0)
         assert [entry.end for entry in entries] == ["cancelled" if shard == 1 else ""]
 
 

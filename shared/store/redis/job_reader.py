@@ -130,10 +130,6 @@ class JobReader:
                 await self.set_aside(shard, "log", job_id, segment)
         return LogPart(generation, entries, more, size)
 
-    async def entries(self, job_id: str, after: int) -> list[Entry]:
-        """The job's log entries behind number `after`."""
-        return (await self.read_log(job_id, after)).entries
-
     async def last_entry(self, job_id: str) -> Entry | None:
         reply = await self.run("read_log", checked_shard(job_id), (job_id, "", ""))
         entries = parse_segments(reply[2:][-1:])

@@ -72,7 +72,7 @@ class Store(Protocol):
         """
 
     def start_submit(self, shard: int, jobs: Sequence[NewJob], max_depth: int) -> Future[Any]:
-        """`submit_all` without a coroutine; the result is for `parse_submit`."""
+        """`submit_all` without a coroutine: it is sent now; the result is for `parse_submit`."""
 
     @staticmethod
     def parse_submit(jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
@@ -129,8 +129,8 @@ class Store(Protocol):
         """Lease at most `count` jobs of the pool `slots.pool`, best lane first.
 
         Their leases end unless they are renewed. `slots`: the worker's free slots, `count`
-        included. Those that no waiting job takes are advertised: `submit` leases jobs to them and
-        sends these on the worker's control channel.
+        included. Those that no waiting job takes are advertised: `submit_all` leases jobs to them
+        and sends these on the worker's control channel.
         """
 
     async def renew(
@@ -158,7 +158,7 @@ class Store(Protocol):
     def start_emit(
         self, shard: int, worker: str, fence_token: str, step: Any, slots: SlotUpdate | None
     ) -> Future[Any]:
-        """`emit` without a coroutine; the result is for `parse_emit`."""
+        """`emit` without a coroutine: it is sent now; the result is for `parse_emit`."""
 
     @staticmethod
     def parse_emit(reply: Any) -> dict[str, str]:

@@ -42,6 +42,7 @@ from shared.platform import logs, tracing
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
+from shared.store.interface import StoreError
 from shared.store.redis import durability, eviction
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.detector import Detector
@@ -51,7 +52,7 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_gateways import LostGateways
 from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.reaper import Reaper
-from shared.store.redis.redis_client import RedisError, server_name
+from shared.store.redis.redis_client import server_name
 from shared.store.redis.scale_store import ScaleStore
 from shared.store.redis.servers import Servers
 
@@ -235,6 +236,6 @@ async def _stop(gateway: Gateway) -> None:
 async def _warn_of_redis_settings(servers: Servers) -> None:
     """Log settings of Redis that endanger jobs, as far as the servers can be asked."""
     for redis in servers.all:
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(StoreError):
             if weakness := await durability.weakness(redis):
                 log.warning("Redis %s: %s", server_name(redis), weakness)

@@ -19,8 +19,9 @@ DOWN_AFTER_MS = 1000
 class SentinelGroup:
     """One master, one replica, three Sentinels, each on a free port."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, down_after_ms: int = DOWN_AFTER_MS) -> None:
         self._folder = folder
+        self._down_after_ms = down_after_ms
         self.servers = [self._server("master"), self._server("replica")]
         self._sentinels: list[subprocess.Popen[bytes]] = []
         self._ports = [free_port() for _ in range(3)]
@@ -50,7 +51,7 @@ class SentinelGroup:
             file.write_text(
                 f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
                 f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} 2\n"
-                f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
+                f"sentinel down-after-milliseconds {SERVICE} {self._down_after_ms}\n"
                 f"sentinel failover-timeout {SERVICE} 5000\n"
             )
             command = [binary, str(file), "--sentinel"]

@@ -22,7 +22,8 @@ MODEL_FILES = (
 )
 
 
-PLATFORM, JOB, STORE = "shared/platform", "shared/job", "shared/store/redis"
+PLATFORM, JOB = "shared/platform", "shared/job"
+STORE, REDIS = "shared/store", "shared/store/redis"
 FLEET, API = "shared/fleet", "shared/api"
 AUTOSCALER, OVERVIEW = "gateway/ops/autoscaler", "gateway/ops/overview"
 LISTEN, SETTINGS = "gateway/listen_settings.py", "gateway/gateway_settings.py"
@@ -36,46 +37,47 @@ LAYERS: dict[str, set[str]] = {
     API: {JOB},
     PLATFORM: {JOB},
     FLEET: {PLATFORM, JOB},
-    STORE: {PLATFORM, JOB, FLEET},
+    STORE: {JOB},
+    REDIS: {PLATFORM, JOB, FLEET, STORE},
     "shared/client": set(),
     LISTEN: {PLATFORM},
     SETTINGS: {PLATFORM, FLEET, LISTEN},
     "gateway/http": {PLATFORM, JOB, STORE, API, LISTEN, SETTINGS},
-    "gateway/core": {PLATFORM, JOB, STORE, FLEET, API, SETTINGS, "gateway/http"},
-    AUTOSCALER: {PLATFORM, JOB, STORE, FLEET},
-    OVERVIEW: {PLATFORM, JOB, STORE, FLEET, AUTOSCALER, "gateway/core"},
+    "gateway/core": {PLATFORM, JOB, STORE, REDIS, FLEET, API, SETTINGS, "gateway/http"},
+    AUTOSCALER: {PLATFORM, JOB, STORE, REDIS, FLEET},
+    OVERVIEW: {PLATFORM, JOB, STORE, REDIS, FLEET, AUTOSCALER, "gateway/core"},
     "gateway/apis/anthropic": {"gateway/core"},
     "gateway/apis/audio": {"gateway/core"},
     "gateway/apis/pooling": {"gateway/core"},
     "gateway/apis/openai": {"gateway/http", "gateway/core"},
-    "gateway/apis/torchserve": {JOB, STORE, FLEET, API, "gateway/http", "gateway/core"},
+    "gateway/apis/torchserve": {JOB, REDIS, FLEET, API, "gateway/http", "gateway/core"},
     "gateway/apis/jobs": {PLATFORM, JOB, STORE, API, "gateway/http", "gateway/core"},
-    "gateway/apis/responses": {JOB, STORE, API, SETTINGS, "gateway/http", "gateway/core"},
+    "gateway/apis/responses": {JOB, STORE, REDIS, API, SETTINGS, "gateway/http", "gateway/core"},
     "gateway/apis/admin": {
-        JOB, STORE, FLEET, API, AUTOSCALER, "gateway/http", "gateway/core",
+        JOB, REDIS, FLEET, API, AUTOSCALER, "gateway/http", "gateway/core",
     },
     "gateway/apis": {
         JOB, API, "gateway/http", "gateway/core",
         *(f"gateway/apis/{api}" for api in APIS),
     },
-    "gateway/ops": {JOB, STORE, OVERVIEW, "gateway/http", "gateway/core"},
-    "gateway/maintenance": {PLATFORM, JOB, STORE, FLEET, AUTOSCALER},
-    "gateway/launcher": {PLATFORM, STORE, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},
+    "gateway/ops": {JOB, STORE, REDIS, OVERVIEW, "gateway/http", "gateway/core"},
+    "gateway/maintenance": {PLATFORM, JOB, STORE, REDIS, FLEET, AUTOSCALER},
+    "gateway/launcher": {PLATFORM, STORE, REDIS, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},
     "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
     "gateway": {
-        PLATFORM, JOB, STORE, FLEET, LISTEN, SETTINGS, OVERVIEW, "gateway/http", "gateway/core",
-        "gateway/apis", "gateway/ops",
+        PLATFORM, JOB, STORE, REDIS, FLEET, LISTEN, SETTINGS, OVERVIEW, "gateway/http",
+        "gateway/core", "gateway/apis", "gateway/ops",
     },
     "worker/demo": {FLEET},
     WORKER_SETTINGS: {FLEET},
     "worker/engines": set(),
     "worker/engines/simulated": {PLATFORM, FLEET, API, "worker/engines"},
     "worker/engines/vllm": {PLATFORM, FLEET, "worker/engines"},
-    "worker/core": {PLATFORM, JOB, STORE, FLEET, API, WORKER_SETTINGS, "worker/engines"},
+    "worker/core": {PLATFORM, JOB, STORE, REDIS, FLEET, API, WORKER_SETTINGS, "worker/engines"},
     "worker/plugins/hooks": {PLATFORM, JOB, FLEET, "worker/core"},
     "worker/plugins": {FLEET, "worker/core", "worker/plugins/hooks"},
     "worker": {
-        PLATFORM, STORE, FLEET, WORKER_SETTINGS, "worker/core", "worker/engines",
+        PLATFORM, REDIS, FLEET, WORKER_SETTINGS, "worker/core", "worker/engines",
         "worker/engines/simulated", "worker/engines/vllm", "worker/plugins",
     },
 }  # fmt: skip
@@ -244,31 +246,37 @@ def test_only_the_store_imports_a_client_of_redis() -> None:
     wrong = [
         f"{path} imports {name}"
         for path in files(*PACKAGES)
-        if not path.startswith(f"{STORE}/")
+        if not path.startswith(f"{REDIS}/")
         for name in imports(path)
         if name.split(".")[0] in {"redis", "hiredis"}
     ]
     assert not wrong
 
 
-KEYS_ELSEWHERE = {
-    # Files that still name channels and keys themselves; no file may be added.
-    "gateway/core/relay.py",
-    "gateway/maintenance/broker.py",  # Celery's, through kombu
-    "worker/core/control_subscriptions.py",
-    "worker/core/heartbeat.py",
-    "worker/core/queue_consumer.py",
-    "worker/core/slot_adverts.py",
-}
-
-
 def test_only_the_store_names_keys() -> None:
     named = {
         path
         for path in files(*PACKAGES)
-        if not path.startswith(f"{STORE}/") and f"{STORE}/keys.py" in imported_modules(path)
+        if not path.startswith(f"{REDIS}/") and f"{REDIS}/keys.py" in imported_modules(path)
     }
-    assert named == KEYS_ELSEWHERE
+    assert named == {"gateway/maintenance/broker.py"}, "Celery's keys, which kombu writes"
+
+
+REDIS_ERRORS = {
+    # Where redis-py's errors become the store's.
+    f"{REDIS}/redis_client.py",
+    f"{REDIS}/redis_link.py",
+    f"{REDIS}/store_errors.py",
+}
+
+
+def test_only_three_files_know_redis_pys_errors() -> None:
+    known = {
+        path
+        for path in files(*PACKAGES)
+        if any(name.startswith("redis.exceptions") for name in imports(path))
+    }
+    assert known == REDIS_ERRORS
 
 
 def test_lua_takes_its_key_names_from_python() -> None:

@@ -101,7 +101,7 @@ def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
 async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") -> ModelInfo:
     """The model of a request that may be queued; `version` is the one asked for, if one is.
 
-    Raises ModelNotFound, NoWorker, IntakeStopped, BadRequest, and redis' errors.
+    Raises ModelNotFound, NoWorker, IntakeStopped, BadRequest, and StoreError.
     """
     model = await fleet.model(request.model, version)
     if fleet.switches.intake_stopped:

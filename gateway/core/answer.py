@@ -32,7 +32,7 @@ from shared.job.errors import FlotillaError, JobFailed, StreamReset
 from shared.job.frames import FrameKind
 from shared.job.job import Job, NewJob
 from shared.platform import request_span
-from shared.store.redis.stored_body import Body
+from shared.store.stored_body import Body
 
 _FIRST_COMMENT_S = 0.4
 """A stream whose first chunk takes longer begins with a comment. Until then an error is answered

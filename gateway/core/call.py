@@ -151,7 +151,7 @@ async def repeat(
     """A new job with the request of one that ended without an answer, which stays as it is.
 
     `new_id`: empty for any. `incoming`: the tenant's request for it, whose headers count; None: an
-    operator's. Raises NotRepeatable, IntakeStopped, BadRequest, and redis' errors.
+    operator's. Raises NotRepeatable, IntakeStopped, BadRequest, and StoreError.
     """
     if job.state not in REPEATABLE:
         raise NotRepeatable(
@@ -163,7 +163,7 @@ async def repeat(
         check_intake(job.pool, gateway.fleet.switches.intake_stopped)
         if name := sent.idempotency_key:
             key = IdempotencyKey.of(incoming.tenant, incoming.scope["path"], name, b"")
-    body = await gateway.queue.request_body(job.id)
+    body, _ = await gateway.queue.stored_request(job.id)
     if not body:
         raise NotRepeatable("The request of this job is not kept any more; send it again.")
     new = gateway.factory.repeated(job, body, new_id, key, sent.on_disconnect)

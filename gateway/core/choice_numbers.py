@@ -7,21 +7,21 @@ import json
 from collections.abc import Iterable
 
 from shared.job.job_log import Delta, Prompt
-from shared.store.redis.job_queue import JobQueue
+from shared.store.interface import Store
 
 
 class ChoiceNumbers:
     """The numbers of one job's choices. A call of the engine has `n` of them for one prompt."""
 
-    def __init__(self, queue: JobQueue, job_id: str) -> None:
+    def __init__(self, queue: Store, job_id: str) -> None:
         self._queue = queue
         self._job_id = job_id
         self._per_call: int | None = None  # read only if there is a second call
 
     async def prepare(self, records: Iterable[Delta | Prompt]) -> None:
-        """Call it before `of` is called for these records. Raises redis' errors."""
+        """Call it before `of` is called for these records. Raises StoreError."""
         if self._per_call is None and any(record.call for record in records):
-            body = await self._queue.request_body(self._job_id)
+            body, _ = await self._queue.stored_request(self._job_id)
             # Several prompts may be large, and parsing them would hold up all streams.
             self._per_call = await asyncio.to_thread(_choices_per_call, body)
 

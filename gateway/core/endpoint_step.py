@@ -29,7 +29,7 @@ class Prepared(Protocol):
 
 
 class EndpointStep(Protocol):
-    """The methods raise redis' errors, and those of requests that can't be served."""
+    """The methods raise StoreError, and those of requests that can't be served."""
 
     def prepare(self, fields: Mapping[str, Any]) -> Prepared:
         """Read the fields of a body that was checked. Pure: called in a thread for a large body."""

@@ -19,9 +19,9 @@ from shared.fleet.wait_estimate import SlotTurnover, WaitEstimate
 from shared.fleet.worker_losses import WorkerLosses
 from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
+from shared.store.interface import StoreError
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.redis_client import RedisError
 from shared.store.redis.scale_store import ScaleStore
 
 _REFRESH_S = HEARTBEAT_S
@@ -77,7 +77,7 @@ class FleetView:
         while True:
             try:
                 await self.refresh()
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 self._error = str(error) or type(error).__name__
             await asyncio.sleep(_REFRESH_S)
 
@@ -90,7 +90,7 @@ class FleetView:
         return f"models and workers were last read {old_s:.0f} s ago: {self._error[:200]}"
 
     async def refresh(self) -> None:
-        """Read everything from Redis now. Raises redis' errors."""
+        """Read everything from Redis now. Raises StoreError."""
         self._read_at = time.monotonic()
         models = merged(self._declared, await self._registry.models())
         defaults = await self._registry.default_versions()
@@ -106,7 +106,7 @@ class FleetView:
         self._complete_at = time.monotonic()
 
     async def refresh_workers(self) -> None:
-        """Read the workers alone. Raises redis' errors."""
+        """Read the workers alone. Raises StoreError."""
         self._set_workers(await self._registry.heartbeats())
         self.losses.update(self.heartbeats, self.now_s())
 
@@ -123,7 +123,7 @@ class FleetView:
         """A model by a client's name for it, with or without workers; empty: the default model.
 
         Of several versions, `version` names one; if it is empty, the weights decide each time anew.
-        Raises ModelNotFound, NoWorker, BadRequest, and redis' errors.
+        Raises ModelNotFound, NoWorker, BadRequest, and StoreError.
         """
         share = random.random()
         model = self.names.resolve(name, version, share)
@@ -154,7 +154,7 @@ class FleetView:
         return self._pool_allows.get(pool.partition("+")[0], self._allow_fields)
 
     async def set_default_version(self, name: str, version: str) -> None:
-        """Send requests for `name` without a version to this one. Raises redis' errors."""
+        """Send requests for `name` without a version to this one. Raises StoreError."""
         await self._registry.set_default_version(name, version)
         await self.refresh()
 

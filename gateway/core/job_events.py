@@ -32,8 +32,8 @@ from shared.job.frames import FrameKind
 from shared.job.job import Job
 from shared.job.job_log import Delta
 from shared.job.states import JobState
+from shared.store.interface import StoreError
 from shared.store.redis.depths import position
-from shared.store.redis.redis_client import RedisError
 
 _DONE = b"[DONE]"
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
@@ -83,7 +83,7 @@ async def events(context: StreamContext, job: Job, after: EventPosition) -> Asyn
         ended = True
     except FlotillaError as failure:
         yield sse.raw_event("error", failure.to_openai(), last_id)
-    except (RedisError, OSError):
+    except StoreError:
         unavailable = RedisUnavailable("The queue can't be reached; come back with Last-Event-ID.")
         yield sse.raw_event("error", unavailable.to_openai(), last_id)
     finally:
@@ -141,7 +141,7 @@ async def _end(context: StreamContext, job: Job, last_id: str) -> AsyncIterator[
             # An event's data is one line; JSON has line ends between values only.
             yield (b"" if begun else begin) + part.translate(_ONE_LINE)
             begun = True
-    except (FlotillaError, RedisError, OSError) as error:
+    except (FlotillaError, StoreError) as error:
         if not begun:
             raise
         raise _CutShort from error

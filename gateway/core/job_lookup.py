@@ -5,11 +5,11 @@ from __future__ import annotations
 from gateway.gateway_settings import GatewaySettings
 from shared.job.errors import NotFound
 from shared.job.job import Job
-from shared.store.redis.job_queue import JobQueue
+from shared.store.interface import Store
 
 
-async def job_of(queue: JobQueue, settings: GatewaySettings, tenant: str, job_id: str) -> Job:
-    """The tenant's job with this id. Raises NotFound, and redis' errors."""
+async def job_of(queue: Store, settings: GatewaySettings, tenant: str, job_id: str) -> Job:
+    """The tenant's job with this id. Raises NotFound, and StoreError."""
     job = await queue.get(job_id)
     # Another tenant's job must look as if it did not exist.
     if job is None or job.tenant != tenant:
@@ -17,7 +17,7 @@ async def job_of(queue: JobQueue, settings: GatewaySettings, tenant: str, job_id
     return job
 
 
-async def any_job_of(queue: JobQueue, settings: GatewaySettings, job_id: str) -> Job:
+async def any_job_of(queue: Store, settings: GatewaySettings, job_id: str) -> Job:
     """The job with this id, of whatever tenant: for operators. Raises as `job_of`."""
     job = await queue.get(job_id)
     if job is None:

@@ -16,7 +16,7 @@ from shared.job.trace_context import trace_id
 from shared.store.redis.depths import position, positions
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.listing import with_errors
-from shared.store.redis.stored_body import Body
+from shared.store.stored_body import Body
 
 _MAX_POSITION_COMMANDS = 10_000
 """Redis commands for the positions in one list. A list that needs more has no positions."""

@@ -20,8 +20,8 @@ from gateway.http.middleware import new_request_id, sent_request_id
 from shared.job.errors import FlotillaError
 from shared.platform import request_span
 from shared.platform.metrics import GatewayMetrics
+from shared.store.interface import StoreUnavailable
 from shared.store.redis.lost_attempts import write_lost_attempts
-from shared.store.redis.redis_client import UNAVAILABLE
 
 _OUT_OF_ATTEMPTS = "too_many_attempts"
 
@@ -84,7 +84,7 @@ class PlainApplications:
 
     async def write_lost_attempts(self, answer: Answer, span: request_span.RequestSpan) -> None:
         """Of a traced job that has failed because its workers were lost: no further one does it."""
-        with contextlib.suppress(*UNAVAILABLE):
+        with contextlib.suppress(StoreUnavailable):
             job = await self.gateway.queue.get(answer.job_id)
             if job is not None:
                 behind_s, after_all = span.began_at - job.created_at, len(job.attempts) + 1

@@ -6,8 +6,8 @@ from gateway.core.stream_context import StreamContext
 from gateway.http import server_events as sse
 from shared.job.errors import StreamReset
 from shared.job.states import JobState
+from shared.store.interface import StoreError
 from shared.store.redis.depths import position
-from shared.store.redis.redis_client import RedisError
 
 
 async def progress_comment(context: StreamContext, job_id: str) -> bytes:
@@ -18,7 +18,7 @@ async def progress_comment(context: StreamContext, job_id: str) -> bytes:
     try:
         job = await context.queue.get(job_id)
         queue_position = job and await position(context.queue, job)
-    except (RedisError, OSError):
+    except StoreError:
         return sse.comment("waiting for the queue")
     if job is None:
         raise StreamReset("The queue has lost this job.")

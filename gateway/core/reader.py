@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from gateway.core.entry_order import MALFORMED, EntryOrder
 from gateway.core.log_event import LogEvent, ReadMode
-from gateway.core.log_replay import LogSource, Replayed, replay
+from gateway.core.log_replay import Replayed, replay
 from gateway.http.asgi_io import ChunkWriter
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.frames import LAST, Frame, FrameKind
-from shared.store.redis.redis_client import RedisError
+from shared.store.interface import Store, StoreError
 
 _REDIS_PATIENCE_S = 30.0
 """A reader that can't read the log for so long gives its client an error."""
@@ -61,7 +61,7 @@ class ReaderHost(Protocol):
     """What one reader may buffer."""
 
     @property
-    def source(self) -> LogSource:
+    def source(self) -> Store:
         """Where logs are read."""
 
     def schedule_wakeup(self, at: float) -> None:
@@ -309,7 +309,7 @@ class Reader:
         while self._state is ReaderState.BEHIND:
             try:
                 replayed = await self._replay()
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 self._check_patience(error)
                 break
             self._redis_failing_since = None
@@ -334,7 +334,7 @@ class Reader:
             )
             more = replayed.more
             return replayed
-        except (RedisError, OSError):
+        except StoreError:
             self._state = ReaderState.REPLAYING_STALE
             raise
         finally:

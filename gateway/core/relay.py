@@ -21,11 +21,8 @@ from shared.job.frames import decode
 from shared.job.job import shard_in
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
-from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
-from shared.store.redis.servers import server_index
-from shared.store.redis.subscription import Subscription
+from shared.store.interface import Store, StoreError
+from shared.store.redis.subscription import gateway_subscription
 
 log = logging.getLogger("flotilla.relay")
 
@@ -44,7 +41,7 @@ class Relay:
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Store,
         urls: Sequence[str],
         gateway_id: str,
         metrics: GatewayMetrics,
@@ -61,11 +58,10 @@ class Relay:
         self._queue = queue
         self._metrics = metrics
         self._warn_malformed = logs.RareWarning(log)
-        self._channel = channel = keys.tokens_channel(gateway_id)
         self._subscriptions = [
-            Subscription(
+            gateway_subscription(
                 url,
-                channel,
+                gateway_id,
                 self._dispatch,
                 partial(self._on_connected, server),
                 partial(self._on_lost, server),
@@ -95,12 +91,13 @@ class Relay:
 
     def is_subscribed(self, shard: int) -> bool:
         """Whether frames of the shard's jobs can arrive; else readers have nothing but the log."""
-        server = server_index(shard, len(self._subscriptions))
+        server = self._queue.server_of(shard)
         return self._subscriptions[server].connected.is_set()
 
     def check_subscription(self, server: int, channels: Set[str]) -> None:
         """Subscribe anew if this gateway's channel is not among those with subscribers."""
-        self._subscriptions[server].observe(subscribed=self._channel in channels)
+        subscription = self._subscriptions[server]
+        subscription.observe(subscribed=subscription.channel in channels)
 
     # --- readers ---
 
@@ -210,7 +207,7 @@ class Relay:
                             self._queue.watch(i, self._gateway_id, follow=False) for i in part
                         ]
                         await asyncio.gather(*watches)
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 log.debug("could not watch jobs again: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 self._reconnected[server].set()
@@ -222,7 +219,7 @@ class Relay:
 
     def _readers_of(self, server: int) -> Iterator[Reader]:
         for job_id, readers in self._readers.items():
-            if server_index(shard_in(job_id.decode()), len(self._subscriptions)) == server:
+            if self._queue.server_of(shard_in(job_id.decode())) == server:
                 yield from readers
 
     async def _poll_ended_jobs(self, server: int) -> None:
@@ -237,7 +234,7 @@ class Relay:
                     for first in range(0, len(job_ids), _JOBS_PER_CALL):
                         part = job_ids[first : first + _JOBS_PER_CALL]
                         self._on_ended(await self._queue.ended(shard, part))
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 log.debug("could not poll for ended jobs: %s", error)
 
     def _awaited_jobs(self, server: int) -> dict[int, list[str]]:
@@ -246,7 +243,7 @@ class Relay:
         for readers in self._readers.values():
             job_id = readers[0].job_id
             shard = shard_in(job_id)
-            if server_index(shard, len(self._subscriptions)) == server and any(
+            if self._queue.server_of(shard) == server and any(
                 reader.awaits_end for reader in readers
             ):
                 shards.setdefault(shard, []).append(job_id)

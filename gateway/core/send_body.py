@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.asgi_io import on_disconnect
 from gateway.http.response_writer import Headers, ResponseWriter
 from shared.job.job import Job, NewJob
-from shared.store.redis.stored_body import Body
+from shared.store.stored_body import Body
 
 _JSON = "application/json"
 

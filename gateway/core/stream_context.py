@@ -11,7 +11,7 @@ from gateway.gateway_settings import GatewaySettings
 from shared.job.job import Job
 from shared.platform.metrics import GatewayMetrics
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.stored_body import Body
+from shared.store.stored_body import Body
 
 
 @dataclass(frozen=True, slots=True)

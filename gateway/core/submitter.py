@@ -7,6 +7,7 @@ while a call to a server is in flight are sent together in the next one.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,9 +16,7 @@ from shared.job.adapter_queues import pool_of
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
 from shared.platform.metrics import GatewayMetrics
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisConnectionError
-from shared.store.redis.servers import server_index
+from shared.store.interface import Store, StoreTimeout, StoreUnavailable
 
 _CALL_BYTES = 1 << 20
 """Bytes of bodies in one call; a single larger body has a call of its own."""
@@ -34,7 +33,7 @@ class Submitter:
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Store,
         max_depth: int,
         metrics: GatewayMetrics,
         max_depths: Mapping[str, int] | None = None,
@@ -45,8 +44,8 @@ class Submitter:
         self._max_depths = max_depths or {}
         self._metrics = metrics
         # By server, so that one that does not answer delays only its own jobs.
-        self._waiting: list[list[_Waiting]] = [[] for _ in range(len(queue.servers))]
-        self._calls = [0] * len(queue.servers)  # in flight, by server
+        self._waiting: defaultdict[int, list[_Waiting]] = defaultdict(list)
+        self._calls: Counter[int] = Counter()  # in flight
         self._loop = asyncio.get_running_loop()
 
     def max_depth(self, pool: str) -> int:
@@ -61,11 +60,11 @@ class Submitter:
     ) -> asyncio.Future[str | None]:
         """A future that is done when the job is queued, or with the id of the job that it joins.
 
-        It fails with QueueFull, IdempotencyKeyReused or an error of redis; `on_error` is called
+        It fails with QueueFull, IdempotencyKeyReused or StoreError; `on_error` is called
         with that error.
         """
         queued: asyncio.Future[str | None] = self._loop.create_future()
-        server = server_index(job.shard, len(self._calls))
+        server = self._queue.server_of(job.shard)
         waiting = self._waiting[server]
         waiting.append(_Waiting(job, queued, on_error))
         if not self._calls[server] and len(waiting) == 1:
@@ -105,7 +104,7 @@ class Submitter:
         reply: asyncio.Future[Any],
     ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
-        if isinstance(error, RedisConnectionError) and not last:
+        if isinstance(error, StoreUnavailable) and not isinstance(error, StoreTimeout) and not last:
             # The connection broke during the call. Jobs that are queued already stay as they are.
             self._call(shard, batch, max_depth, last=True)
             return
@@ -114,7 +113,7 @@ class Submitter:
                 _fail(each, error)
         else:
             self._resolve(batch, reply.result())
-        server = server_index(shard, len(self._calls))
+        server = self._queue.server_of(shard)
         self._calls[server] -= 1
         if self._waiting[server] and not self._calls[server]:
             self._send(server)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shared.job.job import Job
 from shared.job.job_log import Transcript, read_journal
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.log_parts import LogTooLong, log_parts
+from shared.store.interface import Store
+from shared.store.log_parts import LogTooLong, log_parts
 
 MOST_BYTES = 1 << 19
 """Of a log that is added up: that of an answer of about 50,000 tokens. Log probabilities that were
@@ -13,10 +13,10 @@ requested are in the log, too."""
 MOST_AT_ONCE = 1 << 16
 
 
-async def read_transcript(queue: JobQueue, job: Job) -> Transcript | None:
+async def read_transcript(queue: Store, job: Job) -> Transcript | None:
     """The text and the usage; None if the log is too long.
 
-    Raises StreamReset if Redis has lost a part of the log, and redis' errors.
+    Raises StreamReset if Redis has lost a part of the log, and StoreError.
     """
     transcript = Transcript.empty()
     try:

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.job.errors import FlotillaError
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
+from shared.store.interface import Store, StoreError
 
 log = logging.getLogger("flotilla.gateway")
 
@@ -25,9 +24,7 @@ class Unwatcher:
     shared/store/redis/scripts/common/watchers.lua.
     """
 
-    def __init__(
-        self, queue: JobQueue, gateway_id: str, has_readers: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, queue: Store, gateway_id: str, has_readers: Callable[[str], bool]) -> None:
         """`has_readers`: whether another client of this gateway follows a job."""
         self._queue = queue
         self._gateway_id = gateway_id
@@ -59,7 +56,7 @@ class Unwatcher:
                 return
             try:
                 await self._queue.unwatch(job_id, self._gateway_id)
-            except (RedisError, OSError):
+            except StoreError:
                 await asyncio.sleep(_RETRY_S)
             else:
                 return

@@ -9,9 +9,8 @@ from shared.job.errors import RedisUnavailable, StreamReset, job_error
 from shared.job.frames import FrameKind
 from shared.job.job import Job
 from shared.job.states import JobState
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
-from shared.store.redis.stored_body import Body
+from shared.store.interface import Store, StoreError
+from shared.store.stored_body import Body
 
 
 class WholeAnswer(NamedTuple):
@@ -24,7 +23,7 @@ class WholeAnswer(NamedTuple):
     """Further ones that vLLM gave it."""
 
 
-def whole_answer(queue: JobQueue, job: Job) -> WholeAnswer | None:
+def whole_answer(queue: Store, job: Job) -> WholeAnswer | None:
     """What the worker answered; None if that was streamed. Raises the error of any other end."""
     if job.result_bytes:
         headers = tuple((k.encode("latin-1"), v.encode("latin-1")) for k, v in job.headers.items())
@@ -34,7 +33,7 @@ def whole_answer(queue: JobQueue, job: Job) -> WholeAnswer | None:
     raise job_error(job.error_code, job.id)
 
 
-async def answer_at_end(queue: JobQueue, job_id: str, last: LogEvent) -> WholeAnswer | None:
+async def answer_at_end(queue: Store, job_id: str, last: LogEvent) -> WholeAnswer | None:
     """The answer of a job whose last event this is; None if it was streamed and is complete.
 
     Raises the error that stands for a job that ended otherwise.
@@ -46,7 +45,7 @@ async def answer_at_end(queue: JobQueue, job_id: str, last: LogEvent) -> WholeAn
         return WholeAnswer(status, content_type.decode(), Body(body))
     try:
         job = await queue.get(job_id)
-    except (RedisError, OSError) as error:
+    except StoreError as error:
         raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
     if job is None:
         raise StreamReset("The job is gone.")

@@ -21,7 +21,7 @@ from shared.job.errors import (
     UnknownRoute,
 )
 from shared.platform.metrics import GatewayMetrics
-from shared.store.redis.redis_client import RedisError
+from shared.store.interface import StoreError
 
 log = logging.getLogger("flotilla.gateway")
 
@@ -52,7 +52,7 @@ def to_flotilla_error(error: Exception) -> FlotillaError:
     """The error that the client gets for any exception; its details are logged, not sent."""
     if isinstance(error, FlotillaError):
         return error
-    if isinstance(error, RedisError | OSError):
+    if isinstance(error, StoreError | OSError):
         log.warning("Redis can't be reached or refused a command: %s", error)
         return RedisUnavailable("The queue can't be reached now; try again.")
     log.error("unhandled error", exc_info=error)
@@ -83,7 +83,7 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
         return error_response(failure, metrics, request.scope)
 
     app.add_exception_handler(FlotillaError, on_error)
-    app.add_exception_handler(RedisError, on_error)
+    app.add_exception_handler(StoreError, on_error)
     app.add_exception_handler(OSError, on_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_validation_error)

@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.launcher.child import Command
-from shared.store.redis.redis_client import RedisError, connect
+from shared.store.interface import StoreError
+from shared.store.redis.redis_client import connect
 
 _PING_TIMEOUT_S = 2.0
 _LOCK_WAIT_S = 2.0
@@ -147,7 +148,7 @@ async def ping(url: str) -> str | None:
     try:
         async with asyncio.timeout(_PING_TIMEOUT_S):
             await client.ping()
-    except (RedisError, OSError, TimeoutError) as error:
+    except (StoreError, TimeoutError) as error:
         return str(error) or type(error).__name__
     finally:
         await client.aclose(close_connection_pool=True)

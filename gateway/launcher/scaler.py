@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from typing import Any
 
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.worker_children import Workers
 from gateway.ops.autoscaler.reconcile import Plan, instance, reconcile
+from shared.store.interface import StoreError
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.redis_client import Redis, RedisError
 from shared.store.redis.scale_store import ScaleStore
 
 _INTERVAL_S = 1.0
@@ -28,7 +29,7 @@ class Scaler:
         self,
         workers: Workers,
         pool: str,
-        redis: Redis,
+        redis: Any,
         *,
         start: Callable[[Service, Coroutine[None, None, None]], None],
         grace_s: float,
@@ -52,12 +53,12 @@ class Scaler:
         """Act on the decision every second."""
         while True:
             # While Redis is away the workers stay as they are; other processes log the problem.
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreError, OSError):
                 await self.act()
             await asyncio.sleep(_INTERVAL_S)
 
     async def act(self) -> None:
-        """Read the decision and act on it once. Raises redis' errors."""
+        """Read the decision and act on it once. Raises StoreError."""
         self._one_served |= any(s.ready.is_set() for s in self._workers.services.values())
         plan = await self._plan()
         if plan is None:

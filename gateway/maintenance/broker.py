@@ -13,8 +13,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from shared.platform import sentinel_url
 from shared.platform.settings import SettingsError
+from shared.store.interface import StoreError, StoreRefused
 from shared.store.redis import keys
-from shared.store.redis.redis_client import RedisError, ResponseError, connect, parse_url
+from shared.store.redis.redis_client import connect, parse_url
 
 
 class Broker(NamedTuple):
@@ -94,7 +95,7 @@ async def answers(settings: MaintenanceSettings) -> bool:
     redis = connect(celery_redis_url(settings), max_connections=1)
     try:
         await redis.ping()
-    except (RedisError, OSError):
+    except StoreError:
         return False
     finally:
         await redis.aclose(close_connection_pool=True)
@@ -107,7 +108,7 @@ async def problem(settings: MaintenanceSettings) -> str:
     redis = connect(celery_redis_url(settings), max_connections=1)
     try:
         await redis.ping()
-    except ResponseError as error:
+    except StoreRefused as error:
         if "DB index" in str(error):  # many managed ones have one database, others have 16
             return (
                 f"FLOTILLA_MAINTENANCE_REDIS_URL: {error}: Celery needs a database of its own; "
@@ -118,7 +119,7 @@ async def problem(settings: MaintenanceSettings) -> str:
                 f"FLOTILLA_MAINTENANCE_REDIS_URL: {error}: Celery can't use a cluster; "
                 "name a Redis that is not a cluster, however small"
             )
-    except (RedisError, OSError):
+    except StoreError:
         pass
     finally:
         await redis.aclose(close_connection_pool=True)

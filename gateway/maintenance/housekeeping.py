@@ -11,11 +11,11 @@ import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 
 from shared.job.replies import Repaired
+from shared.store.interface import StoreUnavailable
 from shared.store.redis.depths import pool_names
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.redis_client import UNAVAILABLE
 from shared.store.redis.scan import Step, scan_server
 
 log = logging.getLogger("flotilla.maintenance")
@@ -39,7 +39,7 @@ class Housekeeping:
         """Continue the scan over all jobs and what refers to them, and repair what is inconsistent.
 
         A waiting job whose stream entry was lost gets a new one; entries, index members and logs
-        of deleted jobs are removed. A small fleet is scanned in one round. Raises redis' errors,
+        of deleted jobs are removed. A small fleet is scanned in one round. Raises StoreError,
         after all servers were tried.
         """
         done: dict[str, Repaired] = {}
@@ -50,7 +50,7 @@ class Housekeeping:
             for server in range(n_servers):
                 try:
                     await self._continue(server, done, began_s + ROUND_S * (server + 1) / n_servers)
-                except UNAVAILABLE as error:  # the other servers are still repaired
+                except StoreUnavailable as error:  # the other servers are still repaired
                     lost = error
         finally:
             if done:
@@ -77,7 +77,7 @@ class Housekeeping:
         """Remove records of workers, pools and maintenance tasks that no longer exist.
 
         `pools` are the names of the autoscaled pools, `tasks` the names of all tasks.
-        Raises redis' errors.
+        Raises StoreError.
         """
         before = await self._registry.known_workers()
         workers = await self._registry.workers()  # removes those that have expired

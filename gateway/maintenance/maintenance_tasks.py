@@ -19,6 +19,7 @@ from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.ops.autoscaler import tick as autoscaler
 from shared.fleet.pools import Pools
 from shared.platform.metrics import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
+from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis.detector import Detector
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FormatMonitor
@@ -26,7 +27,6 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_gateways import LostGateways
 from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.redis_client import UNAVAILABLE, RedisError
 from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.maintenance")
@@ -75,11 +75,11 @@ class MaintenanceTasks:
             async with asyncio.timeout(TIMEOUT_S):
                 try:
                     await self.run_once_per_round(name)
-                except UNAVAILABLE:  # an idle connection does not notice that Redis has restarted
+                except StoreUnavailable:  # an idle connection does not see that Redis restarted
                     await self.run_once_per_round(name)
         except TimeoutError:
             log.warning("%s: cancelled after %g s; the next round continues", name, TIMEOUT_S)
-        except (RedisError, OSError) as error:
+        except StoreError as error:
             log.warning("%s: failed in this round: %s", name, error)
         except Exception:
             log.exception("%s: failed in this round", name)
@@ -87,7 +87,7 @@ class MaintenanceTasks:
     async def run_once_per_round(self, name: str) -> bool:
         """Run a task; returns False if another process has done so in this round.
 
-        Raises what the task raises, redis' errors among it.
+        Raises what the task raises, StoreError among it.
         """
         if not await self._runs.begin(name, self._intervals_s[name] * _LOCKED_SHARE):
             return False
@@ -96,7 +96,7 @@ class MaintenanceTasks:
         return True
 
     async def seconds_since(self, name: str) -> float | None:
-        """How long ago any process completed the task; None: never. Raises redis' errors."""
+        """How long ago any process completed the task; None: never. Raises StoreError."""
         return await self._runs.seconds_since(name)
 
     async def monitor_format(self) -> None:

@@ -21,10 +21,10 @@ from shared.fleet.pools import load_pools
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
+from shared.store.interface import StoreError
 from shared.store.redis import eviction
 from shared.store.redis.durability import refuse_volatile
 from shared.store.redis.format_version import refuse_other_format
-from shared.store.redis.redis_client import RedisError
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -114,7 +114,7 @@ async def _is_overdue(settings: MaintenanceSettings, tasks: MaintenanceTasks) ->
     """Whether repairs are missing although both Redis databases answer."""
     try:
         age_s = await tasks.seconds_since(REPAIR)
-    except (RedisError, OSError):
+    except StoreError:
         return False
     if age_s is not None and age_s < OVERDUE_S:
         return False

@@ -15,10 +15,10 @@ from gateway.core.context import Gateway, GatewayDep
 from gateway.ops.readiness import checks
 from shared.job.adapter_queues import pool_of
 from shared.job.states import JobState
+from shared.store.interface import StoreError
 from shared.store.redis import dead_letters
 from shared.store.redis.depths import depths
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.redis_client import RedisError
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("flotilla.gateway")
@@ -46,7 +46,7 @@ async def _read_fleet(gateway: Gateway) -> None:
             MaintenanceRuns(queue.servers).all(),
         )
         workers = gateway.fleet.workers
-    except (RedisError, OSError) as error:
+    except StoreError as error:
         log.warning("the fleet's metrics could not be read: %s", error)
         lanes, letters, runs, workers = [], None, {}, []
     counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance)

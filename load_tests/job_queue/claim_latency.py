@@ -97,7 +97,7 @@ async def _submit_and_time(queue: JobQueue) -> tuple[float, float]:
     await asyncio.sleep(random.uniform(*_PAUSE_S))
     job = new_job()
     began = time.time()
-    await queue.submit(job, 1 << 40)
+    await queue.submit_all(0, [job], 1 << 40)
     async with asyncio.timeout(10):
         while True:
             await asyncio.sleep(_POLL_S)

@@ -19,6 +19,7 @@ from load_tests.harness.processes import wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.harness.session import print_progress
 from load_tests.systems.engine import CHAT_PATH, MODEL
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate
 from shared.job.job import LeasedJob, NewJob, new_job_id
 from shared.job.lanes import DEFAULT
 from shared.job.result import JobResult
@@ -36,6 +37,7 @@ JOBS_PER_CALL = (1, 64)
 _WORKER = "w-load"
 _LEASE_S = 600.0
 _NO_LIMIT = 1 << 40
+_NO_SLOTS = SlotUpdate(POOL, "", 0, UNKNOWN)
 _FILL_PER_CALL = 500
 _FIRST_FILL = 10_000
 """Jobs submitted first, to measure the memory that one takes."""
@@ -127,7 +129,7 @@ async def open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
     servers = Servers(server.socket_url)
     queue = JobQueue(servers, shards=1)
     try:
-        await queue.scripts.load(0)
+        await queue.scripts(0).load()
         yield queue
     finally:
         await queue.close()
@@ -229,7 +231,7 @@ async def _submit(queue: JobQueue, jobs: Sequence[NewJob]) -> None:
 
 
 async def _claim(queue: JobQueue, count: int) -> list[LeasedJob]:
-    leased = await queue.acquire(0, POOL, _WORKER, count, _LEASE_S)
+    leased = (await queue.acquire(0, _WORKER, count, _LEASE_S, _NO_SLOTS)).jobs
     if len(leased) != count:
         raise ProcessError(f"{len(leased)} jobs claimed instead of {count}")
     return leased

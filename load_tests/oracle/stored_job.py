@@ -10,7 +10,6 @@ from shared.job.job import Job
 from shared.job.job_log import Entry, parse_segments
 from shared.job.record import DamagedRecord, parse_job
 from shared.store.redis import keys
-from shared.store.redis.redis_client import Redis
 
 _READS = 4
 """Commands per job."""
@@ -30,8 +29,8 @@ class StoredJob:
     """As `ttl_ms`; -2: there is no log."""
 
 
-async def read_jobs(client: Redis, ids: Sequence[str]) -> dict[str, StoredJob | None]:
-    """Read jobs; None for those that Redis does not have, or can't be read. Raises RedisError."""
+async def read_jobs(client: Any, ids: Sequence[str]) -> dict[str, StoredJob | None]:
+    """Read jobs; None for those that Redis does not have, or can't be read. Raises StoreError."""
     pipe: Any = client.pipeline(transaction=False)
     for job_id in ids:
         pipe.hgetall(keys.job(0, job_id))

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from load_tests.oracle.observation import Observation
 from load_tests.oracle.stored_job import StoredJob, read_jobs
-from shared.store.redis.redis_client import RedisError, connect
+from shared.store.interface import StoreError
+from shared.store.redis.redis_client import connect
 
 _EVERY_S = 0.5
 _BATCH = 100
@@ -47,7 +48,7 @@ class Verifier:
                 await asyncio.sleep(_EVERY_S)
                 await self._read()
         finally:
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreError):
                 await self._client.aclose()
 
     async def _read(self) -> None:
@@ -55,7 +56,7 @@ class Verifier:
         known = [seen.job_id for seen in batch if seen.job_id]
         try:
             stored = await read_jobs(self._client, known) if known else {}
-        except (RedisError, OSError):
+        except StoreError:
             return
         for seen in batch:
             self._waiting.popleft()

@@ -18,7 +18,7 @@ class SlotUpdate(NamedTuple):
 
     pool: str
     advertiser: str
-    """The worker's member of the sorted set, `keys.advertiser`."""
+    """The worker and its lease: `advertiser`."""
     slots: int
     """Free slots."""
     acknowledged: int | str
@@ -27,3 +27,8 @@ class SlotUpdate(NamedTuple):
 
 
 NO_UPDATE = SlotUpdate("", "", 0, UNKNOWN)
+
+
+def advertiser(worker: str, lease_s: float) -> str:
+    """How a worker that takes leases of this length advertises; a script may have to make it."""
+    return f"{worker} {int(lease_s * 1000)}"

@@ -150,14 +150,6 @@ def tokens_in(journal: Journal) -> int:
     )
 
 
-def tokens_missing(entries: Sequence[Entry]) -> bool:
-    """Whether a whole log lacks tokens that its worker generated. Raises what `tokens_in` does."""
-    if any(entry.lost for entry in entries):
-        return True
-    tokens = entries[-1].tokens if entries else None
-    return tokens is not None and tokens != sum(tokens_in(entry.journal) for entry in entries)
-
-
 def segments_behind(segments: Sequence[bytes], after: int) -> Sequence[bytes]:
     """The segments without those at the beginning that have nothing behind entry number `after`."""
     for index, segment in enumerate(segments):

@@ -76,15 +76,6 @@ def after(state: JobState, event: JobEvent) -> JobState:
     return transition.target
 
 
-def diagram() -> str:
-    """The state machine as Mermaid; the README shows it and a test keeps the two the same."""
-    lines = ["stateDiagram-v2", "    [*] --> queued: submit"]
-    for event, (sources, target) in TRANSITIONS.items():
-        lines += [f"    {source} --> {target}: {event}" for source in sorted(sources)]
-    lines += [f"    {state} --> [*]" for state in JobState if state.terminal]
-    return "\n".join(lines)
-
-
 class WorkerState(StrEnum):
     """The state of a worker, in the registry, in health checks, in metrics and in logs."""
 

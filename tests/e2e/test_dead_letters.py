@@ -10,6 +10,7 @@ import httpx
 import pytest
 import redis as sync_redis
 
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate
 from shared.job.job import shard_in
 from shared.store.redis import keys
 from tests.e2e.processes import Process, Stack
@@ -72,7 +73,9 @@ async def _lose(url: str, job_id: str) -> None:
     async with open_queue(url) as queue:
         job = await queue.get(job_id)
         assert job is not None
-        for leased in await queue.acquire(shard_in(job_id), job.pool, "w-lost", 100, 10.0):
+        slots = SlotUpdate(job.pool, "", 0, UNKNOWN)
+        acquired = await queue.acquire(shard_in(job_id), "w-lost", 100, 10.0, slots)
+        for leased in acquired.jobs:
             await queue.release([leased], "worker_lost", blame=leased.id == job_id)
 
 

@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 import redis as sync_redis
 
-from shared.job.advertised_slots import UNKNOWN, SlotUpdate
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate, advertiser
+from shared.job.errors import FlotillaError
 from shared.job.frames import ControlKind, FrameKind, decode_control, encode, entry_of
 from shared.job.frames import decode as decode_frames
 from shared.job.job import LeasedJob, NewJob, new_job_id
-from shared.job.job_log import Journal, make_journal, pack_segment
+from shared.job.job_log import Entry, Journal, make_journal, pack_segment
 from shared.job.lanes import DEFAULT, LANES
 from shared.job.record import parse_job, read_lease
 from shared.job.replies import Fenced
 from shared.job.result import JobResult
 from shared.job.states import TRANSITIONS, JobEvent
 from shared.job.step_log import FinalEntry, JobOutput, JobStream, LogFlush
+from shared.store.interface import Store
 from shared.store.redis import keys, suspects
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scan import scan_server
@@ -100,8 +102,17 @@ def make_job(**changes: Any) -> NewJob:
 async def submit(queue: JobQueue, **changes: Any) -> NewJob:
     """Submit a job; it is queued."""
     job = make_job(**changes)
-    await queue.submit(job, 1000)
+    await submit_one(queue, job, 1000)
     return job
+
+
+async def submit_one(queue: JobQueue, job: NewJob, max_depth: int) -> int:
+    """Submit a job; returns how many wait, 0 if it has a worker already. Raises what refuses it."""
+    (depth,) = await queue.submit_all(job.shard, [job], max_depth)
+    if isinstance(depth, FlotillaError):
+        raise depth
+    assert isinstance(depth, int)
+    return depth
 
 
 async def claim(
@@ -117,8 +128,8 @@ async def claim(
 
     Where only suspects wait, one of them.
     """
-    update = SlotUpdate(POOL, keys.advertiser(worker, lease_s), slots, acknowledged)
-    acquired = await queue.acquire_with(shard, worker, count, lease_s, update)
+    update = SlotUpdate(POOL, advertiser(worker, lease_s), slots, acknowledged)
+    acquired = await queue.acquire(shard, worker, count, lease_s, update)
     if acquired.suspects and not acquired.jobs and count:
         suspect = (await suspects.acquire(queue, shard, worker, 1, lease_s, update)).job
         return [suspect] if suspect else []
@@ -135,6 +146,11 @@ async def lease(queue: JobQueue, **changes: Any) -> LeasedJob:
     """Submit and claim a job; no other job may be queued."""
     await submit(queue, **changes)
     return await claim_one(queue)
+
+
+async def log_entries(queue: Store, job_id: str, after: int) -> list[Entry]:
+    """The job's log behind entry number `after`."""
+    return (await queue.read_log(job_id, after)).entries
 
 
 async def repair(queue: JobQueue) -> dict[str, int]:
@@ -210,7 +226,8 @@ async def emit(
     jobs = [job_stream.job for job_stream, _, _ in outputs]
     shard = jobs[0].shard if jobs else 0
     if not worker:
-        packed = jobs and await queue.servers.primary.hget(keys.job(shard, jobs[0].id), "lease")
+        redis = queue.servers.of(shard)
+        packed = jobs and await redis.hget(keys.job(shard, jobs[0].id), "lease")
         worker = (packed and read_lease(packed).worker) or WORKER
     token_key, left = (queue, worker, shard), list(outputs)
     lost: dict[str, str] = {}
@@ -298,6 +315,11 @@ def expire_lease(store: sync_redis.Redis, job: LeasedJob) -> None:
     store.xclaim(stream, keys.GROUP, pending["consumer"], 0, [entry], idle=LONG_AGO_MS, justid=True)
 
 
+def pass_deadline(store: sync_redis.Redis, job_id: str, shard: int = 0) -> None:
+    """Let a job's deadline be over."""
+    store.zadd(keys.base(shard) + keys.DEADLINES, {job_id: 1})
+
+
 def entries_of(store: sync_redis.Redis, job_id: str, shard: int = 0) -> list[str]:
     """The lanes that hold an entry of the job; a lane twice if it holds two."""
     return [
@@ -367,25 +389,36 @@ class ChannelSubscriber:
         self._pubsub.close()
 
 
+@contextlib.contextmanager
+def gateway_messages(server: sync_redis.Redis, name: str = GATEWAY) -> Iterator[ChannelSubscriber]:
+    """What a gateway receives from this server."""
+    with contextlib.closing(ChannelSubscriber(server, keys.tokens_channel(name))) as subscriber:
+        yield subscriber
+
+
+@contextlib.contextmanager
+def control_messages(server: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
+    """What the worker that `claim` names receives from this server."""
+    with contextlib.closing(ChannelSubscriber(server, keys.control_channel(WORKER))) as subscriber:
+        yield subscriber
+
+
 @pytest.fixture
 def gateway(store: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
     """The gateway that `make_job` names."""
-    subscriber = ChannelSubscriber(store, keys.tokens_channel(GATEWAY))
-    yield subscriber
-    subscriber.close()
+    with gateway_messages(store) as subscriber:
+        yield subscriber
 
 
 @pytest.fixture
 def other_gateway(store: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
     """A second gateway, `gw-2`."""
-    subscriber = ChannelSubscriber(store, keys.tokens_channel("gw-2"))
-    yield subscriber
-    subscriber.close()
+    with gateway_messages(store, "gw-2") as subscriber:
+        yield subscriber
 
 
 @pytest.fixture
 def control(store: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
     """A subscriber of the control channel of the worker that `claim` names."""
-    subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
-    yield subscriber
-    subscriber.close()
+    with control_messages(store) as subscriber:
+        yield subscriber

@@ -38,7 +38,6 @@ async def serving(
     await engine.start()
     executor = Executor(
         queue,
-        urls,
         engine,
         WorkerMetrics(CollectorRegistry()),
         pool=POOL,

@@ -10,10 +10,11 @@ import pytest
 from redis import Redis
 
 from shared.job.adapter_queues import adapter_queue
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate
 from shared.job.lanes import SUSPECT_LANE
 from shared.store.redis import keys
+from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import connect_blocking
 from tests.redis.conftest import LEASE_S, POOL, WORKER, submit
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
@@ -43,18 +44,15 @@ class ClaimingWorker:
 
 
 @contextlib.asynccontextmanager
-async def claims(queue: JobQueue, url: str, places: int) -> AsyncIterator[ClaimingWorker]:
-    redis, runs = connect_blocking(url), dict[str, str]()
+async def claims(queue: JobQueue, places: int) -> AsyncIterator[ClaimingWorker]:
+    runs = dict[str, str]()
     queues = AdapterQueues(queue, POOL, places, lambda: runs)
     slots = AdvertisedSlots(
         lambda: 0, pool=POOL, worker=WORKER, lease_s=LEASE_S, shards=queue.shards
     )
     consumer = QueueConsumer(
-        queue,
-        redis,
+        ClaimConnection(queue, 0, worker=WORKER, lease_s=LEASE_S),
         pool=POOL,
-        worker=WORKER,
-        lease_s=LEASE_S,
         advertised_slots=slots,
         adapter_queues=queues,
         on_suspects=lambda: None,
@@ -63,7 +61,6 @@ async def claims(queue: JobQueue, url: str, places: int) -> AsyncIterator[Claimi
         yield ClaimingWorker(consumer, queues, runs)
     finally:
         await consumer.close()
-        await redis.aclose()
 
 
 async def queued(queue: JobQueue, **counts: int) -> dict[str, str]:
@@ -76,9 +73,9 @@ async def queued(queue: JobQueue, **counts: int) -> dict[str, str]:
     return names
 
 
-async def test_queues_take_turns(queue: JobQueue, redis_url: str) -> None:
+async def test_queues_take_turns(queue: JobQueue) -> None:
     names = await queued(queue, hot=20, cold=2, pool=2)
-    async with claims(queue, redis_url, places=4) as worker:
+    async with claims(queue, places=4) as worker:
         worker.queues.set_names([HOT, COLD])
         found = [await worker.claim(1, names) for _ in range(8)]
     assert sorted(found[:3]) == sorted(found[3:6]) == ["c", "h", "p"]
@@ -86,11 +83,11 @@ async def test_queues_take_turns(queue: JobQueue, redis_url: str) -> None:
 
 
 async def test_an_adapter_without_a_place_waits_in_redis_until_another_has_ended(
-    queue: JobQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.core.adapter_turns.TURN_S", 0.0)
     names = await queued(queue, hot=9)
-    async with claims(queue, redis_url, places=1) as worker:
+    async with claims(queue, places=1) as worker:
         worker.queues.set_names([HOT, COLD])
         assert await worker.claim(3, names) == "hhh"
         names |= await queued(queue, cold=1)
@@ -104,18 +101,16 @@ async def test_an_adapter_without_a_place_waits_in_redis_until_another_has_ended
         assert not worker.consumer.held_back
 
 
-async def test_one_claim_starts_no_more_adapters_than_have_a_place(
-    queue: JobQueue, redis_url: str
-) -> None:
+async def test_one_claim_starts_no_more_adapters_than_have_a_place(queue: JobQueue) -> None:
     names = await queued(queue, hot=1, cold=1, third=1)
-    async with claims(queue, redis_url, places=2) as worker:
+    async with claims(queue, places=2) as worker:
         worker.queues.set_names([HOT, COLD, THIRD])
         assert len(await worker.claim(8, names)) == 2
         assert worker.consumer.held_back
 
 
-async def test_a_job_of_an_adapter_wakes_a_waiting_worker(queue: JobQueue, redis_url: str) -> None:
-    async with claims(queue, redis_url, places=2) as worker:
+async def test_a_job_of_an_adapter_wakes_a_waiting_worker(queue: JobQueue) -> None:
+    async with claims(queue, places=2) as worker:
         worker.queues.set_names([HOT])
         assert await worker.claim(8, {}) == ""
         names = await queued(queue, hot=1)
@@ -124,10 +119,8 @@ async def test_a_job_of_an_adapter_wakes_a_waiting_worker(queue: JobQueue, redis
         assert await worker.claim(8, names) == "h"
 
 
-async def test_a_waiting_worker_claims_from_a_new_adapters_queue_at_once(
-    queue: JobQueue, redis_url: str
-) -> None:
-    async with claims(queue, redis_url, places=2) as worker:
+async def test_a_waiting_worker_claims_from_a_new_adapters_queue_at_once(queue: JobQueue) -> None:
+    async with claims(queue, places=2) as worker:
         assert await worker.claim(8, {}) == ""
         names = await queued(queue, hot=1)
         assert worker.queues.set_names([HOT])
@@ -139,9 +132,9 @@ async def test_a_waiting_worker_claims_from_a_new_adapters_queue_at_once(
 
 
 async def test_a_wake_up_goes_back_to_the_list_that_it_came_from(
-    queue: JobQueue, redis_url: str, store: Redis
+    queue: JobQueue, store: Redis
 ) -> None:
-    async with claims(queue, redis_url, places=2) as worker:
+    async with claims(queue, places=2) as worker:
         worker.queues.set_names([HOT])
         assert await worker.claim(8, {}) == ""
         await queued(queue, hot=1)
@@ -183,7 +176,8 @@ async def test_a_worker_with_adapters_advertises_no_slots(
 async def test_suspects_of_an_adapter_wait_in_its_pools_lane(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue, pool=HOT)
     for n in range(2):
-        (leased,) = await queue.acquire(0, HOT, f"w-{n}", 1, LEASE_S)
+        acquired = await queue.acquire(0, f"w-{n}", 1, LEASE_S, SlotUpdate(HOT, "", 0, UNKNOWN))
+        (leased,) = acquired.jobs
         await queue.release([leased], "engine_died", blame=True)
     assert store.zrange(keys.waiting(0, POOL, SUSPECT_LANE), 0, -1) == [job.id.encode()]
 

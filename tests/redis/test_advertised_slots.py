@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from shared.job.advertised_slots import UNKNOWN, SlotUpdate
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate, advertiser
 from shared.job.job import LeasedJob
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.job.states import JobState
@@ -37,13 +37,14 @@ from tests.redis.conftest import (
     renew,
     repair,
     submit,
+    submit_one,
 )
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
 from worker.core import control_channel as module
 from worker.core.executor import Executor
 
-ADVERTISER = keys.advertiser(WORKER, LEASE_S)
+ADVERTISER = advertiser(WORKER, LEASE_S)
 
 
 def advertised(store: Redis, shard: int = 0) -> dict[str, int]:
@@ -116,7 +117,7 @@ async def test_the_depth_of_an_assigned_job_is_zero(
     queue: JobQueue, control: ChannelSubscriber
 ) -> None:
     await claim(queue, 1, slots=1)
-    assert [await queue.submit(make_job(), 10) for _ in range(3)] == [0, 1, 2]
+    assert [await submit_one(queue, make_job(), 10) for _ in range(3)] == [0, 1, 2]
 
 
 async def test_no_more_jobs_are_assigned_than_slots_and_the_rest_is_queued_in_order(
@@ -307,8 +308,8 @@ async def test_a_repeated_submit_assigns_no_job_twice(
 ) -> None:
     await claim(queue, 4, slots=4)
     job = make_job()
-    await queue.submit(job, 10)
-    await queue.submit(job, 10)  # the first reply was lost
+    await submit_one(queue, job, 10)
+    await submit_one(queue, job, 10)  # the first reply was lost
     assert [leased.id for leased in control.assigned(queue)] == [job.id]
 
 
@@ -373,7 +374,7 @@ async def test_a_worker_advertises_its_slots_and_withdraws_them_when_it_drains(
         for n in range(30):
             job = make_job(stream=bool(n % 2), body=chat(3), gateway="")
             jobs.append(job)
-            await queue.submit(job, 100)
+            await submit_one(queue, job, 100)
 
         async def all_done() -> bool:
             ended = [await queue.get(job.id) for job in jobs]
@@ -399,7 +400,7 @@ async def test_a_cancelled_job_is_aborted_by_its_worker(
 
         await eventually(advertises_all, "the idle worker advertises its slots")
         job = make_job(body=chat(4000, ignore_eos=True))
-        assert await queue.submit(job, 100) == 0
+        assert await submit_one(queue, job, 100) == 0
 
         async def runs() -> bool:
             return job.id in executor.runs
@@ -428,7 +429,7 @@ async def test_a_lost_control_message_delays_the_job_and_does_not_lose_it(
         with monkeypatch.context() as patch:
             patch.setattr(executor.control, "on_message", lost.append)
             job = make_job(body=chat(3), gateway="")
-            assert await queue.submit(job, 100) == 0
+            assert await submit_one(queue, job, 100) == 0
 
             async def published() -> bool:
                 return bool(lost)
@@ -465,7 +466,7 @@ async def test_no_worker_ever_holds_more_jobs_than_slots(
             await workers.enter_async_context(serving(queue, redis_url, slots=4, worker=name))
         jobs = [make_job(body=chat(1 + n % 7), gateway="") for n in range(400)]
         for n in range(0, 400, 20):  # in bursts, each larger than the free slots
-            await asyncio.gather(*(queue.submit(job, 1000) for job in jobs[n : n + 20]))
+            await asyncio.gather(*(submit_one(queue, job, 1000) for job in jobs[n : n + 20]))
             await asyncio.sleep(0.003 * (n % 3))
 
         async def all_done() -> bool:

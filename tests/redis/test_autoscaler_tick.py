@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 from redis import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.core.fleet_view import FleetView
 from gateway.ops.autoscaler import tick as autoscale
@@ -20,6 +19,7 @@ from shared.fleet.registry import WorkerInfo
 from shared.fleet.scale_decisions import Scale
 from shared.job.states import WorkerState
 from shared.platform.settings import SettingsError
+from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
@@ -186,7 +186,7 @@ async def test_without_redis_nothing_is_decided_and_the_next_tick_goes_on(
         registry = Registry(queue.servers.primary)
         await tick(queue, registry, SETTINGS, SETTINGS.described)
         own_redis.stop()
-        with pytest.raises((RedisConnectionError, OSError)):
+        with pytest.raises((StoreUnavailable, OSError)):
             await tick(queue, registry, SETTINGS, SETTINGS.described)
         own_redis.start()
         await submit(queue)

@@ -1,4 +1,4 @@
-"""What clients and the clock do to a job: cancel, expire, watch."""
+"""Cancel, expire and watch: what they leave in Redis. What callers see is in tests/store."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ from tests.redis.conftest import (
     entries_of,
     finish,
     lease,
+    log_entries,
     log_flush,
     output,
+    pass_deadline,
     pending,
     renew,
     submit,
@@ -68,14 +70,14 @@ async def test_a_cancelled_job_keeps_its_output_and_its_worker_is_notified(
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
     assert control.dropped() == [job.id]
     assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"", b"")]
-    assert [(e.items, e.end) for e in await queue.entries(job.id, 0)] == [
+    assert [(e.items, e.end) for e in await log_entries(queue, job.id, 0)] == [
         ((b"kept",), ""),
         ((), "cancelled"),
     ]
     assert entries_of(store, job.id) == []
     assert pending(store) == 0
     assert await emit_token(queue, job, 2) == {job.id: "cancelled"}
-    assert len(await queue.entries(job.id, 0)) == 2
+    assert len(await log_entries(queue, job.id, 0)) == 2
 
 
 async def test_the_output_of_a_cancelled_job_does_not_depend_on_its_worker(
@@ -87,7 +89,7 @@ async def test_the_output_of_a_cancelled_job_does_not_depend_on_its_worker(
     await emit_token(queue, job, 2, "just now")
     await queue.cancel(job.id, TENANT)
     store.delete(keys.steps(0, WORKER))
-    assert [(e.seq, e.items, e.end) for e in await queue.entries(job.id, 0)] == [
+    assert [(e.seq, e.items, e.end) for e in await log_entries(queue, job.id, 0)] == [
         (1, (b"long ago",), ""),
         (2, (b"just now",), ""),
         (3, (), "cancelled"),
@@ -106,19 +108,12 @@ async def test_cancelling_an_ended_job_changes_nothing(
     assert gateway.frames() == []
 
 
-async def test_cancelled_twice_is_cancelled_once(queue: JobQueue) -> None:
-    job = await submit(queue)
-    assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
-    assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
-    assert len(await queue.entries(job.id, 0)) == 1
-
-
 async def cancel(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     await queue.cancel(job.id, TENANT)
 
 
 async def expire(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
-    store.zadd(keys.base(0) + keys.DEADLINES, {job.id: 1})
+    pass_deadline(store, job.id)
     await queue.expire(0, 100)
 
 
@@ -145,7 +140,7 @@ async def test_a_worker_receives_a_change_before_it_writes_again(
     # The worker has not received the change, and sends output of the other job only.
     with pytest.raises(Fenced):
         await queue.emit(0, WORKER, before.fence_token, make_step([output(jobs[1], 1)]))
-    assert await queue.entries(other.id, 0) == []
+    assert await log_entries(queue, other.id, 0) == []
     assert gateway.frames() == []
     after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, jobs)
     assert after.fence_token != before.fence_token
@@ -157,7 +152,7 @@ async def test_a_worker_receives_a_change_before_it_writes_again(
             after.fence_token, {}, {changed.id: watchers, other.id: (GATEWAY, False)}
         )
     assert await queue.emit(0, WORKER, after.fence_token, make_step([output(jobs[1], 1)])) == {}
-    assert len(await queue.entries(other.id, 0)) == 1
+    assert len(await log_entries(queue, other.id, 0)) == 1
 
 
 @pytest.mark.parametrize("change", [cancel, expire, watch, follow])
@@ -183,55 +178,12 @@ async def test_a_change_to_one_workers_job_invalidates_no_other_fence(queue: Job
     assert await queue.emit(0, "w-2", renewal.fence_token, make_step([output(mine, 1)])) == {}
 
 
-async def test_another_tenants_job_is_not_found(queue: JobQueue) -> None:
-    job = await submit(queue)
-    assert await queue.cancel(job.id, "somebody else") is None
-    assert await queue.cancel(new_job_id(1), TENANT) is None
-    assert await queue.cancel("nonsense", TENANT) is None
-    assert await state_of(queue, job.id) == ("queued", "")
-
-
 async def test_a_requeued_job_can_be_cancelled(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     await queue.release([job], "drained", blame=False)
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
     assert await claim(queue) == []
     assert entries_of(store, job.id) == []
-
-
-@pytest.mark.parametrize("started", [False, True])
-async def test_a_job_whose_time_is_over_expires(
-    queue: JobQueue,
-    store: Redis,
-    gateway: ChannelSubscriber,
-    control: ChannelSubscriber,
-    started: bool,
-) -> None:
-    job = await submit(queue, deadline_s=60)
-    if started:
-        await emit_token(queue, await claim_one(queue), 1)
-        gateway.frames()
-    (deadlines,) = store.keys("*deadlines")
-    store.zadd(deadlines, {job.id: 1})
-    assert await queue.expire(0, 100) == [job.id]
-    assert await state_of(queue, job.id) == ("expired", "deadline_exceeded")
-    assert [f[1:3] for f in gateway.frames()] == [(1 + started, FrameKind.ENDED)]
-    assert control.dropped() == [job.id] * started
-    assert [e.end for e in await queue.entries(job.id, 0)] == [""] * started + ["expired"]
-    assert not store.exists(deadlines)
-    assert await queue.expire(0, 100) == []
-
-
-async def test_a_job_whose_time_is_not_over_stays(queue: JobQueue) -> None:
-    job = await submit(queue, deadline_s=600)
-    assert await queue.expire(0, 100) == []
-    assert await state_of(queue, job.id) == ("queued", "")
-
-
-async def test_no_more_expire_in_one_call_than_asked_for(queue: JobQueue) -> None:
-    for _ in range(5):
-        await submit(queue, deadline_s=1e-6)
-    assert [len(await queue.expire(0, 2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
 async def test_the_deadline_of_a_vanished_job_is_forgotten(queue: JobQueue, store: Redis) -> None:
@@ -251,47 +203,6 @@ async def test_an_ended_job_does_not_expire(queue: JobQueue, store: Redis) -> No
     assert not store.exists(deadlines)
 
 
-async def test_the_watcher_of_a_queued_job_receives_all_frames(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    job = await submit(queue, gateway="")
-    await queue.watch(job.id, GATEWAY, follow=False)
-    leased = await claim_one(queue)
-    first = output(leased, 1)
-    await emit(queue, [first], log_flushes=[log_flush(first, 1)])
-    await finish(queue, leased, 2, answer())
-    assert [f[1:3] for f in gateway.frames()] == [(1, FrameKind.CHUNK), (2, FrameKind.DONE)]
-
-
-async def test_the_watcher_of_a_running_job_receives_the_later_frames(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    leased = await lease(queue, gateway="")
-    await emit_token(queue, leased, 1)
-    await queue.watch(leased.id, GATEWAY, follow=True)
-    await emit_token(queue, leased, 2)
-    assert [f[1] for f in gateway.frames()] == [2]
-
-
-async def watchers_of(queue: JobQueue, job: LeasedJob) -> tuple[str, bool]:
-    """The job's watchers, as its worker gets them with a renewal."""
-    renewal = await queue.renew(0, WORKER, "", LEASE_S, [job])
-    return renewal.watchers[job.id]
-
-
-async def test_watching_does_not_take_the_lease_from_its_worker(queue: JobQueue) -> None:
-    leased = await lease(queue, gateway="")
-    for gateway in ("a", "b", "a"):
-        await queue.watch(leased.id, gateway, follow=False)
-    assert await watchers_of(queue, leased) == ("a b", False)
-    first = output(leased, 1)
-    assert await emit(queue, [first], log_flushes=[log_flush(first, 1)]) == {}
-    await queue.watch(leased.id, "b", follow=True)
-    await queue.watch(leased.id, "c", follow=False)
-    assert await watchers_of(queue, leased) == ("a b c", True)
-    assert await finish(queue, leased, 2, answer()) == "ok"
-
-
 async def test_watching_again_invalidates_no_fence(queue: JobQueue) -> None:
     leased = await lease(queue, gateway="")
     await queue.watch(leased.id, GATEWAY, follow=True)
@@ -299,14 +210,6 @@ async def test_watching_again_invalidates_no_fence(queue: JobQueue) -> None:
     for follow in (True, False):
         await queue.watch(leased.id, GATEWAY, follow=follow)
     assert await queue.emit(0, WORKER, renewal.fence_token, make_step([output(leased, 1)])) == {}
-
-
-async def test_a_gateway_whose_name_begins_like_anothers_is_not_taken_for_it(
-    queue: JobQueue,
-) -> None:
-    leased = await lease(queue, gateway="gw-12")
-    await queue.watch(leased.id, "gw-1", follow=False)
-    assert await watchers_of(queue, leased) == ("gw-12 gw-1", False)
 
 
 async def test_watching_an_ended_job_changes_nothing(queue: JobQueue, store: Redis) -> None:
@@ -320,16 +223,6 @@ async def test_watching_an_ended_job_changes_nothing(queue: JobQueue, store: Red
 async def test_watching_an_unknown_job_writes_nothing(queue: JobQueue, store: Redis) -> None:
     await queue.watch(new_job_id(1), GATEWAY, follow=True)
     assert store.keys() == []
-
-
-async def test_only_the_worker_that_holds_the_job_is_notified(
-    queue: JobQueue, control: ChannelSubscriber
-) -> None:
-    leased = await lease(queue)
-    await queue.release([leased], "drained", blame=False)
-    await claim_one(queue, worker="w-other")
-    await queue.cancel(leased.id, TENANT)
-    assert control.messages() == []
 
 
 async def test_a_job_that_is_cancelled_while_it_waits_leaves_nothing_in_the_stream(

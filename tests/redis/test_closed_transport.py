@@ -1,4 +1,4 @@
-"""A call on a connection that was just lost raises redis' own error, under uvloop too."""
+"""A call on a connection that was just lost raises the store's error, under uvloop too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from shared.store.redis.redis_client import Redis, RedisConnectionError, connect, connect_blocking
+from shared.store.interface import StoreUnavailable
+from shared.store.redis.redis_client import Redis, connect, connect_blocking
+from shared.store.redis.store_errors import store_errors
 
 
 @pytest.mark.parametrize("runner", [uvloop.run, asyncio.run])
@@ -27,7 +29,7 @@ def test_a_write_to_a_closed_connection(
             connection = await client.connection_pool.get_connection()
             connection._writer.transport.abort()
             await asyncio.sleep(0.05)  # the loop closes the socket
-            with pytest.raises(RedisConnectionError):
+            with pytest.raises(StoreUnavailable), store_errors():
                 await ping(connection)
             await client.connection_pool.release(connection)
             assert await client.ping(), "the next call connects again"

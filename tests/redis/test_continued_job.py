@@ -17,7 +17,14 @@ from shared.job.job_log import Entry, tokens_in
 from shared.job.result import JobResult
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from tests.redis.conftest import LEASE_S, ChannelSubscriber, expire_lease, make_job
+from tests.redis.conftest import (
+    LEASE_S,
+    ChannelSubscriber,
+    expire_lease,
+    log_entries,
+    make_job,
+    submit_one,
+)
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
 from worker.core.executor import Executor
@@ -27,7 +34,7 @@ N_TOKENS = 100
 
 
 async def tokens_logged(queue: JobQueue, job: NewJob) -> int:
-    return sum(tokens_in(entry.journal) for entry in await queue.entries(job.id, 0))
+    return sum(tokens_in(entry.journal) for entry in await log_entries(queue, job.id, 0))
 
 
 @contextlib.asynccontextmanager
@@ -69,7 +76,7 @@ async def ended(queue: JobQueue, redis_url: str, job: NewJob) -> tuple[Job, list
 
         shown = await eventually(done, "the job has ended")
     assert shown is not None
-    return shown, await queue.entries(job.id, 0)
+    return shown, await log_entries(queue, job.id, 0)
 
 
 def answered(frames: list[Any]) -> bytes:
@@ -95,9 +102,9 @@ async def test_a_lost_workers_job_is_continued(
     """With all tokens written, only the result is missing, and no further token is generated."""
     body = chat(N_TOKENS, ignore_eos=True, stream=stream)
     job = make_job(body=body, stream=stream, ttl_s=300.0)
-    await queue.submit(job, 100)
+    await submit_one(queue, job, 100)
     async with lost_after(queue, store, redis_url, job, n_tokens):
-        before = await queue.entries(job.id, 0)
+        before = await log_entries(queue, job.id, 0)
     shown, entries = await ended(queue, redis_url, job)
     assert (shown.state, [each.outcome for each in shown.attempts]) == (
         "completed",
@@ -125,7 +132,7 @@ async def test_a_job_whose_log_is_damaged_begins_anew_or_fails(
     queue: JobQueue, store: Redis, redis_url: str, stream: bool
 ) -> None:
     job = make_job(body=chat(N_TOKENS, ignore_eos=True, stream=stream), stream=stream)
-    await queue.submit(job, 100)
+    await submit_one(queue, job, 100)
     async with lost_after(queue, store, redis_url, job, N_TOKENS // 2):
         store.lset(keys.log(job.shard, job.id), 0, b"\xc1 damaged")
     shown, entries = await ended(queue, redis_url, job)

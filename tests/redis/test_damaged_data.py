@@ -34,6 +34,7 @@ from tests.redis.conftest import (
     expire_lease,
     finish,
     lease,
+    log_entries,
     renew,
     repair,
     submit,
@@ -51,7 +52,7 @@ async def others_go_on(queue: JobQueue) -> AsyncIterator[None]:
     leased = {each.id: each for each in await claim(queue)}[job.id]
     assert await emit_and_flush(queue, leased) == {}
     assert await finish(queue, leased, 2, answer()) == "ok"
-    assert [entry.end for entry in await queue.entries(job.id, 0)] == ["", "completed"]
+    assert [entry.end for entry in await log_entries(queue, job.id, 0)] == ["", "completed"]
     assert [row[2] and row[2].state for row in await page(queue, ["other"], None, 10)] == [
         "completed"
     ]
@@ -80,7 +81,7 @@ async def assert_set_aside(queue: JobQueue, store: Redis, job: NewJob | LeasedJo
     assert (await dead_letters.count(queue)) == (1, {"job": 1})
     ttl_ms = store.pttl(keys.job(0, job.id))
     assert ttl_ms > 0
-    assert (await queue.entries(job.id, 0))[-1].end == "failed"
+    assert (await log_entries(queue, job.id, 0))[-1].end == "failed"
 
 
 def packed(names: tuple[str, ...], **changes: Any) -> bytes:
@@ -248,7 +249,7 @@ async def test_an_unreadable_segment(queue: JobQueue, store: Redis, segment: byt
     job = await lease(queue)
     await emit_and_flush(queue, job)
     store.rpush(keys.log(0, job.id), segment)
-    entries = await queue.entries(job.id, 0)
+    entries = await log_entries(queue, job.id, 0)
     assert [entry.seq for entry in entries] == [1]
     assert await finish(queue, job, 2, answer()) == "failed"
     assert (await dead_letters.count(queue)).written == {"log": 1}
@@ -262,7 +263,7 @@ async def test_entries_that_only_the_reader_finds_damaged(queue: JobQueue, store
     await emit_and_flush(queue, job)
     segment = msgpack.packb(2) + msgpack.packb(2) + msgpack.packb(None) + GARBAGE
     store.rpush(keys.log(0, job.id), segment)
-    entries = await queue.entries(job.id, 0)
+    entries = await log_entries(queue, job.id, 0)
     assert [(entry.seq, entry.lost) for entry in entries] == [(1, False), (2, True), (3, True)]
     ((_, letter),) = store.xrange(keys.dead_letters(0))
     assert (letter[b"what"], letter[b"value:segment"]) == (b"log", segment)
@@ -273,7 +274,7 @@ async def test_the_last_segment_of_an_ended_job_is_rebuilt(queue: JobQueue, stor
     job = await lease(queue)
     await finish(queue, job, 1, answer())
     store.lset(keys.log(0, job.id), -1, GARBAGE)
-    entries = await queue.entries(job.id, 0)
+    entries = await log_entries(queue, job.id, 0)
     assert [entry.end for entry in entries] == ["completed"]
     assert store.pttl(keys.log(0, job.id)) > 0
 
@@ -285,8 +286,8 @@ async def test_an_unreadable_step(queue: JobQueue, store: Redis, at: int) -> Non
     steps = keys.steps(0, WORKER)
     sound = store.lindex(steps, at)
     store.lset(steps, at, GARBAGE if at == 0 else sound[: 5 + len(job.id)])
-    assert await queue.entries(job.id, 0) == []
-    assert await queue.entries(job.id, 0) == []
+    assert await log_entries(queue, job.id, 0) == []
+    assert await log_entries(queue, job.id, 0) == []
     assert (await dead_letters.count(queue)).written in ({"steps": 1}, {})
     assert await queue.cancel(job.id, TENANT) == "cancelled"
 

@@ -21,6 +21,7 @@ from tests.redis.conftest import (
     claim_one,
     emit_and_flush,
     finish,
+    log_entries,
     make_job,
     submit,
 )
@@ -135,7 +136,7 @@ async def test_a_lost_job_past_its_run_deadline_is_not_continued(
         assert await queue.expire(0) == [job_id]
     job = await seen(queue, job_id)
     assert (job.state, job.error_code) == (JobState.EXPIRED, "run_deadline_exceeded")
-    assert [entry.end for entry in await queue.entries(job_id, 0)] == ["", "expired"]
+    assert [entry.end for entry in await log_entries(queue, job_id, 0)] == ["", "expired"]
 
 
 async def test_a_running_job_past_its_run_deadline_ends_and_its_worker_is_fenced(

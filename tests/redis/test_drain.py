@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import pytest
 from redis import Redis
 
+from shared.job.advertised_slots import advertiser
 from shared.job.job import Job, NewJob
 from shared.job.lanes import DEFAULT
-from shared.store.redis import keys, room
+from shared.store.redis import keys
+from shared.store.redis.depths import FreeSlots, free_slots
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.room import FreeSlots
 from tests.redis.conftest import POOL, WORKER, claim, submit
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
@@ -115,22 +116,22 @@ async def test_jobs_of_an_engine_that_fails_while_the_worker_drains_are_blamed(
 
 
 async def test_room_is_what_other_workers_advertise(queue: JobQueue, store: Redis) -> None:
-    assert await room.free_slots(queue, POOL, but_of=WORKER) == FreeSlots(0, 0)
+    assert await free_slots(queue, POOL, but_of=WORKER) == FreeSlots(0, 0)
     for worker, slots in ((WORKER, 9), (OTHER, 3), (f"{WORKER}0", 2)):
         await claim(queue, worker=worker, slots=slots)
-    store.zincrby(keys.advertised(0, POOL), -5, keys.advertiser(f"{WORKER}0", 10.0))
+    store.zincrby(keys.advertised(0, POOL), -5, advertiser(f"{WORKER}0", 10.0))
     store.zadd(keys.waiting(0, POOL, DEFAULT), {"job_1": 1})
-    assert await room.free_slots(queue, POOL, but_of=WORKER) == FreeSlots(3, 1)
+    assert await free_slots(queue, POOL, but_of=WORKER) == FreeSlots(3, 1)
 
 
 async def test_a_key_of_the_wrong_type_means_no_room(queue: JobQueue, store: Redis) -> None:
     store.set(keys.advertised(0, POOL), "x")
-    assert await room.free_slots(queue, POOL, but_of=WORKER) == FreeSlots(0, 0)
+    assert await free_slots(queue, POOL, but_of=WORKER) == FreeSlots(0, 0)
 
 
 async def advertises(queue: JobQueue, slots: int) -> None:
     async def check() -> bool:
-        return (await room.free_slots(queue, POOL, but_of=WORKER)).slots == slots
+        return (await free_slots(queue, POOL, but_of=WORKER)).slots == slots
 
     await eventually(check, "the other worker advertises its slots")
 

@@ -1,4 +1,4 @@
-"""Emit: only a valid fencing token may write; each entry once, one message per gateway."""
+"""Emit: what it writes and publishes, and what Redis has lost; the rest is in tests/store."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared.job.chunk_template import DeltaDecoder, DeltaEncoder
 from shared.job.frames import FrameKind
 from shared.job.job import LeasedJob, new_job_id
-from shared.job.job_log import Delta, make_journal, pack_segment, read_journal
+from shared.job.job_log import pack_segment
 from shared.job.replies import Fenced
-from shared.job.result import INLINE_RESULT_BYTES
 from shared.job.states import JobEvent, JobState
 from shared.job.step_log import STEPS, JobOutput, LogFlush
 from shared.store.redis import keys
@@ -31,10 +29,10 @@ from tests.redis.conftest import (
     emit,
     emit_token,
     end_without_output,
-    entry_output,
     expire_lease,
     finish,
     lease,
+    log_entries,
     log_flush,
     next_fence_token,
     output,
@@ -68,24 +66,6 @@ def steps_of(store: Redis, worker: str = WORKER) -> list[list[tuple[str, int]]]:
     return [[(id_.decode(), seq) for id_, seq, *_ in decode(frames)] for frames in parts[1::2]]
 
 
-async def test_a_step_is_stored_in_the_log_and_published_to_the_gateway(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    job = await lease(queue)
-    assert await emit_token(queue, job, 1, "He") == {}
-    assert await emit_token(queue, job, 2, "llo") == {}
-    entries = await queue.entries(job.id, 0)
-    assert [(e.seq, e.items, e.end) for e in entries] == [
-        (1, (b"He",), ""),
-        (2, (b"llo",), ""),
-    ]
-    assert read_journal(entries[1].journal) == [Delta(0, 0, (2,), "llo")]
-    assert gateway.frames() == [
-        (job.id.encode(), 1, FrameKind.CHUNK, ((0, 0, (1,), b"He"),), (b"He",)),
-        (job.id.encode(), 2, FrameKind.CHUNK, ((0, 0, (2,), b"llo"),), (b"llo",)),
-    ]
-
-
 # --- who may write ---
 
 
@@ -113,7 +93,7 @@ async def test_without_a_fence_nothing_is_written(
     for known in (fence_token, ""):
         with pytest.raises(Fenced):
             await queue.emit(0, WORKER, known, make_step([output(job, 1)]), repeated=again)
-    assert await queue.entries(job.id, 0) == []
+    assert await log_entries(queue, job.id, 0) == []
 
 
 async def test_another_workers_fence_token_writes_nothing(queue: JobQueue) -> None:
@@ -134,61 +114,12 @@ async def test_a_fence_token_expires_with_the_lease(queue: JobQueue, store: Redi
     assert store.pttl(fence) > 1000
 
 
-@pytest.mark.parametrize("lease_id", ["0" * 16, "", "0" * 15, "0" * 17])
-async def test_a_wrong_lease_id_writes_nothing(
-    queue: JobQueue, gateway: ChannelSubscriber, lease_id: str
-) -> None:
-    job = await lease(queue)
-    assert await emit_token(queue, job._replace(lease_id=lease_id), 1) == {job.id: "in_progress"}
-    assert await queue.entries(job.id, 0) == []
-    assert gateway.frames() == []
-
-
-async def test_after_a_cancel_nothing_is_written(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    job = await lease(queue)
-    await emit_token(queue, job, 1)
-    await queue.cancel(job.id, TENANT)
-    gateway.frames()
-    assert await emit_token(queue, job, 2) == {job.id: "cancelled"}
-    assert [e.end for e in await queue.entries(job.id, 0)] == ["", "cancelled"]
-    assert gateway.frames() == []
-
-
-async def test_after_a_reap_the_old_worker_writes_nothing_and_the_new_one_does(
-    queue: JobQueue, store: Redis
-) -> None:
-    old = await lease(queue)
-    expire_lease(store, old)
-    await queue.reap(0, 1.0)
-    assert await emit_token(queue, old, 1) == {old.id: "queued"}
-    new = await claim_one(queue, worker="w-2")
-    old_words = output(old, 1, "old")
-    assert await emit(queue, [old_words], worker=WORKER) == {old.id: "in_progress"}
-    assert await emit_token(queue, new, 1, "new") == {}
-    assert [e.items for e in await queue.entries(old.id, 0)] == [(b"new",)]
-
-
 async def test_a_job_that_is_gone_is_lost(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     store.flushall()
     assert await emit_token(queue, job, 1) == {job.id: "gone"}
     # The renewal has written this, not the output.
     assert store.keys() == [keys.fence(0, WORKER).encode()]
-
-
-async def test_one_lost_job_does_not_stop_the_others_of_its_step(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    for _ in range(3):
-        await submit(queue)
-    jobs = await claim(queue)
-    await queue.cancel(jobs[1].id, TENANT)
-    gateway.frames()
-    lost = await emit(queue, [output(job, 1) for job in jobs])
-    assert lost == {jobs[1].id: "cancelled"}
-    assert [frame[0].decode() for frame in gateway.frames()] == [jobs[0].id, jobs[2].id]
 
 
 async def test_a_renewal_reports_lost_jobs_as_emit_does(queue: JobQueue, store: Redis) -> None:
@@ -215,22 +146,6 @@ async def test_a_worker_cannot_renew_anothers_lease(queue: JobQueue, store: Redi
     assert await renew(queue, "w-2", [new]) == {}
 
 
-async def test_a_renewal_returns_the_watchers(queue: JobQueue) -> None:
-    quiet, streamed, watched = (
-        await lease(queue, gateway=""),
-        await lease(queue),
-        await lease(queue, stream=False),
-    )
-    await queue.watch(watched.id, "gw-2", follow=True)
-    renewal = await queue.renew(0, WORKER, "", LEASE_S, [quiet, streamed, watched])
-    assert renewal.lost == {}
-    assert renewal.watchers == {
-        quiet.id: ("", False),
-        streamed.id: (GATEWAY, False),
-        watched.id: (f"{GATEWAY} gw-2", True),
-    }
-
-
 # --- the same call again ---
 
 
@@ -246,36 +161,8 @@ async def test_a_repeated_call_appends_and_publishes_nothing(
         for _ in range(2):
             assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {}
         assert everything(store) == before
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+    assert [e.seq for e in await log_entries(queue, job.id, 0)] == [1, 2]
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
-
-
-async def test_a_repeated_call_that_never_arrived_is_applied(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    job = await lease(queue)
-    await emit_token(queue, job, 1)
-    assert await emit(queue, [output(job, 2)], again=True) == {}
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
-    assert [frame[1] for frame in gateway.frames()] == [1, 2]
-
-
-async def test_a_step_that_comes_twice_with_one_job_less_is_read_once(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    """The reply was lost, then a job was lost; the call is repeated without that job."""
-    for _ in range(2):
-        await submit(queue)
-    on, gone = await claim(queue)
-    await emit(queue, [output(gone, 1), output(on, 1)])
-    await emit(queue, [output(on, 1)], again=True)
-    await emit_token(queue, on, 2, "y")
-    assert [(e.seq, e.items, e.lost) for e in await queue.entries(on.id, 0)] == [
-        (1, (b"x",), False),
-        (2, (b"y",), False),
-    ]
-    await queue.cancel(on.id, TENANT)
-    assert [e.seq for e in await queue.entries(on.id, 0)] == [1, 2, 3]
 
 
 async def test_a_repeated_log_flush_is_stored_once(queue: JobQueue, store: Redis) -> None:
@@ -303,7 +190,7 @@ async def test_a_repeated_log_flush_that_never_arrived_is_applied(
     await emit(queue, [first], log_flushes=[log_flush(first, 1)])
     await emit(queue, [second], log_flushes=[log_flush(second, 2)], again=True)
     assert store.llen(keys.log(0, job.id)) == 2
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+    assert [e.seq for e in await log_entries(queue, job.id, 0)] == [1, 2]
 
 
 # --- which gateways receive it ---
@@ -324,15 +211,6 @@ async def test_one_message_per_gateway_however_many_jobs(
     assert ids == [[job.id for job in jobs[1::2]], [job.id for job in jobs[::2]]]
 
 
-async def test_two_gateways_receive_the_frames_of_one_job(
-    queue: JobQueue, gateway: ChannelSubscriber, other_gateway: ChannelSubscriber
-) -> None:
-    job = await lease(queue)
-    await queue.watch(job.id, "gw-2", follow=True)
-    await emit_token(queue, job, 1)
-    assert gateway.frames() == other_gateway.frames() != []
-
-
 async def test_one_message_for_a_gateway_that_shares_jobs_with_others(
     queue: JobQueue, store: Redis, gateway: ChannelSubscriber, other_gateway: ChannelSubscriber
 ) -> None:
@@ -347,17 +225,6 @@ async def test_one_message_for_a_gateway_that_shares_jobs_with_others(
     assert [frame[0].decode() for frame in other_gateway.frames()] == [shared.id]
 
 
-async def test_a_gateway_receives_only_the_jobs_that_it_watches(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    await submit(queue)
-    await submit(queue, gateway="")
-    listened, not_listened = await claim(queue)
-    await emit(queue, [output(not_listened, 1), output(listened, 1)])
-    assert [frame[0].decode() for frame in gateway.frames()] == [listened.id]
-    assert [e.seq for e in await queue.entries(not_listened.id, 0)] == [1]
-
-
 async def test_a_job_without_watchers_is_logged_and_not_published(
     queue: JobQueue, store: Redis
 ) -> None:
@@ -365,71 +232,10 @@ async def test_a_job_without_watchers_is_logged_and_not_published(
     store.config_resetstat()
     await emit_token(queue, job, 1)
     assert published(store) == 0
-    assert len(await queue.entries(job.id, 0)) == 1
-
-
-async def test_deltas_of_an_answer_that_is_not_streamed_go_to_watchers_only(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    job = await lease(queue, stream=False)
-    await emit_token(queue, job, 1)
-    assert gateway.frames() == []
-    await queue.watch(job.id, GATEWAY, follow=True)
-    await emit_token(queue, job, 2)
-    ((_, seq, kind, journal, payload),) = gateway.frames()
-    assert (seq, kind, payload) == (2, FrameKind.DELTAS, None)
-    assert read_journal(journal) == [Delta(0, 0, (2,), "x")]
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+    assert len(await log_entries(queue, job.id, 0)) == 1
 
 
 # --- what is written ---
-
-
-@pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65_535, 65_536, 1_000_000])
-async def test_bytes_of_any_size_are_read_as_they_were_written(
-    queue: JobQueue, gateway: ChannelSubscriber, size: int
-) -> None:
-    job = await lease(queue)
-    chunk = (bytes(range(256)) * (size // 256 + 1))[:size]
-    items, journal = ((size, 0), chunk, (0, size), chunk), ((0, 0, (size, 2), chunk),)
-    words = entry_output(job, 1, items, journal)
-    await emit(queue, [words])
-    (from_the_steps,) = await queue.entries(job.id, 0)
-    await emit(queue, [], log_flushes=[log_flush(words, 1)])
-    (from_the_log,) = await queue.entries(job.id, 0)
-    assert from_the_steps == from_the_log
-    assert (from_the_log.items, from_the_log.journal) == (items, journal)
-    assert gateway.frames() == [(job.id.encode(), 1, FrameKind.CHUNK, journal, items)]
-
-
-async def test_encoded_chunks_are_decoded_from_the_log_and_from_the_frames(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    job = await lease(queue)
-    chunks = [b'data: {"id": "cmpl-1", "text": "%s"}\n\n' % text for text in (b"a", b"b", b"c")]
-    encoder = DeltaEncoder()
-    for seq, chunk in enumerate(chunks, 1):
-        items = encoder.encode([chunk])
-        journal = make_journal([(0, 0, (seq,), chunk.decode()[-5])], items)
-        assert await emit(queue, [entry_output(job, seq, items, journal)]) == {}
-    entries, frames = await queue.entries(job.id, 0), gateway.frames()
-    assert entries[2].items == (b"c",)
-    assert read_journal(entries[2].journal, entries[2].items) == [Delta(0, 0, (3,), "c")]
-    for steps in ([entry.items for entry in entries], [frame[4] for frame in frames]):
-        decoder = DeltaDecoder()
-        assert [decoder.decode(items) for items in steps] == chunks
-
-
-async def test_a_step_of_a_stream_without_a_chunk_is_counted(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    job = await lease(queue)
-    journal = make_journal([(0, 0, (1,), "")])
-    assert await emit(queue, [entry_output(job, 1, None, journal)]) == {}
-    assert gateway.frames() == [(job.id.encode(), 1, FrameKind.CHUNK, ((0, 0, (1,), b""),), None)]
-    (entry,) = await queue.entries(job.id, 0)
-    assert entry.items == ()
-    assert read_journal(entry.journal) == [Delta(0, 0, (1,), "")]
 
 
 async def test_a_step_of_many_jobs_is_one_call_and_one_write(queue: JobQueue, store: Redis) -> None:
@@ -462,15 +268,15 @@ async def test_a_log_flush_is_stored_in_the_log_of_its_job_only(
     for word in words:
         await emit(queue, [word])
     gateway.frames()
-    entries = await queue.entries(pauses.id, 0)
+    entries = await log_entries(queue, pauses.id, 0)
     segment = pack_segment(1, [log_flush(word, 1).segment[2:] for word in words])
     await emit(queue, [output(on, 1)], log_flushes=[LogFlush(pauses.id, segment)])
     assert store.lrange(keys.log(0, pauses.id), 0, -1) == [segment]
     assert not store.exists(keys.log(0, on.id))
     assert [frame[0].decode() for frame in gateway.frames()] == [on.id]
-    assert await queue.entries(pauses.id, 0) == entries
+    assert await log_entries(queue, pauses.id, 0) == entries
     store.delete(keys.steps(0, WORKER))
-    assert await queue.entries(pauses.id, 0) == entries
+    assert await log_entries(queue, pauses.id, 0) == entries
 
 
 async def test_a_call_of_nothing_but_log_flushes_is_no_step(queue: JobQueue, store: Redis) -> None:
@@ -481,7 +287,7 @@ async def test_a_call_of_nothing_but_log_flushes_is_no_step(queue: JobQueue, sto
     await emit(queue, [], log_flushes=[log_flush(words, 1)])
     assert published(store) == 0
     assert steps_of(store) == [[(job.id, 1)]]
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1]
+    assert [e.seq for e in await log_entries(queue, job.id, 0)] == [1]
 
 
 # --- what Redis has lost ---
@@ -501,27 +307,14 @@ async def test_a_number_that_is_too_high_leaves_a_hole(
     gateway.frames()
     assert await emit_token(queue, job, seq, "behind") == {}
     assert await emit(queue, [output(job, seq, "behind")], again=True) == {}
-    entries = await queue.entries(job.id, 0)
+    entries = await log_entries(queue, job.id, 0)
     assert [(e.seq, e.lost) for e in entries] == [
         (number, 1 < number < seq) for number in range(1, seq + 1)
     ]
     assert entries[-1].items == (b"behind",)
     assert [frame[1] for frame in gateway.frames()] == [seq]
     assert await emit_token(queue, job, seq + 1) == {}
-    assert [e.seq for e in await queue.entries(job.id, seq)] == [seq + 1]
-
-
-async def test_a_number_that_is_too_high_is_kept_in_an_empty_log(queue: JobQueue) -> None:
-    job = await lease(queue)
-    assert await emit_token(queue, job, 3) == {}
-    assert [(e.seq, e.lost) for e in await queue.entries(job.id, 0)] == [
-        (1, True),
-        (2, True),
-        (3, False),
-    ]
-    last = await queue.last_entry(job.id)
-    assert last is not None
-    assert (last.seq, last.items) == (3, (b"x",))
+    assert [e.seq for e in await log_entries(queue, job.id, seq)] == [seq + 1]
 
 
 async def test_a_job_whose_log_has_a_hole_fails_and_its_end_is_found_at_its_number(
@@ -535,7 +328,7 @@ async def test_a_job_whose_log_has_a_hole_fails_and_its_end_is_found_at_its_numb
     store.delete(keys.steps(0, WORKER))
     gateway.frames()
     assert await finish(queue, job, 4, answer()) == "failed"
-    entries = await queue.entries(job.id, 0)
+    entries = await log_entries(queue, job.id, 0)
     assert [(e.seq, e.lost, e.end) for e in entries] == [
         (1, False, ""),
         (2, True, ""),
@@ -545,17 +338,6 @@ async def test_a_job_whose_log_has_a_hole_fails_and_its_end_is_found_at_its_numb
     last = await queue.last_entry(job.id)
     assert last == entries[-1]
     assert gateway.frames() == [(job.id.encode(), 4, FrameKind.ENDED, b"", b"")]
-
-
-async def test_entries_behind_a_number_are_those_of_the_list(queue: JobQueue) -> None:
-    job = await lease(queue)
-    for seq in range(1, 6):
-        await emit_token(queue, job, seq, str(seq))
-    for after in range(7):
-        found = await queue.entries(job.id, after)
-        assert [(e.seq, e.items) for e in found] == [
-            (seq, (b"%d" % seq,)) for seq in range(after + 1, 6)
-        ]
 
 
 # --- the end in the same call ---
@@ -583,7 +365,7 @@ async def test_the_last_output_and_the_end_are_one_call_and_one_message(
         (job.id.encode(), 2, FrameKind.CHUNK, ((0, 0, (2,), b"last"),), (b"last",)),
         (job.id.encode(), 3, FrameKind.DONE, 3, b""),
     ]
-    assert [(e.seq, e.items, e.end) for e in await queue.entries(job.id, 1)] == [
+    assert [(e.seq, e.items, e.end) for e in await log_entries(queue, job.id, 1)] == [
         (2, (b"last",), ""),
         (3, (), "completed"),
     ]
@@ -599,30 +381,6 @@ async def test_a_worker_that_ends_a_job_keeps_its_fence_token(queue: JobQueue) -
     ends, on = await claim(queue)
     assert await queue.emit(0, WORKER, fence_token, make_step([last_output(ends, 1)])) == {}
     assert await queue.emit(0, WORKER, fence_token, make_step([output(on, 1)])) == {}
-
-
-async def test_the_last_journal_and_the_result_are_one_message_for_watchers(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    job = await lease(queue, stream=False)
-    await queue.watch(job.id, GATEWAY, follow=True)
-    whole = {"content_type": "application/json", "body": b"{}"}
-    assert await emit(queue, [last_output(job, 1, **whole)]) == {}
-    (message,) = gateway.messages()
-    deltas, result = decode(message)
-    assert deltas[1:3] == (1, FrameKind.DELTAS)
-    assert read_journal(deltas[3]) == [Delta(0, 0, (1,), "last")]
-    content = (200, b"application/json", b"{}")
-    assert result == (job.id.encode(), 2, FrameKind.RESULT, 3, content)
-
-
-async def test_a_gateway_that_waits_for_the_result_receives_only_that(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    job = await lease(queue, stream=False)
-    assert await emit(queue, [last_output(job, 1, body=b"{}")]) == {}
-    assert [frame[1:3] for frame in gateway.frames()] == [(2, FrameKind.RESULT)]
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
 
 
 async def test_final_output_without_watchers_is_only_in_the_log(
@@ -651,22 +409,6 @@ async def test_a_call_whose_reply_was_lost_is_repeated_and_changes_nothing(
     assert everything(store) == before
 
 
-async def test_a_repeated_call_applies_only_what_is_new(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    """The output is stored already; nothing is published again."""
-    job = await lease(queue)
-    await emit_token(queue, job, 1, "last")
-    gateway.frames()
-    assert await emit(queue, [last_output(job, 1)], again=True) == {}
-    assert [frame[1:3] for frame in gateway.frames()] == [(2, FrameKind.DONE)]
-    entries = await queue.entries(job.id, 0)
-    assert [(e.seq, e.items, e.end) for e in entries] == [
-        (1, (b"last",), ""),
-        (2, (), "completed"),
-    ]
-
-
 @pytest.mark.parametrize("lease_id", ["0" * 16, "", "0" * 15, "0" * 17])
 async def test_a_wrong_lease_id_ends_nothing(
     queue: JobQueue, store: Redis, gateway: ChannelSubscriber, lease_id: str
@@ -691,7 +433,7 @@ async def test_a_job_whose_hash_is_gone_is_not_ended(
     assert await queue.emit(0, WORKER, fence_token, step) == {job.id: "gone"}
     assert FrameKind.DONE not in [frame[2] for frame in gateway.frames()]
     assert not store.exists(keys.job(0, job.id))
-    assert await queue.entries(job.id, 0) == []
+    assert await log_entries(queue, job.id, 0) == []
 
 
 async def test_a_job_that_redis_does_not_have_is_not_ended(queue: JobQueue, store: Redis) -> None:
@@ -745,17 +487,4 @@ async def test_a_job_without_watchers_ends_without_a_message(queue: JobQueue, st
     store.config_resetstat()
     assert await emit(queue, [last_output(job, 1)]) == {}
     assert published(store) == 0
-    assert [e.end for e in await queue.entries(job.id, 0)] == ["", "completed"]
-
-
-async def test_a_call_of_several_long_answers_is_taken(queue: JobQueue) -> None:
-    for _ in range(4):
-        await submit(queue, stream=False)
-    jobs = await claim(queue)
-    bodies = {job.id: bytes([i]) * INLINE_RESULT_BYTES for i, job in enumerate(jobs)}
-    step = [end_without_output(job, 1, answer(body=bodies[job.id])) for job in jobs]
-    assert await emit(queue, step) == {}
-    for job in jobs:
-        ended = await queue.get(job.id)
-        assert ended is not None
-        assert ended.result == bodies[job.id]
+    assert [e.end for e in await log_entries(queue, job.id, 0)] == ["", "completed"]

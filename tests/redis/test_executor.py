@@ -26,9 +26,11 @@ from tests.redis.conftest import (
     answer,
     claim_one,
     expire_lease,
+    log_entries,
     make_job,
     pending,
     submit,
+    submit_one,
 )
 from tests.redis.executors import chat, serving
 from tests.settings import Settings
@@ -43,7 +45,6 @@ async def executor(queue: JobQueue) -> AsyncIterator[Executor]:
     """An executor that sends the output of its runs, and does nothing else."""
     executor = Executor(
         queue,
-        [],
         SimulatedEngine(Settings()),
         WorkerMetrics(CollectorRegistry()),
         pool=POOL,
@@ -76,7 +77,7 @@ async def test_a_refused_write_of_an_old_lease_leaves_the_new_one_alone(
     job_id = new.job.id
 
     async def logged() -> list[object]:
-        return [entry.items for entry in await queue.entries(job_id, 0)]
+        return [entry.items for entry in await log_entries(queue, job_id, 0)]
 
     async def old_refused() -> bool:
         return old.buffer.discarded
@@ -119,12 +120,12 @@ async def test_a_refused_write_of_one_job_does_not_delay_another(
         run.buffer.chunk(b"x")
 
     async def logged() -> bool:
-        return len(await queue.entries(kept.job.id, 0)) == 1
+        return len(await log_entries(queue, kept.job.id, 0)) == 1
 
     await eventually(logged, "the output of the other job is in its log")
     assert (lost.buffer.discarded, kept.buffer.discarded) == (True, False)
     assert (kept.buffer.watchers, kept.buffer.subscribers) == (GATEWAY, GATEWAY)
-    assert [entry.end for entry in await queue.entries(lost.job.id, 0)] == ["cancelled"]
+    assert [entry.end for entry in await log_entries(queue, lost.job.id, 0)] == ["cancelled"]
 
 
 async def test_the_output_of_a_lost_run_does_not_get_into_the_log_of_the_next_run(
@@ -150,7 +151,7 @@ async def test_the_output_of_a_lost_run_does_not_get_into_the_log_of_the_next_ru
     assert await queue.reap(0, LEASE_S) == {failed.job.id: "queued"}
     for n in range(1, FLUSH_AFTER + 2):
         await send(other, n)
-    assert [entry.seq for entry in await queue.entries(failed.job.id, 0)] == [1]
+    assert [entry.seq for entry in await log_entries(queue, failed.job.id, 0)] == [1]
 
 
 async def test_a_new_watcher_gets_every_step_from_then_on(
@@ -158,21 +159,21 @@ async def test_a_new_watcher_gets_every_step_from_then_on(
 ) -> None:
     async with serving(queue, redis_url, slots=4):
         job = make_job(body=chat(300, stream=True, ignore_eos=True), gateway="")
-        await queue.submit(job, 100)
+        await submit_one(queue, job, 100)
 
         async def has_output() -> bool:
-            return bool(await queue.entries(job.id, 0))
+            return bool(await log_entries(queue, job.id, 0))
 
         await eventually(has_output, "the job has output")
         await queue.watch(job.id, "gw-2", follow=True)
-        before = await queue.entries(job.id, 0)
+        before = await log_entries(queue, job.id, 0)
 
         async def done() -> bool:
             ended = await queue.get(job.id)
             return ended is not None and ended.state is JobState.COMPLETED
 
         await eventually(done, "the job is done")
-    frames, entries = other_gateway.frames(), await queue.entries(job.id, 0)
+    frames, entries = other_gateway.frames(), await log_entries(queue, job.id, 0)
     assert len(before) < len(entries)
     assert not before[-1].end, "it was watched while it ran"
     received = [frame[1] for frame in frames]
@@ -188,10 +189,10 @@ async def test_a_job_that_is_leased_again_to_the_same_worker_is_completed_once(
 ) -> None:
     async with serving(queue, redis_url, slots=4) as executor:
         job = make_job(body=chat(300, ignore_eos=True), stream=False, gateway="")
-        await queue.submit(job, 100)
+        await submit_one(queue, job, 100)
 
         async def has_output() -> bool:
-            return bool(await queue.entries(job.id, 0))
+            return bool(await log_entries(queue, job.id, 0))
 
         await eventually(has_output, "the job has output")
         old = executor.runs[job.id]
@@ -203,7 +204,7 @@ async def test_a_job_that_is_leased_again_to_the_same_worker_is_completed_once(
 
         await eventually(done, "the job is done")
         assert old.buffer.discarded
-    ended, entries = await queue.get(job.id), await queue.entries(job.id, 0)
+    ended, entries = await queue.get(job.id), await log_entries(queue, job.id, 0)
     assert ended is not None
     assert [attempt.outcome for attempt in ended.attempts] == ["why", "completed"]
     assert ended.usage is not None

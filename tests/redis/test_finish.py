@@ -1,4 +1,4 @@
-"""Finish: one terminal state, one last entry, nothing left queued; a repeated call does nothing."""
+"""Finish: nothing left queued; a repeated call does nothing. What callers see is in tests/store."""
 
 from __future__ import annotations
 
@@ -7,69 +7,37 @@ from dataclasses import replace
 import msgpack
 import pytest
 from redis import Redis
-from redis.exceptions import ResponseError
 
-from shared.job.frames import FrameKind, entry_of
-from shared.job.job_log import pack_segment
 from shared.job.lanes import DEFAULT
 from shared.job.packing import pack
-from shared.job.result import INLINE_RESULT_BYTES
-from shared.job.states import JobEvent, JobState
-from shared.job.step_log import FinalEntry, JobStream
+from shared.job.states import JobEvent
+from shared.store.interface import StoreRefused
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
-    TENANT,
     WORKER,
     ChannelSubscriber,
     answer,
     claim,
     claim_one,
-    emit,
     emit_token,
     end_without_output,
     entries_of,
     expire_lease,
     finish,
     lease,
+    log_entries,
     make_job,
     next_fence_token,
     output,
     pending,
     submit,
+    submit_one,
 )
 from tests.waiting import eventually
-
-JSON = {"content_type": "application/json"}
-
-
-async def test_a_finished_job_has_the_workers_result(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    leased = await lease(queue)
-    await emit_token(queue, leased, 1, "He")
-    frames = [output(leased, seq, text)[1] for seq, text in ((1, "He"), (2, "y"))]
-    entries = [entry_of(frame, leased.id, seq) for seq, frame in enumerate(frames, 1)]
-    end = FinalEntry(3, pack_segment(1, entries), answer())
-    assert await emit(queue, [(JobStream(leased), frames[1], end)]) == {}
-    job = await queue.get(leased.id)
-    assert job is not None
-    assert (job.state, job.status, job.error_code) == (JobState.COMPLETED, 200, "")
-    assert job.usage == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
-    assert [a.outcome for a in job.attempts] == ["completed"]
-    assert [(e.seq, e.items, e.end) for e in await queue.entries(leased.id, 0)] == [
-        (1, (b"He",), ""),
-        (2, (b"y",), ""),
-        (3, (), "completed"),
-    ]
-    assert [(f[1], f[2], f[4]) for f in gateway.frames()] == [
-        (1, FrameKind.CHUNK, (b"He",)),
-        (2, FrameKind.CHUNK, (b"y",)),
-        (3, FrameKind.DONE, b""),
-    ]
 
 
 @pytest.mark.parametrize("event", [JobEvent.COMPLETE, JobEvent.FAIL])
@@ -105,7 +73,7 @@ async def test_finished_twice_it_ends_once(
     gateway.frames()
     assert await finish(queue, leased, 1, answer()) == "ok"
     assert store.hgetall(keys.job(0, leased.id)) == before
-    assert len(await queue.entries(leased.id, 0)) == 1
+    assert len(await log_entries(queue, leased.id, 0)) == 1
     assert gateway.frames() == []
 
 
@@ -145,38 +113,11 @@ async def test_writes_that_a_failed_call_deferred_are_not_done_by_the_next(
     step = make_step([end_without_output(broken, 1, answer())])
     log_flushes, results = msgpack.unpackb(step.flushes_and_results, raw=True)
     malformed = replace(step, flushes_and_results=pack([log_flushes, [*results, "no result"]]))
-    with pytest.raises(ResponseError, match="table expected"):
+    with pytest.raises(StoreRefused, match="table expected"):
         await queue.emit(0, WORKER, fence_token, malformed)
     assert await finish(queue, sound, 1, answer()) == "ok"
     assert entries_of(store, broken.id) == [DEFAULT]
     assert pending(store) == 1
-
-
-async def test_a_second_result_does_not_replace_the_first(queue: JobQueue) -> None:
-    leased = await lease(queue)
-    await finish(queue, leased, 1, answer())
-    other = answer(event=JobEvent.FAIL, error_code="engine_error", status=500)
-    assert await finish(queue, leased, 1, other) == "completed"
-    job = await queue.get(leased.id)
-    assert job is not None
-    assert (job.state, job.status) == (JobState.COMPLETED, 200)
-
-
-@pytest.mark.parametrize("lease_id", ["", "f" * 16, "f" * 15])
-async def test_a_wrong_lease_id_ends_nothing(
-    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, lease_id: str
-) -> None:
-    leased = await lease(queue)
-    assert await finish(queue, leased._replace(lease_id=lease_id), 1, answer()) == "in_progress"
-    assert await queue.entries(leased.id, 0) == []
-    assert gateway.frames() == []
-    assert await finish(queue, leased, 1, answer()) == "ok"
-
-
-async def test_an_empty_lease_id_is_not_the_one_of_a_queued_job(queue: JobQueue) -> None:
-    leased = await lease(queue)
-    await queue.release([leased], "drained", blame=False)
-    assert await finish(queue, leased._replace(lease_id=""), 1, answer()) == "queued"
 
 
 async def test_a_late_end_does_not_stop_the_others_of_its_step(
@@ -206,57 +147,6 @@ async def test_a_worker_that_lost_the_job_gets_its_state(queue: JobQueue, store:
     assert await finish(queue, old, 1, answer()) == "gone"
 
 
-async def test_a_cancelled_job_stays_cancelled(queue: JobQueue) -> None:
-    leased = await lease(queue)
-    await queue.cancel(leased.id, TENANT)
-    assert await finish(queue, leased, 1, answer()) == "cancelled"
-
-
-@pytest.mark.parametrize("size", [0, 1, INLINE_RESULT_BYTES])
-async def test_a_short_answer_travels_in_the_frame(
-    queue: JobQueue, gateway: ChannelSubscriber, size: int
-) -> None:
-    leased = await lease(queue, stream=False)
-    body = b"\xff" * size
-    await finish(queue, leased, 1, answer(body=body, status=200, **JSON))
-    ((_, seq, kind, _, payload),) = gateway.frames()
-    assert (seq, kind) == (1, FrameKind.RESULT)
-    assert payload == (200, b"application/json", body)
-
-
-async def test_a_long_answer_does_not_travel_in_the_frame(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    leased = await lease(queue, stream=False)
-    body = b"\xff" * (INLINE_RESULT_BYTES + 1)
-    await finish(queue, leased, 1, answer(body=body, **JSON))
-    assert gateway.frames() == [(leased.id.encode(), 1, FrameKind.ENDED, 3, b"")]
-    job = await queue.get(leased.id)
-    assert job is not None
-    assert (job.result, job.result_bytes) == (b"", len(body))
-    assert job.content_type == "application/json"
-
-
-async def test_a_refused_stream_ends_with_the_engines_own_body(
-    queue: JobQueue, gateway: ChannelSubscriber
-) -> None:
-    leased = await lease(queue, stream=True)
-    refusal = answer(event=JobEvent.FAIL, error_code="rejected", status=400, body=b"{}", **JSON)
-    await finish(queue, leased, 1, refusal)
-    ((_, _, kind, _, payload),) = gateway.frames()
-    assert kind == FrameKind.RESULT
-    assert payload == (400, b"application/json", b"{}")
-
-
-async def test_every_watching_gateway_receives_the_end(
-    queue: JobQueue, gateway: ChannelSubscriber, other_gateway: ChannelSubscriber
-) -> None:
-    leased = await lease(queue)
-    await queue.watch(leased.id, "gw-2", follow=False)
-    await finish(queue, leased, 1, answer())
-    assert gateway.frames() == other_gateway.frames() != []
-
-
 async def test_the_end_of_one_job_leaves_the_others_alone(queue: JobQueue, store: Redis) -> None:
     for _ in range(3):
         await submit(queue)
@@ -269,7 +159,7 @@ async def test_the_end_of_one_job_leaves_the_others_alone(queue: JobQueue, store
 
 async def test_a_job_is_deleted_when_its_time_is_over(queue: JobQueue, store: Redis) -> None:
     job = make_job(ttl_s=0.001)
-    await queue.submit(job, 9)
+    await submit_one(queue, job, 9)
     await finish(queue, await claim_one(queue), 1, answer())
 
     async def gone() -> bool:

@@ -44,6 +44,7 @@ from tests.redis.conftest import (
     finish,
     has_group,
     lane_of,
+    log_entries,
     make_job,
     repair,
 )
@@ -727,7 +728,7 @@ class Fleet:
         if last is not None and last.end:
             entries[-1] = replace(entries[-1], tokens=last.tokens)
         assert last == (entries[-1] if entries else None)
-        assert await self.queue.entries(job_id, after) == entries[after:]
+        assert await log_entries(self.queue, job_id, after) == entries[after:]
         log = self.store.lrange(keys.log(0, job_id), 0, -1)
         stored = [entry for segment in log for entry in parse_segments([segment])]
         assert stored == entries[: len(stored)]

@@ -18,9 +18,9 @@ from shared.job.job_log import make_journal, pack_segment
 from shared.job.packing import pack
 from shared.job.states import JobState
 from shared.job.step_log import LogFlush
+from shared.store.log_parts import log_parts
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.log_parts import log_parts
 from tests.redis.conftest import answer, claim_one, emit, end_without_output, submit
 from tests.redis.test_gateway_tasks import serving
 from tests.redis.test_publisher import Worker, worker

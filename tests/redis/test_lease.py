@@ -11,8 +11,8 @@ from redis import Redis
 from shared.job.job import LeasedJob
 from shared.job.replies import Fenced, Renewal
 from shared.job.step_log import JobStream
+from shared.store.interface import StoreUnavailable
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisConnectionError
 from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     LEASE_S,
@@ -148,11 +148,11 @@ async def test_a_renewal_that_fails_changes_nothing(
     token = worker.lease.fence_token(0)
 
     async def fail(*_: Any) -> Renewal:
-        raise RedisConnectionError("refused")
+        raise StoreUnavailable("refused")
 
     with monkeypatch.context() as patch:
         patch.setattr(queue, "renew", fail)
-        with pytest.raises(RedisConnectionError):
+        with pytest.raises(StoreUnavailable):
             await worker.lease.renew(0)
     assert worker.lease.fence_token(0) == token
     async with asyncio.timeout(30):

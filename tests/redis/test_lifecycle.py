@@ -105,7 +105,7 @@ async def test_a_worker_with_a_loop_that_stands_still_gives_its_jobs_up_and_exit
     logged: str,
 ) -> None:
     monkeypatch.setattr(stalls, "STALL_S", 2.0)
-    monkeypatch.setattr("worker.core.queue_consumer.BLOCK_S", 0.5)
+    monkeypatch.setattr("shared.store.redis.claim_connection.BLOCK_S", 0.5)
     wedge(monkeypatch)
     settings = Settings(
         redis_url=redis_url, engine="simulated", worker_port=0, lease_s=1.0, drain_deadline_s=0.2

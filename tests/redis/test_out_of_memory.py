@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
+from shared.store.interface import StoreUnwritable
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError, unwritable
 from tests.redis.conftest import (
     TENANT,
     WORKER,
@@ -18,11 +18,13 @@ from tests.redis.conftest import (
     emit,
     expire_lease,
     finish,
+    log_entries,
     log_flush,
     make_job,
     output,
     renew,
     submit,
+    submit_one,
 )
 
 
@@ -45,12 +47,11 @@ async def test_a_full_redis_takes_no_new_job(queue: JobQueue, full: Redis) -> No
     await submit(queue)
     full.config_set("maxmemory", 1)
     refused = make_job()
-    with pytest.raises(RedisError) as caught:
-        await queue.submit(refused, 10)
-    assert unwritable(caught.value)
+    with pytest.raises(StoreUnwritable):
+        await submit_one(queue, refused, 10)
     full.config_set("maxmemory", 0)
     assert await queue.get(refused.id) is None
-    assert await queue.submit(refused, 10) == 2
+    assert await submit_one(queue, refused, 10) == 2
 
 
 async def test_running_jobs_go_on_and_end(queue: JobQueue, modern: Redis, full: Redis) -> None:
@@ -62,11 +63,11 @@ async def test_running_jobs_go_on_and_end(queue: JobQueue, modern: Redis, full: 
     await queue.watch(done.id, "gw-2", follow=True)
     first_step = output(done, 1, "x" * 10_000)
     assert await emit(queue, [first_step]) == {}
-    assert [entry.seq for entry in await queue.entries(done.id, 0)] == [1]
+    assert [entry.seq for entry in await log_entries(queue, done.id, 0)] == [1]
     assert await emit(queue, [], log_flushes=[log_flush(first_step, 1)]) == {}
     last = output(done, 2, "x" * 10_000, answer=answer(body=b"y" * 10_000))
     assert await emit(queue, [last]) == {}
-    assert [e.end for e in await queue.entries(done.id, 0)] == ["", "", "completed"]
+    assert [e.end for e in await log_entries(queue, done.id, 0)] == ["", "", "completed"]
     assert await queue.cancel(cancelled.id, TENANT) == "cancelled"
     expire_lease(full, silent)
     assert await queue.reap(0, 5.0) == {silent.id: "queued"}

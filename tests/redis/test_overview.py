@@ -17,6 +17,7 @@ from shared.fleet.registry import WorkerInfo
 from shared.job.states import JobEvent, WorkerState
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
+from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.depths import depths
 from shared.store.redis.desired_pools import DesiredPools
@@ -165,7 +166,7 @@ async def test_without_redis_the_last_figures_stay(fleet: Fleet, queue: JobQueue
     assert (await fleet.take())["pools"][0]["waiting"] == 1
 
     async def fails(*_: object, **__: object) -> None:
-        raise ConnectionError("it is away")
+        raise StoreUnavailable("it is away")
 
     fleet.view.refresh_workers = fails  # type: ignore[method-assign]
     found = await fleet.take()

@@ -16,13 +16,13 @@ import pytest
 import uvloop
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from shared.platform import fast_paths
+from shared.store.interface import StoreRefused, StoreTimeout, StoreUnavailable
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import RedisConnectionError, connect
-from shared.store.redis.redis_client import RedisTimeoutError as TimedOut
+from shared.store.redis.redis_client import connect
 from shared.store.redis.redis_link import TAKE_OVER, PublicLink, TransportLink
+from shared.store.redis.store_errors import OnReplica, ScriptsMissing
 from tests.redis_server import free_port
 from tests.waiting import eventually, wait_for
 
@@ -82,7 +82,7 @@ async def test_an_error_reply_fails_only_its_own_call(connection: PipelinedConne
         return_exceptions=True,
     )
     assert first == last == b"PONG"
-    assert isinstance(wrong, ResponseError)
+    assert isinstance(wrong, StoreRefused)
 
 
 @pytest.mark.parametrize("command", [("EVALSHA", "0" * 40, 0), ("FCALL", "none", 0)])
@@ -91,7 +91,7 @@ async def test_an_unknown_script_raises_no_script_error(
 ) -> None:
     if command[0] == "FCALL" and store.info("server")["redis_version"] < "7":
         pytest.skip("Redis 7 brought functions")
-    with pytest.raises(NoScriptError):
+    with pytest.raises(ScriptsMissing):
         await connection.call(*command)
 
 
@@ -104,7 +104,7 @@ async def test_a_lost_connection_fails_the_calls_in_flight_and_the_next_call_rec
     blocked = asyncio.create_task(connection.call("BLPOP", "never", 0))
     await asyncio.sleep(0)
     store.client_kill_filter(_id=mine)
-    with pytest.raises(RedisConnectionError):
+    with pytest.raises(StoreUnavailable):
         await blocked
     assert connection.lost.is_set()
     assert await connection.call("PING") == b"PONG"
@@ -121,7 +121,7 @@ async def test_a_connection_that_ended_unnoticed_is_lost_with_the_next_write(
 
     monkeypatch.setattr(connection._link, "write", write)
     reply = connection.send("PING")
-    with pytest.raises(RedisConnectionError, match="the handler is closed"):
+    with pytest.raises(StoreUnavailable, match="the handler is closed"):
         await reply
     assert connection.lost.is_set()
     assert await connection.call("PING") == b"PONG"
@@ -140,14 +140,14 @@ async def test_a_redis_that_does_not_reply_raises_a_timeout_and_the_next_call_re
 ) -> None:
     async with opened(redis_url, timeout_s=0.05) as connection:
         await connection.call("PING")
-        with pytest.raises(TimedOut):
+        with pytest.raises(StoreTimeout):
             await connection.call("BLPOP", "never", 0)
         assert await connection.call("PING") == b"PONG"
 
 
 async def test_no_server_is_a_connection_error() -> None:
     async with opened(f"redis://127.0.0.1:{free_port()}/0") as connection:
-        with pytest.raises(RedisConnectionError):
+        with pytest.raises(StoreUnavailable):
             await connection.call("PING")
 
 
@@ -155,7 +155,7 @@ async def test_a_replica_is_disconnected(connection: PipelinedConnection, store:
     await connection.call("PING")
     store.replicaof("127.0.0.1", free_port())
     try:
-        with pytest.raises(ReadOnlyError):
+        with pytest.raises(OnReplica):
             await connection.call("SET", "a", "b")
         assert connection.lost.is_set()
     finally:
@@ -174,7 +174,7 @@ async def test_user_password_and_database_come_from_the_url(redis_url: str, stor
             await connection.call("SET", "where", "three")
         assert store.get("where") is None
         async with opened(url.replace("secret", "wrong")) as connection:
-            with pytest.raises(RedisConnectionError):
+            with pytest.raises(StoreUnavailable):
                 await connection.call("PING")
     finally:
         store.acl_deluser("somebody")
@@ -303,7 +303,7 @@ def test_an_ended_connection_delivers_nothing_to_the_next_one(
         async with opened(redis_url) as connection:
             await connection.call("PING")
             old: Any = connection._link
-            connection._break(RedisConnectionError("closed"))
+            connection._break(StoreUnavailable("closed"))
             if isinstance(old, TransportLink):
                 # A layer of its own (TLS) may deliver something yet.
                 assert old._transport.get_protocol() is not old
@@ -345,14 +345,14 @@ def test_any_order_of_calls_and_losses(
         async with asyncio.timeout(TIMEOUT_S):
             replies = await asyncio.gather(*(reply for _, reply in calls), return_exceptions=True)
         for (data, _), reply in zip(calls, replies, strict=True):
-            assert reply == data or isinstance(reply, RedisConnectionError)
+            assert reply == data or isinstance(reply, StoreUnavailable)
             answered += reply == data
 
     async def run() -> None:
         async with opened(redis_url) as connection:
             for _ in range(400):
                 # The previous cut may fail this call.
-                with contextlib.suppress(RedisConnectionError):
+                with contextlib.suppress(StoreUnavailable):
                     await some_calls(connection)
             assert 0 < connection.losses <= cuts
             assert answered > 400
@@ -405,7 +405,7 @@ def test_no_tenant_gets_a_value_of_another_whichever_call_is_cancelled(
                     cut(store, clients(store) - others)
                 async with asyncio.timeout(30):
                     for ended in await asyncio.gather(*tasks, return_exceptions=True):
-                        lost = isinstance(ended, RedisConnectionError) and n % 50 >= 40
+                        lost = isinstance(ended, StoreUnavailable) and n % 50 >= 40
                         assert ended is None or lost or isinstance(ended, asyncio.CancelledError)
 
     runner(run())

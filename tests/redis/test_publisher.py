@@ -10,15 +10,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from shared.job.advertised_slots import advertiser
 from shared.job.job import LeasedJob
 from shared.job.result import PIECE_BYTES, JobResult
 from shared.job.states import JobEvent, JobState
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
+from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisConnectionError
-from shared.store.redis.stored_body import Body
+from shared.store.stored_body import Body
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -28,6 +29,7 @@ from tests.redis.conftest import (
     answer,
     claim,
     lease,
+    log_entries,
     submit,
 )
 from tests.waiting import eventually
@@ -83,8 +85,8 @@ async def worker(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 async def wait_for_entries(queue: JobQueue, job_id: str, count: int) -> None:
     async def logged() -> bool:
         try:
-            return len(await queue.entries(job_id, 0)) == count
-        except RedisConnectionError:  # the test has closed the connection
+            return len(await log_entries(queue, job_id, 0)) == count
+        except StoreUnavailable:  # the test has closed the connection
             return False
 
     await eventually(logged, f"{count} entries of {job_id}")
@@ -92,7 +94,7 @@ async def wait_for_entries(queue: JobQueue, job_id: str, count: int) -> None:
 
 def advertised(store: Redis) -> int:
     """The slots that the worker has advertised."""
-    return int(store.zscore(keys.advertised(0, POOL), keys.advertiser(WORKER, LEASE_S)) or 0)
+    return int(store.zscore(keys.advertised(0, POOL), advertiser(WORKER, LEASE_S)) or 0)
 
 
 async def test_long_results_are_stored_though_they_leave_in_several_calls(
@@ -145,7 +147,7 @@ async def test_a_result_whose_reply_was_lost_is_repeated_and_stored_once(
         nonlocal started
         started += 1
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        start_emit(*args).add_done_callback(lambda _: reply.set_exception(OSError("no reply")))
+        start_emit(*args).add_done_callback(lambda _: reply.set_exception(StoreTimeout("no reply")))
         return reply
 
     monkeypatch.setattr(queue, "start_emit", lose_the_reply)
@@ -153,7 +155,7 @@ async def test_a_result_whose_reply_was_lost_is_repeated_and_stored_once(
     buffer.chunk(b"x")
     assert await worker.finish(buffer, answer()) == "ok"
     assert started == 1
-    assert [entry.end for entry in await queue.entries(buffer.job.id, 0)] == ["", "completed"]
+    assert [entry.end for entry in await log_entries(queue, buffer.job.id, 0)] == ["", "completed"]
     assert worker.lost == {}
 
 
@@ -177,7 +179,8 @@ async def test_output_is_kept_while_redis_refuses_writes(
         store.replicaof("NO", "ONE")
     await wait_for_entries(queue, buffer.job.id, 2)
     assert (
-        b"".join(item for e in await queue.entries(buffer.job.id, 0) for item in e.items) == b"12"
+        b"".join(item for e in await log_entries(queue, buffer.job.id, 0) for item in e.items)
+        == b"12"
     )
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
 

@@ -13,9 +13,10 @@ from redis.exceptions import ResponseError
 
 from shared.job.job import new_job_id
 from shared.job.replies import Acquired
+from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
+from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisConnectionError, connect_blocking
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
@@ -27,17 +28,13 @@ DEADLINE_S = 3.0
 
 
 @contextlib.asynccontextmanager
-async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
-    redis = connect_blocking(url)
+async def opened(queue: JobQueue, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
     slots = AdvertisedSlots(
         lambda: 0, pool=POOL, worker=worker, lease_s=LEASE_S, shards=queue.shards
     )
     consumer = QueueConsumer(
-        queue,
-        redis,
+        ClaimConnection(queue, 0, worker=worker, lease_s=LEASE_S),
         pool=POOL,
-        worker=worker,
-        lease_s=LEASE_S,
         advertised_slots=slots,
         adapter_queues=AdapterQueues(queue, POOL, 0, lambda: ()),
         on_suspects=lambda: None,
@@ -46,12 +43,15 @@ async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterato
         yield consumer
     finally:
         await consumer.close()
-        await redis.aclose()
+
+
+async def push_wake_up(consumer: QueueConsumer) -> None:
+    await consumer._connection.push_back((keys.wake_ups(0, POOL).encode(), b"1"))
 
 
 @pytest.fixture
-async def consumer(queue: JobQueue, redis_url: str) -> AsyncIterator[QueueConsumer]:
-    async with opened(queue, redis_url) as consumer:
+async def consumer(queue: JobQueue) -> AsyncIterator[QueueConsumer]:
+    async with opened(queue) as consumer:
         yield consumer
 
 
@@ -66,7 +66,7 @@ async def test_a_new_job_wakes_a_waiting_consumer(
             await consumer.wait_for_wake_up()
         assert [each.id for each in await consumer.claim(8, left_over=spare)] == [job.id]
         async with asyncio.timeout(DEADLINE_S):  # an old wake-up, at most
-            await queue.push_wake_up(0, keys.wake_ups(0, POOL))
+            await push_wake_up(consumer)
             await consumer.wait_for_wake_up()
 
 
@@ -82,9 +82,9 @@ async def test_a_consumer_does_not_wait_while_jobs_are_queued(
 
 
 async def test_a_consumer_without_a_free_slot_forwards_its_wake_up(
-    consumer: QueueConsumer, queue: JobQueue, redis_url: str
+    consumer: QueueConsumer, queue: JobQueue
 ) -> None:
-    async with opened(queue, redis_url, "w-2") as other:
+    async with opened(queue, "w-2") as other:
         assert await consumer.claim(8, left_over=1) == await other.claim(8, left_over=1) == []
         waiting = [asyncio.create_task(each.wait_for_wake_up()) for each in (consumer, other)]
         await submit(queue)
@@ -125,12 +125,12 @@ async def test_scripts_found_lost_by_another_call_during_a_claim_fail_the_claim_
         with contextlib.suppress(ResponseError):
             store.function_flush()
         store.script_flush()
-        with pytest.raises(RedisConnectionError):
-            await queue.scripts.start("find_ended", 0, ())
+        with pytest.raises(StoreUnavailable):
+            await queue.scripts(0).start("find_ended", 0, ())
 
     monkeypatch.setattr(AdvertisedSlots, "wait_until_settled", meanwhile)
     async with asyncio.timeout(DEADLINE_S):
-        with pytest.raises(RedisConnectionError):
+        with pytest.raises(StoreUnavailable):
             await consumer.claim(8, left_over=1)
         assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
 
@@ -147,14 +147,14 @@ async def test_a_lost_connection_is_reported_once_and_replaced(
 
     await eventually(blocks, "the worker waits")
     store.client_kill_filter(_id=blocked[0])
-    with pytest.raises(RedisConnectionError):
+    with pytest.raises(StoreUnavailable):
         await consumer.wait_for_wake_up()
     job = await submit(queue)
     assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
 
 
 async def test_jobs_of_all_shards_are_claimed_and_wake_the_consumer(redis_url: str) -> None:
-    async with open_queue(redis_url, shards=3) as queue, opened(queue, redis_url) as consumer:
+    async with open_queue(redis_url, shards=3) as queue, opened(queue) as consumer:
         for shard in (0, 1, 2, 2, 1, 0):
             assert await consumer.claim(8, left_over=1) == []
             job = await submit(queue, id=f"job_{shard:03x}{new_job_id(1)[7:]}")
@@ -166,23 +166,23 @@ async def test_jobs_of_all_shards_are_claimed_and_wake_the_consumer(redis_url: s
 async def test_jobs_of_one_shard_are_kept_if_the_claim_on_the_next_fails(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_queue(redis_url, shards=2) as queue, opened(queue, redis_url) as consumer:
+    async with open_queue(redis_url, shards=2) as queue, opened(queue) as consumer:
         job = await submit(queue, id=new_job_id(1))
-        start_acquire, calls = queue.start_acquire, list[Any]()
+        acquire, calls = consumer._connection.acquire, list[Any]()
 
         async def fails(reply: Coroutine[Any, Any, Acquired]) -> Acquired:
             await reply
-            raise RedisConnectionError("away")
+            raise StoreUnavailable("away")
 
         def fails_on_the_second(*args: Any) -> Coroutine[Any, Any, Acquired]:
-            reply = start_acquire(*args)
+            reply = acquire(*args)
             calls.append(args)
             return reply if len(calls) == 1 else fails(reply)
 
-        monkeypatch.setattr(queue, "start_acquire", fails_on_the_second)
+        monkeypatch.setattr(consumer._connection, "acquire", fails_on_the_second)
         assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
-        await queue.push_wake_up(0, keys.wake_ups(0, POOL))
-        with pytest.raises(RedisConnectionError):
+        await push_wake_up(consumer)
+        with pytest.raises(StoreUnavailable):
             await consumer.claim(8, left_over=1)
 
 
@@ -190,11 +190,11 @@ async def test_a_claim_that_could_not_be_sent_does_not_prevent_the_next(
     consumer: QueueConsumer, queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
-        raise RedisConnectionError("lost meanwhile")
+        raise StoreUnavailable("lost meanwhile")
 
     with monkeypatch.context() as patch:
-        patch.setattr(consumer._connection, "send", broken)
-        with pytest.raises(RedisConnectionError):
+        patch.setattr(consumer._connection._connection, "send", broken)
+        with pytest.raises(StoreUnavailable):
             await consumer.claim(8)
     job = await submit(queue)
     async with asyncio.timeout(DEADLINE_S):

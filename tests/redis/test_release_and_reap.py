@@ -1,4 +1,4 @@
-"""Jobs that lose their worker: they are requeued in front, or they fail; never on two workers."""
+"""Jobs that lose their worker: what is left in Redis; see tests/store for what callers see."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis import Redis
 
 from shared.job.frames import FrameKind
 from shared.job.job import Job, LeasedJob
-from shared.job.job_log import Delta, read_journal, tokens_missing
+from shared.job.job_log import Delta, read_journal
 from shared.job.lanes import DEFAULT, FLEX, RETRY_LANE
 from shared.job.record import read_lease
 from shared.job.replies import Fenced
@@ -22,7 +22,6 @@ from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
-    LONG_AGO_MS,
     MAX_ATTEMPTS,
     POOL,
     TENANT,
@@ -37,6 +36,7 @@ from tests.redis.conftest import (
     entries_of,
     expire_lease,
     lease,
+    log_entries,
     log_flush,
     output,
     pending,
@@ -85,13 +85,13 @@ async def test_a_requeued_job_has_no_holder_keeps_its_log_and_adds_a_wake_up(
     job = await lease(queue, stream=False)
     await emit(queue, [output(job, 1)], log_flushes=[log_flush(output(job, 1), 1)])
     await emit_token(queue, job, 2)
-    before = await queue.entries(job.id, 0)
+    before = await log_entries(queue, job.id, 0)
     store.delete(keys.wake_ups(0, POOL))
     await reap(queue, store, job)
     packed: Any = store.hget(keys.job(0, job.id), "lease")
     assert read_lease(packed)[:4] == ("", "", 1, 0)
     store.delete(keys.steps(0, WORKER))
-    assert await queue.entries(job.id, 0) == before
+    assert await log_entries(queue, job.id, 0) == before
     assert store.llen(keys.wake_ups(0, POOL)) == 1
     assert store.ttl(keys.job(0, job.id)) == store.ttl(keys.log(0, job.id)) == -1
 
@@ -128,41 +128,8 @@ async def test_the_next_lease_continues_the_log(queue: JobQueue, store: Redis, w
     texts = [read_journal(entry.journal)[0] for entry in part.entries]
     assert texts == [Delta(0, 0, (1,), "old"), Delta(0, 0, (2,), "old"), Delta(0, 0, (3,), "new")]
     await queue.cancel(job.id, TENANT)
-    entries = await queue.entries(job.id, 0)
+    entries = await log_entries(queue, job.id, 0)
     assert [(e.seq, e.end) for e in entries] == [(1, ""), (2, ""), (3, ""), (4, "cancelled")]
-
-
-async def test_a_continued_answer_is_completed(queue: JobQueue, store: Redis) -> None:
-    """Its log has entries of both leases; so has its count of tokens."""
-    job = await lease(queue)
-    for seq in (1, 2):
-        await emit_token(queue, job, seq)
-    assert await reap(queue, store, job) == {job.id: "queued"}
-    again = await claim_one(queue, worker="w-2")
-    last = output(again, 3, answer=answer(completion_tokens=3))
-    assert await emit(queue, [last], worker="w-2") == {}
-    after = await seen(queue, job.id)
-    assert (after.state, after.error_code) == (JobState.COMPLETED, "")
-    entries = await queue.entries(job.id, 0)
-    assert [(e.seq, e.end, e.tokens) for e in entries[2:]] == [
-        (3, "", None),
-        (4, "completed", 3),
-    ]
-    assert not tokens_missing(entries)
-
-
-async def test_a_lease_that_does_not_continue_the_log_completes_nothing(
-    queue: JobQueue, store: Redis
-) -> None:
-    """Its worker has begun anew, though there is a log."""
-    job = await lease(queue)
-    for seq in (1, 2):
-        await emit_token(queue, job, seq)
-    await reap(queue, store, job)
-    again = await claim_one(queue, worker="w-2")
-    last = output(again, 1, answer=answer())
-    assert await emit(queue, [last], worker="w-2") == {job.id: "failed"}
-    assert (await seen(queue, job.id)).error_code == "log_lost"
 
 
 async def test_a_job_that_was_taken_back_can_be_cancelled_and_keeps_its_output(
@@ -173,7 +140,7 @@ async def test_a_job_that_was_taken_back_can_be_cancelled_and_keeps_its_output(
     await reap(queue, store, job)
     gateway.frames()
     assert await queue.cancel(job.id, TENANT) == "cancelled"
-    entries = await queue.entries(job.id, 0)
+    entries = await log_entries(queue, job.id, 0)
     assert [(e.seq, e.end) for e in entries] == [(1, ""), (2, "cancelled")]
     assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"", b"")]
     assert await claim(queue) == []
@@ -216,63 +183,12 @@ async def test_a_worker_learns_of_a_lost_job_before_it_writes_again(
     assert await queue.emit(0, WORKER, after.fence_token, make_step([output(kept, 1)])) == {}
 
 
-async def test_a_renewed_lease_is_never_taken(queue: JobQueue, store: Redis) -> None:
-    for _ in range(3):
-        await submit(queue)
-    jobs = await claim(queue)
-    for job in jobs:
-        expire_lease(store, job)
-    assert await renew(queue, WORKER, jobs[:2]) == {}
-    assert await queue.reap(0, LEASE_S) == {jobs[2].id: "queued"}
-
-
-async def test_the_holder_sets_the_length_of_its_lease(queue: JobQueue, store: Redis) -> None:
-    await submit(queue)
-    long = await claim_one(queue, lease_s=2 * LONG_AGO_MS / 1000)
-    expire_lease(store, long)
-    assert await queue.reap(0, LEASE_S) == {}
-    await submit(queue)
-    short = await claim_one(queue, lease_s=0.001)
-    expire_lease(store, short)
-    assert await queue.reap(0, LEASE_S) == {short.id: "queued"}
-
-
-async def test_the_gateway_sets_the_number_of_attempts(queue: JobQueue) -> None:
-    job = await lease(queue, max_attempts=1)
-    assert await queue.release([job], "engine_died", blame=True) == {job.id: "failed"}
-
-
-async def test_a_fresh_lease_is_not_taken(queue: JobQueue) -> None:
-    await lease(queue)
-    assert await queue.reap(0, LEASE_S) == {}
-
-
 SEEN = [
     pytest.param(True, False, True, id="its answer is streamed"),
     pytest.param(False, True, True, id="somebody watches it grow"),
     pytest.param(False, False, False, id="nobody sees it grow"),
 ]
 """stream, watched, whether a client may have seen the output."""
-
-
-@pytest.mark.parametrize(("stream", "watched", "is_seen"), SEEN)
-@pytest.mark.parametrize("blame", [True, False])
-async def test_a_job_is_continued_whatever_clients_have_seen(
-    queue: JobQueue,
-    gateway: ChannelSubscriber,
-    stream: bool,
-    watched: bool,
-    is_seen: bool,
-    blame: bool,
-) -> None:
-    job = await lease(queue, stream=stream)
-    if watched:
-        await queue.watch(job.id, GATEWAY, follow=True)
-    await emit_token(queue, job, 1)
-    gateway.frames()
-    assert await queue.release([job], "why", blame=blame) == {job.id: "queued"}
-    assert gateway.frames() == []
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1]
 
 
 async def lose_an_entry(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
@@ -381,16 +297,7 @@ async def test_progress_resets_the_count_of_attempts(queue: JobQueue, store: Red
     after = await seen(queue, job.id)
     assert after.error_code == "too_many_attempts"
     assert [attempt.entries for attempt in after.attempts] == [0, 0, 1] * 3 + [0] * MAX_ATTEMPTS
-    assert [e.end for e in await queue.entries(job.id, 0)] == [""] * 3 + ["failed"]
-
-
-async def test_a_history_keeps_the_latest_attempts(queue: JobQueue) -> None:
-    job = await lease(queue)
-    for n in range(103):
-        await queue.release([job], f"reason {n}", blame=False)
-        job = await claim_one(queue)
-    outcomes = [attempt.outcome for attempt in (await seen(queue, job.id)).attempts]
-    assert outcomes == [*(f"reason {n}" for n in range(3, 103)), "in_progress"]
+    assert [e.end for e in await log_entries(queue, job.id, 0)] == [""] * 3 + ["failed"]
 
 
 # --- a log that an engine can't continue ---
@@ -422,65 +329,14 @@ async def test_a_job_that_nobody_has_seen_restarts(queue: JobQueue, store: Redis
     assert [attempt.outcome for attempt in after.attempts] == outcomes
 
 
-@pytest.mark.parametrize("watched", [True, False])
-async def test_a_job_that_a_client_has_seen_does_not_restart(
-    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, watched: bool
-) -> None:
-    job = await continued(queue, store, stream=not watched)
-    if watched:
-        await queue.watch(job.id, GATEWAY, follow=True)
-    gateway.frames()
-    assert await queue.restart(job, "no continuation") == "failed"
-    after = await seen(queue, job.id)
-    assert (after.state, after.error_code) == (JobState.FAILED, "worker_lost")
-    assert [attempt.outcome for attempt in after.attempts] == ["worker_lost", "no continuation"]
-    entries = await queue.entries(job.id, 0)
-    assert [(e.seq, e.end) for e in entries] == [(1, ""), (2, ""), (3, "failed")]
-    assert gateway.frames() == [(job.id.encode(), 3, FrameKind.ENDED, b"", b"")]
-
-
-async def test_a_seen_job_fails_with_the_code_that_its_worker_gives(
-    queue: JobQueue, store: Redis
-) -> None:
-    job = await continued(queue, store)
-    assert await queue.restart(job, "no continuation", "context_changed") == "failed"
-    assert (await seen(queue, job.id)).error_code == "context_changed"
-
-
 async def test_a_seen_log_with_a_damaged_segment_does_not_restart(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await continued(queue, store)
     store.rpush(keys.log(0, job.id), b"\xc1")
-    await queue.entries(job.id, 0)
+    await log_entries(queue, job.id, 0)
     assert await queue.restart(job, "log lost", "context_changed") == "failed"
     assert (await seen(queue, job.id)).error_code == "log_lost"
-
-
-async def test_a_restarted_job_makes_progress_only_beyond_what_it_had(
-    queue: JobQueue, store: Redis
-) -> None:
-    """Else a job that kills each worker after its third token would go on for ever."""
-    job = await continued(queue, store, n_entries=3, stream=False)
-    for attempt in range(1, MAX_ATTEMPTS + 1):
-        assert await queue.restart(job, "no continuation") == "queued"
-        job = await claim_one(queue, worker="w-2")
-        assert job.attempt == attempt
-        for seq in (1, 2, 3):
-            await emit_token(queue, job, seq)
-        state = "queued" if attempt < MAX_ATTEMPTS else "failed"
-        assert await reap(queue, store, job) == {job.id: state}
-        if state == "queued":
-            job = await claim_one(queue, worker="w-2")
-    assert (await seen(queue, job.id)).error_code == "too_many_attempts"
-
-
-async def test_a_restart_without_a_log_counts_as_an_attempt(queue: JobQueue) -> None:
-    job = await lease(queue)
-    for _ in range(MAX_ATTEMPTS - 1):
-        assert await queue.restart(job, "no continuation") == "queued"
-        job = await claim_one(queue)
-    assert await queue.restart(job, "no continuation") == "failed"
 
 
 async def test_being_drained_is_not_the_jobs_fault(queue: JobQueue, store: Redis) -> None:
@@ -492,33 +348,6 @@ async def test_being_drained_is_not_the_jobs_fault(queue: JobQueue, store: Redis
     assert store.xlen(keys.dead_letters(0)) == 0
     outcomes = [a.outcome for a in (await seen(queue, job.id)).attempts]
     assert outcomes == ["drained"] * 3 * MAX_ATTEMPTS + ["in_progress"]
-
-
-async def test_a_dead_engine_counts(queue: JobQueue) -> None:
-    job = await lease(queue)
-    for _ in range(MAX_ATTEMPTS - 1):
-        await queue.release([job], "engine_died", blame=True)
-        job = await claim_one(queue)
-    assert await queue.release([job], "engine_died", blame=True) == {job.id: "failed"}
-
-
-async def test_history_has_the_times_of_each_attempt_in_order(
-    queue: JobQueue, store: Redis
-) -> None:
-    job = await lease(queue)
-    await reap(queue, store, job)
-    await queue.release([await claim_one(queue, worker="w-2")], "drained", blame=False)
-    job = await claim_one(queue, worker="w-3")
-    after = await seen(queue, job.id)
-    assert [(a.worker, a.outcome) for a in after.attempts] == [
-        (WORKER, "worker_lost"),
-        ("w-2", "drained"),
-        ("w-3", "in_progress"),
-    ]
-    times: list[Any] = [t for a in after.attempts for t in (a.started_at, a.ended_at)]
-    assert times.pop() is None
-    assert times == sorted(times)
-    assert after.created_at <= times[0]
 
 
 async def test_a_lost_job_is_not_released(queue: JobQueue, store: Redis) -> None:
@@ -553,42 +382,6 @@ async def test_a_pending_entry_that_was_deleted_is_acknowledged(
     store.xdel(stream, store.hget(keys.job(0, job.id), "entry"))
     await queue.reap(0, LEASE_S)
     assert pending(store) == 0
-
-
-async def test_one_round_takes_no_more_than_its_limit_oldest_first(
-    queue: JobQueue, store: Redis
-) -> None:
-    for _ in range(5):
-        await submit(queue)
-    jobs = await claim(queue)
-    for job in jobs:
-        expire_lease(store, job)
-    assert list(await queue.reap(0, LEASE_S, limit=2)) == [job.id for job in jobs[:2]]
-    assert list(await queue.reap(0, LEASE_S, limit=9)) == [job.id for job in jobs[2:]]
-
-
-async def test_every_lane_of_every_pool_is_reaped(queue: JobQueue, store: Redis) -> None:
-    for lane in ("priority", "default", "flex"):
-        await submit(queue, lane=lane)
-    jobs = await claim(queue)
-    again = await reap(queue, store, *jobs)
-    assert set(again) == {job.id for job in jobs}
-    retried = await claim(queue)
-    assert set(await reap(queue, store, *retried)) == {job.id for job in jobs}
-
-
-async def test_a_watched_job_stays_watched_when_another_worker_starts_it(
-    queue: JobQueue, store: Redis, other_gateway: ChannelSubscriber
-) -> None:
-    job = await lease(queue, stream=False)
-    await queue.watch(job.id, "gw-2", follow=True)
-    await reap(queue, store, job)
-    again = await claim_one(queue, worker="w-2")
-    await emit_token(queue, again, 1)
-    assert [(f[1], f[2]) for f in other_gateway.frames()] == [
-        (0, FrameKind.STARTED),
-        (1, FrameKind.DELTAS),
-    ]
 
 
 async def test_the_log_of_a_job_that_is_deleted_goes_with_the_next_renewal(

@@ -31,6 +31,7 @@ from tests.redis.conftest import (
     expire_lease,
     finish,
     lease,
+    log_entries,
     log_flush,
     open_queue,
     output,
@@ -181,7 +182,7 @@ async def test_a_living_worker_goes_on_before_anything_is_repaired(
     damage(store)
     assert await renew(queue, WORKER, [job]) == {}
     assert await emit_token(queue, job, 2) == {}
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+    assert [e.seq for e in await log_entries(queue, job.id, 0)] == [1, 2]
     assert await repair(queue) == {"entries": 1}
 
 

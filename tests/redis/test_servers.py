@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry
 from shared.job.job import NewJob
 from shared.job.states import JobState
 from shared.platform.metrics import ReaperMetrics
+from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.depths import depths, position
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.listing import page
 from shared.store.redis.reaper import Reaper
-from shared.store.redis.redis_client import UNAVAILABLE
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -27,6 +27,7 @@ from tests.redis.conftest import (
     claim,
     emit_and_flush,
     finish,
+    log_entries,
     open_queue,
     repair,
     submit,
@@ -82,7 +83,7 @@ async def test_a_job_lies_on_its_shards_server_with_all_that_is_its(
         assert job.id == jobs[shard].id
         assert await emit_and_flush(queue, job) == {}
         assert await finish(queue, job, 2, answer()) == "ok"
-        assert [entry.seq for entry in await queue.entries(job.id, 0)] == [1, 2]
+        assert [entry.seq for entry in await log_entries(queue, job.id, 0)] == [1, 2]
     for place, server in enumerate(servers):
         with server.client() as client:
             found = {keys.parse(key.decode()) for key in client.keys("flotilla:{*}:job:*")}
@@ -117,17 +118,17 @@ async def test_without_one_server_the_others_jobs_go_on(
     assert there is not None
     assert await position(queue, there) == 1, "what can't be run does not go first"
     for call in (queue.get(jobs[1].id), queue.cancel(jobs[3].id, TENANT)):
-        with pytest.raises(UNAVAILABLE):
+        with pytest.raises(StoreUnavailable):
             await call
     for half in (depths(queue), page(queue, [TENANT], None, 10)):
-        with pytest.raises(UNAVAILABLE):  # an incomplete answer is an error
+        with pytest.raises(StoreUnavailable):  # an incomplete answer is an error
             await half
     servers[AWAY].start()
 
     async def all_there() -> bool:
         try:
             rows = await page(queue, [TENANT], None, 10)
-        except UNAVAILABLE:
+        except StoreUnavailable:
             return False
         return [name for _, name, _ in rows] == [job.id for job in reversed(jobs)]
 
@@ -140,7 +141,7 @@ async def test_jobs_are_released_on_the_servers_that_are_there(
     await submit_everywhere(queue)
     held = [job for shard in range(SHARDS) for job in await claim(queue, shard=shard)]
     servers[AWAY].stop(kill=True)
-    with pytest.raises(UNAVAILABLE):
+    with pytest.raises(StoreUnavailable):
         await queue.release(held, "drained", blame=False)
     assert await queue.reject_unreceived(POOL, WORKER, [], 0.0) == {}, (
         "nothing is held, nothing raised"
@@ -209,7 +210,7 @@ async def test_a_worker_goes_on_without_one_server_and_with_it_when_it_is_back(
     async def completed(jobs: list[NewJob]) -> bool:
         try:
             found = [await queue.get(job.id) for job in jobs]
-        except UNAVAILABLE:
+        except StoreUnavailable:
             return False
         return all(job and job.state is JobState.COMPLETED for job in found)
 
@@ -228,7 +229,7 @@ async def test_a_worker_goes_on_without_one_server_and_with_it_when_it_is_back(
         async def back() -> bool:
             try:
                 await submit(queue, id=job_id(1, 200), body=chat(3))
-            except UNAVAILABLE:
+            except StoreUnavailable:
                 return False
             return True
 

@@ -24,6 +24,7 @@ from tests.redis.conftest import (
     emit,
     expire_lease,
     finish,
+    log_entries,
     log_flush,
     make_job,
     open_queue,
@@ -32,6 +33,7 @@ from tests.redis.conftest import (
     renew,
     repair,
     submit,
+    submit_one,
 )
 
 SHARDS = 4
@@ -61,7 +63,7 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
     step = [output(done, 1), output(expired, 1), output(cancelled, 1)]
     assert await emit(queue, step) == {}
     assert await emit(queue, step, log_flushes=[log_flush(step[0], 1)], again=True) == {}
-    assert [entry.seq for entry in await queue.entries(done.id, 0)] == [1]
+    assert [entry.seq for entry in await log_entries(queue, done.id, 0)] == [1]
     assert await renew(queue, WORKER, [done, cancelled]) == {}
     assert await finish(queue, done, 2, answer()) == "ok"
     await queue.cancel(cancelled.id, TENANT)
@@ -89,7 +91,7 @@ async def test_all_keys_of_a_job_share_one_tag(queue: JobQueue, store: Redis) ->
 
 
 async def test_every_script_touches_one_tag(queue: JobQueue, store: Redis) -> None:
-    await queue.scripts.load(0)
+    await queue.scripts(0).load()
     commands: list[str] = []
     with store.monitor() as monitor:
         for shard in range(SHARDS):
@@ -128,7 +130,7 @@ async def test_a_lost_job_invalidates_the_fence_of_its_shard_only(
             step = make_step([output(job, 1)])
             assert await queue.emit(shard, WORKER, fence_tokens[shard], step) == {}
         assert store.exists(keys.steps(shard, WORKER)) == (shard != 1)
-        entries = await queue.entries(job.id, 0)
+        entries = await log_entries(queue, job.id, 0)
         assert [entry.end for entry in entries] == ["cancelled" if shard == 1 else ""]
 
 
@@ -158,7 +160,7 @@ async def test_one_call_renews_and_releases_jobs_of_all_shards(
 
 async def test_a_wake_up_in_any_shard_wakes_a_worker(queue: JobQueue, redis_url: str) -> None:
     for shard in range(SHARDS):
-        await queue.submit(make_job(id=f"job_{shard:03x}{0:024x}"), 10)
+        await submit_one(queue, make_job(id=f"job_{shard:03x}{0:024x}"), 10)
         await queue.servers.primary.blpop(
             [keys.wake_ups(n, "pool") for n in range(SHARDS)], timeout=4.0
         )

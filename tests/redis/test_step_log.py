@@ -23,9 +23,9 @@ from shared.job.states import JobState
 from shared.job.step_log import FLUSH_AFTER, STEPS, JobOutput, LogFlush
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
+from shared.store.interface import StoreTimeout
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisTimeoutError
 from shared.store.redis.scripts.emit import Step, make_step
 from shared.store.redis.servers import Servers
 from tests.redis.conftest import (
@@ -46,6 +46,7 @@ from tests.redis.conftest import (
     expire_lease,
     finish,
     lease,
+    log_entries,
     next_fence_token,
     output,
     submit,
@@ -81,7 +82,7 @@ def n_steps(store: Redis, worker: str = WORKER, shard: int = 0) -> int:
 
 async def test_output_that_is_only_in_the_step_log_is_read(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
-    assert await queue.entries(job.id, 0) == []
+    assert await log_entries(queue, job.id, 0) == []
     assert await queue.last_entry(job.id) is None
     for seq in range(1, 6):
         await emit_token(queue, job, seq, str(seq))
@@ -89,10 +90,10 @@ async def test_output_that_is_only_in_the_step_log_is_read(queue: JobQueue, stor
         assert last is not None
         assert (last.seq, last.items) == (seq, (b"%d" % seq,))
     assert not store.exists(keys.log(0, job.id))
-    whole = await queue.entries(job.id, 0)
+    whole = await log_entries(queue, job.id, 0)
     assert entry_texts(whole) == [b"1", b"2", b"3", b"4", b"5"]
     for after in range(7):
-        assert await queue.entries(job.id, after) == whole[after:]
+        assert await log_entries(queue, job.id, after) == whole[after:]
 
 
 @pytest.mark.parametrize("cuts", [(1,), (5,), (11,), (12,), (3, 4, 9), tuple(range(1, 13))])
@@ -110,11 +111,11 @@ async def test_log_and_step_log_are_one_wherever_the_log_ends(
         if seq in cuts:
             await emit(queue, [], log_flushes=[segment(outputs[begun - 1 : seq], begun)])
             begun = seq + 1
-    whole = await queue.entries(job.id, 0)
+    whole = await log_entries(queue, job.id, 0)
     assert [e.seq for e in whole] == list(range(1, 13))
     assert entry_texts(whole) == [b"%d" % seq for seq in range(1, 13)]
     for after in range(15):
-        assert await queue.entries(job.id, after) == whole[after:]
+        assert await log_entries(queue, job.id, after) == whole[after:]
     assert await queue.last_entry(job.id) == whole[-1]
     for most_bytes in (1, 30, 10_000):
         read: list[Entry] = []
@@ -164,13 +165,13 @@ async def test_an_unreadable_segment_of_a_long_log_is_lost_and_the_rest_is_read(
     segments = fill_log(store, job, 90, random.Random(2))
     assert len(segments) > 40
     store.lset(keys.log(0, job.id), damaged, b"x")
-    found = await queue.entries(job.id, 0)
+    found = await log_entries(queue, job.id, 0)
     assert [entry.seq for entry in found] == list(range(1, 91))
     lost = [entry.seq for entry in found if entry.lost]
     first = parse_segments([segments[damaged]])[0].seq
     assert lost == [entry.seq for entry in parse_segments([segments[damaged]])]
     assert store.llen(keys.log(0, job.id)) == len(segments) - 1
-    rest = await queue.entries(job.id, first + 5)
+    rest = await log_entries(queue, job.id, first + 5)
     assert [entry.seq for entry in rest] == list(range(first + 6, 91))
 
 
@@ -181,11 +182,11 @@ async def test_a_number_of_any_size_is_read(queue: JobQueue) -> None:
         outputs = [output(job, seq + more, str(seq + more)) for more in range(3)]
         for each in outputs:
             await emit(queue, [each])
-        from_the_steps = await queue.entries(job.id, seq - 1)
+        from_the_steps = await log_entries(queue, job.id, seq - 1)
         assert [e.seq for e in from_the_steps] == [seq, seq + 1, seq + 2]
         assert entry_texts(from_the_steps) == [b"%d" % (seq + more) for more in range(3)]
         await emit(queue, [], log_flushes=[segment(outputs, seq)])
-        assert await queue.entries(job.id, seq - 1) == from_the_steps
+        assert await log_entries(queue, job.id, seq - 1) == from_the_steps
 
 
 async def test_each_job_and_each_worker_has_its_own_output(queue: JobQueue) -> None:
@@ -198,7 +199,7 @@ async def test_each_job_and_each_worker_has_its_own_output(queue: JobQueue) -> N
     for worker, jobs in ((1, mine), (2, others)):
         for job in jobs:
             expected = [f"{worker}{job.id}{seq}".encode() for seq in range(1, 4)]
-            assert entry_texts(await queue.entries(job.id, 0)) == expected
+            assert entry_texts(await log_entries(queue, job.id, 0)) == expected
 
 
 # --- text that looks like a frame ---
@@ -221,10 +222,10 @@ async def test_text_that_looks_like_another_jobs_frame_is_not_read_as_one(
         await emit_token(queue, victim, 1, "mine")
     await emit(queue, [entry_output(forger, 1, (forged,), ((0, 0, (1,), forged),))])
     await emit(queue, [entry_output(forger, 2, (forged + forged, (1, 2), forged), None)])
-    assert entry_texts(await queue.entries(victim.id, 0)) == [b"mine"] * known
+    assert entry_texts(await log_entries(queue, victim.id, 0)) == [b"mine"] * known
     await queue.cancel(victim.id, TENANT)
-    assert entry_texts(await queue.entries(victim.id, 0)) == [b"mine"] * known + [b"cancelled"]
-    assert [e.items for e in await queue.entries(forger.id, 0)] == [
+    assert entry_texts(await log_entries(queue, victim.id, 0)) == [b"mine"] * known + [b"cancelled"]
+    assert [e.items for e in await log_entries(queue, forger.id, 0)] == [
         (forged,),
         (forged + forged, (1, 2), forged),
     ]
@@ -239,16 +240,16 @@ async def test_a_frame_among_such_texts_is_found(queue: JobQueue, place: str) ->
     true = output(victim, 1, "true")
     steps = {"before": [true, *forged], "behind": [*forged, true]}
     await emit(queue, steps.get(place, [forged[0], true, forged[1]]))
-    assert entry_texts(await queue.entries(victim.id, 0)) == [b"true"]
+    assert entry_texts(await log_entries(queue, victim.id, 0)) == [b"true"]
 
 
 async def test_text_that_looks_like_the_jobs_next_frame_is_not_read_as_one(queue: JobQueue) -> None:
     job = await lease(queue)
     spelt = forged_frame(job, 2)
     await emit(queue, [entry_output(job, 1, (spelt,), ((0, 0, (1,), spelt),))])
-    assert [(e.seq, e.items) for e in await queue.entries(job.id, 0)] == [(1, (spelt,))]
+    assert [(e.seq, e.items) for e in await log_entries(queue, job.id, 0)] == [(1, (spelt,))]
     await emit_token(queue, job, 2, "true")
-    assert entry_texts(await queue.entries(job.id, 1)) == [b"true"]
+    assert entry_texts(await log_entries(queue, job.id, 1)) == [b"true"]
 
 
 async def test_text_may_contain_the_head_of_a_frame(queue: JobQueue) -> None:
@@ -259,8 +260,8 @@ async def test_text_may_contain_the_head_of_a_frame(queue: JobQueue) -> None:
     spelt = f"\u25bf{victim.id}\1\1\0"
     assert forged_frame(victim, 1)[: len(victim.id) + 3] in spelt.encode()
     await emit(queue, [output(forger, 1, spelt), output(victim, 1, "true")])
-    assert entry_texts(await queue.entries(victim.id, 0)) == [b"true"]
-    assert entry_texts(await queue.entries(forger.id, 0)) == [spelt.encode()]
+    assert entry_texts(await log_entries(queue, victim.id, 0)) == [b"true"]
+    assert entry_texts(await log_entries(queue, forger.id, 0)) == [spelt.encode()]
 
 
 # --- generations ---
@@ -278,9 +279,9 @@ async def test_output_of_an_earlier_generation_is_read_from_the_log_only(
     assert (new.id, new.generation) == (old.id, old.generation + 1)
     assert n_steps(store) == 3
     past: list[Any] = [((b"old", seq),) for seq in (1, 2, 3)]
-    assert [e.journal for e in await queue.entries(new.id, 0)] == past
+    assert [e.journal for e in await log_entries(queue, new.id, 0)] == past
     store.ltrim(keys.log(0, new.id), 1, -1)  # whatever has become of the log
-    assert await queue.entries(new.id, 0) == []
+    assert await log_entries(queue, new.id, 0) == []
 
 
 async def test_a_later_generation_continues_in_the_step_log(queue: JobQueue, store: Redis) -> None:
@@ -296,13 +297,13 @@ async def test_a_later_generation_continues_in_the_step_log(queue: JobQueue, sto
         *(((b"new", seq),) for seq in (4, 5)),
     ]
     for after in range(6):
-        found = await queue.entries(new.id, after)
+        found = await log_entries(queue, new.id, after)
         assert [e.journal for e in found] == journals[after:]
     last = await queue.last_entry(new.id)
     assert last is not None
     assert (last.seq, last.journal) == (5, ((b"new", 5),))
     await queue.cancel(new.id, TENANT)
-    entries = await queue.entries(new.id, 0)
+    entries = await log_entries(queue, new.id, 0)
     assert [(e.journal, e.end) for e in entries] == [
         *((journal, "") for journal in journals),
         (None, "cancelled"),
@@ -315,7 +316,7 @@ async def test_output_of_an_earlier_generation_is_refused(queue: JobQueue) -> No
     new = await claim_one(queue)
     assert await emit_token(queue, old, 1) == {old.id: "in_progress"}
     assert await emit_token(queue, new, 1) == {}
-    assert len(await queue.entries(new.id, 0)) == 1
+    assert len(await log_entries(queue, new.id, 0)) == 1
 
 
 # --- the end of a job flushes its worker's output ---
@@ -366,7 +367,7 @@ async def test_ending_a_job_flushes_its_output(
     store.delete(keys.steps(0, WORKER))
     state = END_STATES.get(ender, "")
     end = [state.encode()] if state else []
-    assert entry_texts(await queue.entries(job.id, 0)) == [b"1", b"2", b"3", *end]
+    assert entry_texts(await log_entries(queue, job.id, 0)) == [b"1", b"2", b"3", *end]
     ended = [(4, FrameKind.ENDED)] if state else []
     assert [frame[1:3] for frame in gateway.frames()] == ended
     last = await queue.last_entry(job.id)
@@ -382,7 +383,7 @@ async def test_a_job_without_attempts_left_keeps_its_output(queue: JobQueue, sto
     await reap(queue, store, job)
     await reap(queue, store, await claim_one(queue))  # without progress
     store.delete(keys.steps(0, WORKER))
-    assert [(e.seq, e.end) for e in await queue.entries(job.id, 0)] == [(1, ""), (2, "failed")]
+    assert [(e.seq, e.end) for e in await log_entries(queue, job.id, 0)] == [(1, ""), (2, "failed")]
 
 
 async def test_ending_several_jobs_of_one_worker_flushes_each(
@@ -399,7 +400,7 @@ async def test_ending_several_jobs_of_one_worker_flushes_each(
     store.delete(keys.steps(0, WORKER))
     for job in jobs:
         expected = [f"{job.id}1".encode(), f"{job.id}2".encode()]
-        assert entry_texts(await queue.entries(job.id, 0)) == expected
+        assert entry_texts(await log_entries(queue, job.id, 0)) == expected
 
 
 @pytest.mark.parametrize("first", range(3))
@@ -423,7 +424,7 @@ async def test_text_that_looks_like_frames_is_no_output_of_jobs_that_end_togethe
     await queue.reap(0, 1.0)
     store.delete(keys.steps(0, WORKER))
     for job in jobs:
-        assert entry_texts(await queue.entries(job.id, 0)) == texts[job.id]
+        assert entry_texts(await log_entries(queue, job.id, 0)) == texts[job.id]
 
 
 @pytest.mark.parametrize("damage", [b"\xc1", b"\x00", b"\x91\xcd\xff\xff"])
@@ -441,7 +442,7 @@ async def test_a_damaged_step_is_set_aside_once_for_jobs_that_end_together(
     assert len(await queue.reap(0, 1.0)) == 4
     assert store.xlen(keys.dead_letters(0)) == 1
     for job in jobs:
-        assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+        assert [e.seq for e in await log_entries(queue, job.id, 0)] == [1, 2]
 
 
 # --- what Redis has lost ---
@@ -457,12 +458,12 @@ async def test_without_its_steps_a_log_holds_what_was_flushed(
     await emit(queue, [outputs[2]], log_flushes=[segment(outputs[:3], 1)])
     await emit(queue, [outputs[3]])
     store.delete(keys.steps(0, WORKER))
-    assert entry_texts(await queue.entries(job.id, 0)) == [b"1", b"2", b"3"]
+    assert entry_texts(await log_entries(queue, job.id, 0)) == [b"1", b"2", b"3"]
     await emit(queue, [outputs[4]])
-    assert entry_texts(await queue.entries(job.id, 2)) == [b"3", b"lost", b"5"]
+    assert entry_texts(await log_entries(queue, job.id, 2)) == [b"3", b"lost", b"5"]
     # Its worker still has all entries.
     await emit(queue, [outputs[5]], log_flushes=[segment(outputs[3:], 4)])
-    assert entry_texts(await queue.entries(job.id, 2)) == [b"3", b"4", b"5", b"6"]
+    assert entry_texts(await log_entries(queue, job.id, 2)) == [b"3", b"4", b"5", b"6"]
 
 
 @pytest.mark.parametrize("ender", ENDERS)
@@ -479,7 +480,7 @@ async def test_ending_a_job_with_lost_steps_leaves_a_hole(
     await ender(queue, store, job)
     state = END_STATES.get(ender, "failed")
     expected = [b"1", b"lost", b"3", b"4", state.encode()]
-    assert entry_texts(await queue.entries(job.id, 0)) == expected
+    assert entry_texts(await log_entries(queue, job.id, 0)) == expected
 
 
 @pytest.mark.parametrize("after", range(12))
@@ -496,10 +497,10 @@ async def test_a_segment_that_is_lost_leaves_a_hole(
     second: Any = segment(outputs[2:4], 3).segment
     store.lrem(log, 1, second)
     expected = [b"1", b"2", b"lost", b"lost", b"5", b"6", b"7", b"8", b"9"]
-    assert entry_texts(await queue.entries(job.id, after)) == expected[after:]
+    assert entry_texts(await log_entries(queue, job.id, after)) == expected[after:]
     store.ltrim(log, -1, -1)
     expected[:6] = [b"lost"] * 6
-    assert entry_texts(await queue.entries(job.id, after)) == expected[after:]
+    assert entry_texts(await log_entries(queue, job.id, after)) == expected[after:]
     assert entry_texts([e for e in [await queue.last_entry(job.id)] if e]) == [b"9"]
 
 
@@ -514,9 +515,9 @@ async def test_a_log_that_is_lost_is_read_as_far_as_the_steps_go(
     await emit(queue, [], log_flushes=[segment(outputs[:FLUSH_AFTER], 1)])
     store.delete(keys.log(0, job.id))
     expected = [b"lost"] * 5 + [b"%d" % seq for seq in range(6, n + 1)]
-    assert entry_texts(await queue.entries(job.id, 0)) == expected
+    assert entry_texts(await log_entries(queue, job.id, 0)) == expected
     await finish(queue, job, n + 1, answer())
-    assert entry_texts(await queue.entries(job.id, 0)) == [b"lost"] * n + [b"failed"]
+    assert entry_texts(await log_entries(queue, job.id, 0)) == [b"lost"] * n + [b"failed"]
 
 
 async def test_steps_after_a_lost_one_are_read(queue: JobQueue, store: Redis) -> None:
@@ -529,10 +530,10 @@ async def test_steps_after_a_lost_one_are_read(queue: JobQueue, store: Redis) ->
     store.rpush(keys.steps(0, WORKER), *steps[:4], *steps[6:])  # without the third
     whole = [b"1", b"2", b"lost", b"4", b"5"]
     for after in range(6):
-        assert entry_texts(await queue.entries(job.id, after)) == whole[after:]
+        assert entry_texts(await log_entries(queue, job.id, after)) == whole[after:]
     assert entry_texts([e for e in [await queue.last_entry(job.id)] if e]) == [b"5"]
     await queue.cancel(job.id, TENANT)
-    assert entry_texts(await queue.entries(job.id, 0)) == [*whole, b"cancelled"]
+    assert entry_texts(await log_entries(queue, job.id, 0)) == [*whole, b"cancelled"]
 
 
 async def test_a_call_that_is_applied_late_does_not_change_a_log(
@@ -558,8 +559,8 @@ async def test_a_call_that_is_applied_late_does_not_change_a_log(
     last = [await queue.last_entry(job.id) for job in (pausing, ends)]
     assert [entry and (entry.seq, entry.end) for entry in last] == [(3, ""), (4, "completed")]
     await queue.cancel(pausing.id, TENANT)
-    assert [e.seq for e in await queue.entries(pausing.id, 0)] == [1, 2, 3, 4]
-    assert [e.seq for e in await queue.entries(ends.id, 0)] == [1, 2, 3, 4]
+    assert [e.seq for e in await log_entries(queue, pausing.id, 0)] == [1, 2, 3, 4]
+    assert [e.seq for e in await log_entries(queue, ends.id, 0)] == [1, 2, 3, 4]
 
 
 # --- the fence ---
@@ -630,7 +631,7 @@ async def read_only_calls(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     assert await queue.reject_unreceived(POOL, WORKER, [job.id], 0.0) == {}
     await queue.expire(0, 100)
     await queue.get(job.id)
-    await queue.entries(job.id, 0)
+    await log_entries(queue, job.id, 0)
     await queue.last_entry(job.id)
 
 
@@ -715,10 +716,10 @@ class Flaky(JobQueue):
         lost = self.lose()
         try:
             if lost == "call":
-                raise RedisTimeoutError("the call is lost")
+                raise StoreTimeout("the call is lost")
             reply = await call(*args, **options)
             if lost == "reply":
-                raise RedisTimeoutError("the reply is lost")
+                raise StoreTimeout("the reply is lost")
         finally:
             self.called.set()
         return reply
@@ -760,7 +761,7 @@ class Worker:
     async def resume(self, job: LeasedJob) -> OutputBuffer:
         """Start a run that continues the job's log, unless the job has ended."""
         buffer = self.start(job)
-        entries = [e for e in await self.queue.entries(job.id, 0) if not e.end]
+        entries = [e for e in await log_entries(self.queue, job.id, 0) if not e.end]
         for text in texts_in(buffer, entries):
             self.produced[job.lease_id].append(text)
             buffer._encoder.encode([chunk_of(text)])
@@ -861,16 +862,16 @@ async def test_an_entry_is_flushed_before_it_falls_out_of_the_step_log(
         await worker.step(steady, pausing)
         for n in range(pause):
             await worker.step(steady)
-            entries = await flaky.entries(pausing.job.id, 0)
+            entries = await log_entries(flaky, pausing.job.id, 0)
             assert texts_in(pausing, entries) == worker.produced[pausing.job.lease_id], (pause, n)
     assert n_steps(store) == STEPS
-    entries = await flaky.entries(steady.job.id, 0)
+    entries = await log_entries(flaky, steady.job.id, 0)
     assert texts_in(steady, entries) == worker.produced[steady.job.lease_id]
     for buffer in (steady, pausing):
         assert await worker.finish(buffer) == "ok"
     store.delete(keys.steps(0, WORKER))
     for buffer in (steady, pausing):
-        *entries, end = await flaky.entries(buffer.job.id, 0)
+        *entries, end = await log_entries(flaky, buffer.job.id, 0)
         assert texts_in(buffer, entries) == worker.produced[buffer.job.lease_id]
         assert end.end == "completed"
 
@@ -920,7 +921,9 @@ async def test_a_log_flush_is_made_though_the_job_sent_with_it_is_lost(
     await worker.step(leaves)
     for _ in range(STEPS):
         await worker.step(steady)
-    assert texts_in(pausing, await flaky.entries(pausing.job.id, 0)) == [token_text(pausing, 0)]
+    assert texts_in(pausing, await log_entries(flaky, pausing.job.id, 0)) == [
+        token_text(pausing, 0)
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -959,7 +962,7 @@ async def test_a_fenced_worker_goes_on_and_new_watchers_receive_its_output(
     assert mine == [(buffer.job.id, seq) for seq in (2, 3) for buffer in (streamed, quiet)]
     assert others == [(buffer.job.id, seq) for seq in (2, 3) for buffer in (streamed, whole)]
     for buffer in buffers:
-        assert texts_in(buffer, await flaky.entries(buffer.job.id, 0)) == [
+        assert texts_in(buffer, await log_entries(flaky, buffer.job.id, 0)) == [
             token_text(buffer, n) for n in range(3)
         ]
     assert worker.lost == {}
@@ -995,7 +998,7 @@ async def test_a_fenced_worker_learns_which_jobs_it_has_lost(
     await worker.step(*buffers)
     assert worker.lost == {cancelled.job.lease_id: "cancelled", reaped.job.lease_id: "queued"}
     assert [(frame[0].decode(), frame[1]) for frame in gateway.frames()] == [(stays.job.id, 2)]
-    assert [len(await flaky.entries(buffer.job.id, 0)) for buffer in buffers] == [2, 2, 1]
+    assert [len(await log_entries(flaky, buffer.job.id, 0)) for buffer in buffers] == [2, 2, 1]
 
 
 async def test_a_job_that_arrives_late_is_not_published_before_a_renewal(
@@ -1025,7 +1028,7 @@ async def test_a_job_that_arrives_late_is_not_published_before_a_renewal(
     assert worker.lost == {lost.lease_id: "cancelled"}
     assert [frame[0].decode() for frame in gateway.frames()] == [steady.job.id, late.id]
     assert [(frame[0].decode(), frame[1]) for frame in other_gateway.frames()] == [(late.id, 1)]
-    assert [e.end for e in await flaky.entries(lost.id, 0)] == ["cancelled"]
+    assert [e.end for e in await log_entries(flaky, lost.id, 0)] == ["cancelled"]
     await worker.step(steady, watched)
     assert flaky.renewals == renewals + 1
 
@@ -1048,7 +1051,7 @@ async def test_a_worker_whose_fence_token_redis_has_lost_begins_another(
     await worker.step(buffer)
     store.delete(keys.fence(0, WORKER))
     await worker.step(buffer)
-    assert texts_in(buffer, await flaky.entries(buffer.job.id, 0)) == [
+    assert texts_in(buffer, await log_entries(flaky, buffer.job.id, 0)) == [
         token_text(buffer, n) for n in range(2)
     ]
 
@@ -1072,7 +1075,7 @@ async def test_output_of_a_job_whose_lease_redis_has_lost_is_not_published(
     await worker.step(buffer)
     assert [frame[1] for frame in gateway.frames()] == [1]
     assert worker.lost == {buffer.job.lease_id: "in_progress"}
-    assert entry_texts(await queue.entries(new.id, 0)) == [b"new"]
+    assert entry_texts(await log_entries(queue, new.id, 0)) == [b"new"]
 
 
 @pytest.mark.parametrize("lost", ["", "call", "reply"])
@@ -1129,7 +1132,7 @@ async def test_shards_have_step_logs_and_fence_tokens_of_their_own(
     await worker.step(steady, pausing)
     assert flaky.renewals == renewals + 1
     for buffer in (steady, pausing):
-        texts = texts_in(buffer, await flaky.entries(buffer.job.id, 0))
+        texts = texts_in(buffer, await log_entries(flaky, buffer.job.id, 0))
         assert texts == worker.produced[buffer.job.lease_id]
     await end([worker.task])
 
@@ -1236,7 +1239,7 @@ class RandomSteps:
 
     async def renew(self) -> None:
         """Renew as the lease renewer does, which tolerates failures."""
-        with contextlib.suppress(RedisTimeoutError):
+        with contextlib.suppress(StoreTimeout):
             await self.worker.lease.renew(0)
 
     # --- the worker ---
@@ -1289,9 +1292,9 @@ class RandomSteps:
 
     async def check_entries(self, buffer: OutputBuffer, *, whole: bool) -> None:
         job, texts = buffer.job, self.worker.produced[buffer.job.lease_id]
-        entries = await self.queue.entries(job.id, 0)
+        entries = await log_entries(self.queue, job.id, 0)
         after = self.random.randrange(len(entries) + 2)
-        assert await self.queue.entries(job.id, after) == entries[after:]
+        assert await log_entries(self.queue, job.id, after) == entries[after:]
         if not whole:
             assert entries[-1].end
             last = await self.queue.last_entry(job.id)
@@ -1340,4 +1343,4 @@ async def test_a_worker_goes_on_when_redis_has_forgotten_the_scripts(
     store.script_flush()
     for _ in range(3):
         await worker.step(buffer)
-    assert [e.seq for e in await flaky.entries(buffer.job.id, 0)] == [1, 2, 3, 4]
+    assert [e.seq for e in await log_entries(flaky, buffer.job.id, 0)] == [1, 2, 3, 4]

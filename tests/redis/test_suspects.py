@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import redis as sync_redis
 
-from shared.job.advertised_slots import UNKNOWN, SlotUpdate
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate, advertiser
 from shared.job.job import LeasedJob
 from shared.job.lanes import RETRY_LANE, SUSPECT_LANE
 from shared.job.replies import IsolationStage
@@ -37,7 +37,7 @@ ALONE, DRAINING, NONE = IsolationStage.ALONE, IsolationStage.DRAINING, Isolation
 
 
 def update(worker: str = WORKER, slots: int = 0) -> SlotUpdate:
-    return SlotUpdate(POOL, keys.advertiser(worker, LEASE_S), slots, UNKNOWN)
+    return SlotUpdate(POOL, advertiser(worker, LEASE_S), slots, UNKNOWN)
 
 
 async def lose(queue: JobQueue, job: LeasedJob, *, blame: bool = True) -> str:
@@ -64,7 +64,7 @@ async def test_a_job_that_was_lost_twice_waits_apart_and_a_claim_leaves_it(
     assert queued is not None
     assert queued.suspect
     assert await suspects.waiting(queue, POOL)
-    acquired = await queue.acquire_with(0, WORKER, 9, LEASE_S, update(slots=9))
+    acquired = await queue.acquire(0, WORKER, 9, LEASE_S, update(slots=9))
     assert (acquired.jobs, acquired.suspects, acquired.advertised) == ([], True, 9)
     waiting = {(lane.lane, lane.waiting) for lane in await depths(queue) if lane.waiting}
     assert waiting == {(SUSPECT_LANE, 1)}
@@ -142,7 +142,7 @@ async def test_a_worker_with_a_job_on_its_way_gets_no_suspect(
 ) -> None:
     job_id = await suspect(queue)
     await claim(queue, 0, slots=2, acknowledged=UNKNOWN)
-    await queue.acquire_with(0, WORKER, 2, LEASE_S, update(slots=2))
+    await queue.acquire(0, WORKER, 2, LEASE_S, update(slots=2))
     other = await submit(queue)
     assert [job.id for job in control.assigned(queue)] == [other.id]
     offered = update()._replace(acknowledged=2)  # the worker has not received it yet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis as sync_redis
 
-from shared.job.advertised_slots import UNKNOWN, SlotUpdate
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate, advertiser
 from shared.job.frames import decode_control
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NO_ORIGIN, Origin
@@ -52,8 +52,8 @@ async def test_a_job_that_is_leased_as_it_is_submitted_names_it_too(
     queue: JobQueue, store: sync_redis.Redis
 ) -> None:
     subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
-    slots = SlotUpdate(POOL, keys.advertiser(WORKER, LEASE_S), 4, UNKNOWN)
-    await queue.acquire_with(0, WORKER, 4, LEASE_S, slots)
+    slots = SlotUpdate(POOL, advertiser(WORKER, LEASE_S), 4, UNKNOWN)
+    await queue.acquire(0, WORKER, 4, LEASE_S, slots)
     name = IdempotencyKey.of("tenant", "/jobs", "key", b"body")
     jobs = [
         await submit(queue, origin=origin, idempotency=key)
@@ -70,8 +70,8 @@ async def test_a_worker_gets_the_request_id_of_a_client_for_its_log_lines(
     queue: JobQueue, store: sync_redis.Redis
 ) -> None:
     subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
-    slots = SlotUpdate(POOL, keys.advertiser(WORKER, LEASE_S), 4, UNKNOWN)
-    await queue.acquire_with(0, WORKER, 4, LEASE_S, slots)
+    slots = SlotUpdate(POOL, advertiser(WORKER, LEASE_S), 4, UNKNOWN)
+    await queue.acquire(0, WORKER, 4, LEASE_S, slots)
     job = await submit(queue, origin=Origin(request_id="abc-7"))
     (message,) = subscriber.messages()
     _, parts = decode_control(message)

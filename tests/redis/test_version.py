@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 
 from shared.platform.settings import SettingsError
+from shared.store.interface import StoreError
 from shared.store.redis import format_version as version
 from shared.store.redis import keys
 from shared.store.redis.format_version import (
@@ -23,7 +24,7 @@ from shared.store.redis.format_version import (
     refuse_other_format,
 )
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError, connect
+from shared.store.redis.redis_client import connect
 from tests.redis.conftest import submit
 from tests.redis_server import RedisServer, free_port
 from tests.waiting import eventually
@@ -188,7 +189,7 @@ async def test_a_server_that_is_away_is_checked_as_soon_as_it_is_back(
     async def away(name: str) -> object:
         calls.append(name)
         if len(calls) < 3:
-            raise RedisError("away")
+            raise StoreError("away")
         return await get(name)
 
     monkeypatch.setattr(redis, "get", away)

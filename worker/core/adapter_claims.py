@@ -39,7 +39,7 @@ class AdapterQueues:
         return self.names != before
 
     async def next_turns(self, shards: Iterable[int]) -> Turns:
-        """From which queues to claim jobs of these shards now. Raises redis' errors."""
+        """From which queues to claim jobs of these shards now. Raises StoreError."""
         waiting = await self.waiting(self.names, shards)
         now = time.monotonic()
         running = self._running()
@@ -72,5 +72,5 @@ class AdapterQueues:
         return set(self._taken.values())
 
     async def waiting(self, names: Collection[str], shards: Iterable[int]) -> set[str]:
-        """Those of these adapter queues that have waiting jobs. Raises redis' errors."""
+        """Those of these adapter queues that have waiting jobs. Raises StoreError."""
         return await with_waiting_jobs(self._queue, names, shards)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from shared.job.job import LeasedJob
 from shared.platform.backoff import Backoff
-from shared.store.redis.redis_client import RedisError
+from shared.store.interface import StoreError
 from worker.core.claim_policy import ClaimDecision
 from worker.core.queue_consumer import QueueConsumer
 
@@ -57,7 +57,7 @@ class Claimer:
             while not self._stopped:
                 try:
                     await self._claim_once()
-                except (RedisError, OSError) as error:
+                except StoreError as error:
                     retry_s = self._backoff.next_delay_s()
                     log.warning("claim failed, next try in %.2f s: %s", retry_s, error)
                     await asyncio.sleep(retry_s)

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from shared.job.frames import ControlKind, decode_control
 from shared.job.job import LeasedJob
 from shared.platform.malformed import MalformedValues
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
+from shared.store.interface import Store, StoreError
 from shared.store.redis.scripts.acquire import parse_jobs
 from worker.core.slot_adverts import AdvertisedSlots
 
@@ -35,7 +34,7 @@ class ControlChannel:
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Store,
         advertised_slots: AdvertisedSlots,
         *,
         pool: str,
@@ -92,7 +91,7 @@ class ControlChannel:
         for _ in range(2):
             await asyncio.sleep(0)
         self._advertised_slots.reset()
-        with contextlib.suppress(RedisError, OSError):  # then their leases expire
+        with contextlib.suppress(StoreError):  # then their leases expire
             lost = await self._queue.reject_unreceived(
                 self._pool, self._worker_id, list(self._known_jobs()), _DELIVERY_S
             )

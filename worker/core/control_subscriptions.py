@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from shared.store.redis import keys
-from shared.store.redis.control_channels import listening
+from shared.store.interface import StoreError
 from shared.store.redis.detector import INTERVAL_S
-from shared.store.redis.redis_client import RedisError
 from shared.store.redis.servers import Servers
-from shared.store.redis.subscription import Subscription
+from shared.store.redis.subscription import listening, worker_subscription
 from worker.core.control_channel import ControlChannel
 
 _SUBSCRIBE_S = 5.0
@@ -28,20 +26,15 @@ class ControlSubscriptions:
     def __init__(
         self,
         servers: Servers,
-        urls: Sequence[str],
         worker_id: str,
         control: ControlChannel,
         on_silent: Callable[[], None],
     ) -> None:
-        """`urls` are those of `servers`."""
         self._servers = servers
         self._worker_id = worker_id
-        channel = keys.control_channel(worker_id)
+        callbacks = (control.on_message, control.on_reconnect, lambda: None, on_silent)
         self._subscriptions = [
-            Subscription(
-                url, channel, control.on_message, control.on_reconnect, on_silent=on_silent
-            )
-            for url in urls
+            worker_subscription(url, worker_id, *callbacks) for url in servers.urls
         ]
 
     async def run(self) -> None:
@@ -63,13 +56,13 @@ class ControlSubscriptions:
     async def catch_up(self) -> None:
         """Return when all messages published before have been received, as far as possible."""
         for subscription in self._subscriptions:
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreError):
                 await subscription.catch_up()
 
     async def _check(self, server: int) -> None:
         """Subscribe anew where the server that takes commands has no such subscriber."""
         while True:
             await asyncio.sleep(_CHECK_S)
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreError):
                 found = await listening(self._servers, [self._worker_id], server)
                 self._subscriptions[server].observe(subscribed=bool(found))

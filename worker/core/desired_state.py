@@ -13,10 +13,10 @@ import logging
 from shared.fleet.desired_pool import DesiredPool
 from shared.fleet.registry import HEARTBEAT_S
 from shared.job.adapter_queues import adapter_queue, is_adapter_queue
+from shared.store.interface import StoreError
 from shared.store.redis.depths import pool_names
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 from worker.core.adapters import Adapters
 from worker.core.executor import Executor
 from worker.core.operations import Operations
@@ -57,16 +57,16 @@ class DesiredState:
             await self._operations.follow(paused=desired.paused)
             await self._adapters.follow(desired.adapters)
             await self.read_adapter_queues()
-        except (RedisError, OSError) as error:
+        except StoreError as error:
             log.warning("what is desired of the pool could not be read: %s", error)
 
     async def read_adapter_queues_if_possible(self) -> None:
         """As `read_adapter_queues`; if Redis is unavailable, the next heartbeat tries again."""
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(StoreError):
             await self.read_adapter_queues()
 
     async def read_adapter_queues(self) -> None:
-        """Claim from the queues of the adapters that are held. Raises redis' errors.
+        """Claim from the queues of the adapters that are held. Raises StoreError.
 
         Also from those with jobs for adapters that were unloaded: they get the engine's error. Not
         from those of adapters that are desired and not held: other workers may hold them.

@@ -12,9 +12,9 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Iterable, Mapping
 
 from shared.platform.tasks import end
-from shared.store.redis import room
+from shared.store.interface import StoreError
+from shared.store.redis.depths import free_slots
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 from worker.core.executor import Executor
 from worker.core.job_run import JobRun
 
@@ -91,10 +91,10 @@ class Drain:
     async def _move_jobs(self) -> None:
         executor = self._executor
         try:
-            free = await room.free_slots(self._queue, self._pool, but_of=self._worker_id)
+            free = await free_slots(self._queue, self._pool, but_of=self._worker_id)
             count = how_many(free.slots, free.waiting, len(executor.runs), executor.sequences)
             states = await executor.release(cheapest(executor.runs.values(), count), "handed_over")
-        except (RedisError, OSError) as error:
+        except StoreError as error:
             log.warning("jobs not handed over, trying again: %s", error)
             return
         _log_released("handed_over", states)
@@ -108,7 +108,7 @@ async def release_all(executor: Executor, reason: str, *, blame: bool) -> None:
                 try:
                     states = await executor.release_all(reason, blame=blame)
                     break
-                except (RedisError, OSError) as error:
+                except StoreError as error:
                     log.warning("jobs not released, trying again: %s", error)
                     await asyncio.sleep(_RETRY_S)
     except TimeoutError:

@@ -17,9 +17,9 @@ from shared.job.states import JobState
 from shared.platform import logs
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import WorkerMetrics
-from shared.store.redis import redis_client as connections
+from shared.store.interface import StoreError
+from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 from worker.core import stalls
 from worker.core.adapter_claims import AdapterQueues
 from worker.core.claim_policy import ClaimDecision
@@ -49,14 +49,13 @@ _ENTERING_S = 1.0
 class Executor:
     """Claims jobs of one pool for one engine and runs them. `runs` holds them, by job id.
 
-    `urls` are those of the queue's servers, `lease_s` is the length of a lease. Above
-    `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed. `around`: see `AroundRuns`.
+    `lease_s` is the length of a lease. Above `kv_high_watermark` (0 to 1) of the KV cache nothing
+    is claimed. `around`: see `AroundRuns`.
     """
 
     def __init__(
         self,
         queue: JobQueue,
-        urls: Sequence[str],
         engine: Engine,
         metrics: WorkerMetrics,
         *,
@@ -101,8 +100,7 @@ class Executor:
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
         self.control = self._control_channel()
         self.isolation = self.slots.isolation = self._isolation()
-        self._blocking = [connections.connect_blocking(url) for url in urls]
-        self._consumers = [self._consumer(index) for index, _ in enumerate(urls)]
+        self._consumers = [self._consumer(server) for server in range(len(queue.servers))]
         self._claimers = [
             Claimer(consumer, self._decide, self._start) for consumer in self._consumers
         ]
@@ -137,14 +135,10 @@ class Executor:
             on_end=self._slots_changed,
         )
 
-    def _consumer(self, server_index: int) -> QueueConsumer:
+    def _consumer(self, server: int) -> QueueConsumer:
         return QueueConsumer(
-            self._queue,
-            self._blocking[server_index],
-            server_index,
+            ClaimConnection(self._queue, server, worker=self._worker_id, lease_s=self._lease_s),
             pool=self._pool,
-            worker=self._worker_id,
-            lease_s=self._lease_s,
             advertised_slots=self.advertised_slots,
             adapter_queues=self.adapter_queues,
             on_suspects=self.isolation.suspects_found,
@@ -159,10 +153,8 @@ class Executor:
         finally:
             self.control.stop()
             self.advertised_slots.stop()
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreError):
                 await self._queue.withdraw_slots(self._pool, self._worker_id, self._lease_s)
-            for redis in self._blocking:
-                await redis.aclose()
 
     @property
     def decision(self) -> ClaimDecision:
@@ -246,7 +238,7 @@ class Executor:
         _note_release([run], reason)
         run.abort()
         self._metrics.released.labels(reason).inc()
-        with contextlib.suppress(RedisError, OSError):  # then its lease expires
+        with contextlib.suppress(StoreError):  # then its lease expires
             states = await self._queue.release([run.job], reason, blame=True)
             for state in states.values():
                 log.warning("job released (%s), it is %s now", reason, state)
@@ -326,7 +318,7 @@ class Executor:
     # --- operators ---
 
     async def pause(self, reason: str) -> None:
-        """Claim nothing until `resume`; running jobs go on. Raises redis' errors."""
+        """Claim nothing until `resume`; running jobs go on. Raises StoreError."""
         self.slots.paused = reason
         for _ in range(_IN_FLIGHT_CHECKS):
             if not await self.isolation.withdraw():
@@ -339,7 +331,7 @@ class Executor:
         self._slots_changed()
 
     async def read_adapter_queues(self, names: Iterable[str]) -> None:
-        """Claim from these adapter queues, too, and from no others. Raises redis' errors."""
+        """Claim from these adapter queues, too, and from no others. Raises StoreError."""
         if self.adapter_queues.set_names(names):
             for consumer in self._consumers:
                 await consumer.wake()
@@ -374,7 +366,7 @@ class Executor:
     async def release(self, runs: Sequence[JobRun], reason: str) -> dict[str, str]:
         """Abort some runs and release their jobs at once, without blame.
 
-        Returns the jobs' new states by id. Raises redis' errors; the jobs wait for `release_all`
+        Returns the jobs' new states by id. Raises StoreError; the jobs wait for `release_all`
         then.
         """
         _note_release(runs, reason)
@@ -387,7 +379,7 @@ class Executor:
         try:
             # Sent behind all output that was, so the jobs' logs are complete.
             states = await self._queue.release([run.job for run in runs], reason, blame=False)
-        except (RedisError, OSError):
+        except StoreError:
             self._to_release += runs
             raise
         self._metrics.released.labels(reason).inc(len(states))
@@ -396,7 +388,7 @@ class Executor:
     async def release_all(self, reason: str, *, blame: bool) -> dict[str, str]:
         """Abort and release all jobs; `blame` counts the attempt against each that has begun.
 
-        Returns the jobs' new states by id. Raises redis' errors.
+        Returns the jobs' new states by id. Raises StoreError.
         """
         _note_release(self.runs.values(), reason)
         for run in self.runs.values():

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from shared.job.advertised_slots import UNKNOWN
 from shared.job.job import LeasedJob
 from shared.job.replies import AcquiredSuspect, IsolationStage
+from shared.store.interface import StoreError
 from shared.store.redis import suspects
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 from worker.core.claim_policy import SuspectSnapshot, SuspectStep, next_suspect_step
 from worker.core.slot_adverts import AdvertisedSlots
 
@@ -96,7 +96,7 @@ class Isolation:
             try:
                 await self._run_suspects()
                 await self._end()
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 log.warning("suspects not taken, trying again: %s", error)
                 await asyncio.sleep(_POLL_S)
                 self._found.set()
@@ -147,7 +147,7 @@ class Isolation:
     async def withdraw(self) -> int:
         """Withdraw all advertised slots; returns how many jobs may still be on their way.
 
-        Raises redis' errors.
+        Raises StoreError.
         """
         in_flight = 0
         for shard in range(self._queue.shards):
@@ -188,7 +188,7 @@ class Isolation:
             return
         self.isolated = False
         self._taken.clear()
-        with contextlib.suppress(RedisError, OSError):  # then the lock ends by itself
+        with contextlib.suppress(StoreError):  # then the lock ends by itself
             none = IsolationStage.NONE
             await suspects.isolate_worker(self._queue, self._pool, self._worker, none)
         self._on_end()

@@ -22,6 +22,7 @@ from shared.job.result import MAX_RESULT_BYTES, JobResult
 from shared.job.states import JobEvent, JobState, after
 from shared.platform import tracing
 from shared.platform.metrics import WorkerMetrics
+from shared.store.interface import Store
 from worker.core.answer_edit import EditedOutputBuffer
 from worker.core.answer_edits import answer_edit, engine_body
 from worker.core.asgi import Exchange
@@ -29,7 +30,7 @@ from worker.core.error_event import is_error
 from worker.core.output_buffer import OutputBuffer
 from worker.core.plugin import AroundRuns, Check, EngineAnswer
 from worker.core.publisher import Publisher
-from worker.core.resume import ContinuedOutputBuffer, LogQueue, continue_from_log, give_up
+from worker.core.resume import ContinuedOutputBuffer, continue_from_log, give_up
 from worker.core.run_trace import RunTrace
 from worker.engines.interface import JOB, JOURNAL, Engine, JobFacts
 
@@ -62,7 +63,7 @@ class JobRun:
         engine: Engine,
         publisher: Publisher,
         metrics: WorkerMetrics,
-        queue: LogQueue,
+        queue: Store,
         around: AroundRuns | None = None,
     ) -> None:
         self.job = job

@@ -15,8 +15,7 @@ from math import inf
 
 from shared.job.job import LeasedJob
 from shared.job.step_log import JobStream
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
+from shared.store.interface import Store, StoreError
 
 log = logging.getLogger("flotilla.lease")
 
@@ -34,7 +33,7 @@ class Lease:
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Store,
         worker_id: str,
         lease_s: float,
         held_jobs: Callable[[], Iterable[JobStream]],
@@ -65,7 +64,7 @@ class Lease:
         return self._fence_tokens[shard] if current else ""
 
     async def renew(self, shard: int) -> None:
-        """Renew all leases of a shard and update its jobs from the reply. Raises redis' errors."""
+        """Renew all leases of a shard and update its jobs from the reply. Raises StoreError."""
         async with self._locks[shard]:
             streams = [stream for stream in self._held_jobs() if stream.job.shard == shard]
             jobs, losses = [stream.job for stream in streams], self._queue.losses(shard)
@@ -119,7 +118,7 @@ class LeaseRenewer:
         try:
             async with asyncio.timeout(self._lease.lease_s / _RENEWALS_PER_LEASE):
                 await self._lease.renew(shard)
-        except (RedisError, OSError, TimeoutError) as error:
+        except (StoreError, TimeoutError) as error:
             if failing_since is None:
                 self._failing_since[shard] = began
                 log.warning(

@@ -28,6 +28,7 @@ from shared.platform.tasks import end
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FormatMonitor
+from shared.store.redis.heartbeat_thread import Heartbeat
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.operation_answers import OperationAnswers
 from shared.store.redis.reaper import Reaper
@@ -39,7 +40,6 @@ from worker.core.drain import Drain, release_all
 from worker.core.engine_call import model_cards
 from worker.core.executor import Executor
 from worker.core.health import HealthServer
-from worker.core.heartbeat import Heartbeat
 from worker.core.lease import LeaseRenewer
 from worker.core.operations import Operations
 from worker.core.plugin import AroundRuns
@@ -183,12 +183,9 @@ class Worker:
         executor = self._make_executor(registration.pool)
         operations, desired = await self._prepare_operations(executor)
         self._executor = registration.executor = executor
+        on_silent = self._metrics.silent_subscriptions.inc
         subscriptions = ControlSubscriptions(
-            self._queue.servers,
-            self._settings.server_urls,
-            self._id,
-            executor.control,
-            self._metrics.silent_subscriptions.inc,
+            self._queue.servers, self._id, executor.control, on_silent
         )
         self._spawn(subscriptions.run())
         await subscriptions.detectable()
@@ -227,7 +224,6 @@ class Worker:
         settings = self._settings
         return Executor(
             self._queue,
-            settings.server_urls,
             self._engine,
             self._metrics,
             pool=pool,

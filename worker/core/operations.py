@@ -31,8 +31,8 @@ from shared.api.operator_actions import (
 )
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.errors import BadRequest
+from shared.store.interface import StoreError
 from shared.store.redis.operation_answers import OperationAnswers
-from shared.store.redis.redis_client import RedisError
 from worker.core.adapters import Adapters
 from worker.core.drain import cheapest
 from worker.core.engine_call import operate, refusal
@@ -109,7 +109,7 @@ class Operations:
                 self._stop()
 
     async def follow(self, *, paused: bool) -> None:
-        """Claim nothing, or claim again, as is desired of the whole pool. Raises redis' errors."""
+        """Claim nothing, or claim again, as is desired of the whole pool. Raises StoreError."""
         if paused != self._paused:
             await (self._pause() if paused else self._resume())
 
@@ -122,7 +122,7 @@ class Operations:
             return await self._execute(action, options)
         except (BadRequest, ValueError) as error:
             return refusal(400, str(error))
-        except (RedisError, OSError) as error:
+        except StoreError as error:
             return refusal(503, f"Redis did not answer this worker: {error}")
         except Exception as error:
             log.exception("the operator call %s failed", name)
@@ -137,7 +137,7 @@ class Operations:
             try:
                 await self._answers.write(call_id, self._worker_id, answer)
                 return
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 log.warning("the answer to an operator call was not stored: %s", error)
                 await asyncio.sleep(_RETRY_S)
 

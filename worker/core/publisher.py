@@ -23,8 +23,7 @@ from shared.job.result import JobResult
 from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import UNAVAILABLE, RedisError, unwritable
+from shared.store.interface import TRANSIENT, Store
 from worker.core.emit_batch import DISCARDED, Batch, FlushSchedule, PendingResult
 from worker.core.lease import Lease
 from worker.core.output_buffer import OutputBuffer
@@ -49,7 +48,7 @@ class Publisher:
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Store,
         metrics: WorkerMetrics,
         lease: Lease,
         advertised_slots: AdvertisedSlots | None = None,
@@ -227,7 +226,8 @@ class Publisher:
         """
         lease, again = self._lease, error is not None
         if error is not None:
-            _raise_unless_transient(error)
+            if not isinstance(error, TRANSIENT):
+                raise error
             log.warning("output not sent, trying again: %s", error, extra={"shard": shard})
         backoff = Backoff(_RETRY_BASE_S, _RETRY_CAP_S)
         lost: Mapping[str, str] = {}
@@ -247,13 +247,7 @@ class Publisher:
                     break
             except Fenced:
                 lease.invalidate(shard, fence_token)
-            except (RedisError, OSError) as another:
-                _raise_unless_transient(another)
+            except TRANSIENT:
                 again = True
             await asyncio.sleep(backoff.next_delay_s())
         self._done(shard, batch, lost)
-
-
-def _raise_unless_transient(error: BaseException) -> None:
-    if not isinstance(error, UNAVAILABLE) and not unwritable(error):
-        raise error

@@ -1,8 +1,5 @@
 """Claims queued jobs from one server, then blocks for a wake-up when there are no more.
 
-Both commands leave in one write, on a connection of their own, which may block: a claim that
-returns less than it asked for is already followed by the blocking pop of the wake-up list.
-
 Where the pool has LoRA adapters, each claim asks first which of their queues have waiting jobs.
 """
 
@@ -11,59 +8,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from shared.job.advertised_slots import SlotUpdate
 from shared.job.job import LeasedJob
-from shared.job.replies import Acquired
-from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import BLOCK_S, Redis, RedisError
-from shared.store.redis.servers import shards_on
+from shared.store.interface import StoreError
+from shared.store.redis.claim_connection import ClaimConnection
 from worker.core.adapter_claims import AdapterQueues
 from worker.core.slot_adverts import AdvertisedSlots
-
-_SILENCE_S = 2.0
-"""How much later than its time-out the reply to a blocking pop may come."""
 
 
 class QueueConsumer:
     """One worker's claims on its queues' lanes, of those shards that lie on one server.
 
-    `redis` is a client of that server for blocking reads, `server_index` its number in `queue`.
     `on_suspects` is called when suspects of the pool wait.
     """
 
     def __init__(
         self,
-        queue: JobQueue,
-        redis: Redis,
-        server_index: int = 0,
+        connection: ClaimConnection,
         *,
         pool: str,
-        worker: str,
-        lease_s: float,
         advertised_slots: AdvertisedSlots,
         adapter_queues: AdapterQueues,
         on_suspects: Callable[[], None],
     ) -> None:
         self.held_back = False
         """The last claim left jobs waiting that this worker may not take yet."""
-        self._queue = queue
+        self._connection = connection
         self._pool = pool
-        self._worker = worker
-        self._lease_s = lease_s
         self._advertised_slots = advertised_slots
         self._adapter_queues = adapter_queues
         self._on_suspects = on_suspects
-        self._connection = PipelinedConnection(redis, BLOCK_S + _SILENCE_S)
-        self._shards = deque(shards_on(server_index, len(queue.servers), queue.shards))
-        self._blocking_pop: asyncio.Future[Any] | None = None
+        self._shards = deque(connection.shards)
+        self._blocking_pop: asyncio.Future[list[bytes] | None] | None = None
 
     async def claim(self, count: int, *, left_over: int = 0) -> list[LeasedJob]:
-        """Lease at most `count` jobs, best lane first. Raises redis' errors.
+        """Lease at most `count` jobs, best lane first. Raises StoreError.
 
         `left_over`: slots that stay free even if `count` jobs come. With some, the blocking pop
         follows the claim at once, whatever it returns.
@@ -71,10 +52,9 @@ class QueueConsumer:
         blocking_pop, self._blocking_pop = self._blocking_pop, None
         popped = None
         if blocking_pop is not None:
-            with contextlib.suppress(RedisError, OSError):  # of a connection that is closed
+            with contextlib.suppress(StoreError):  # of a connection that is closed
                 popped = await blocking_pop
-        await self._queue.prepare(self._shards[0])
-        await self._connection.connect()
+        await self._connection.open()
         shards = tuple(self._shards)
         self._shards.rotate(-1)  # so that each shard comes first in turn
         self.held_back = False
@@ -86,7 +66,7 @@ class QueueConsumer:
             pop = left_over > 0 and shard == shards[-1]
             try:
                 jobs += await self._acquire(shard, self._pool, missing, pop=pop)
-            except (RedisError, OSError):
+            except StoreError:
                 if not jobs:
                     raise
                 return jobs  # already leased: dropping them would delay them by a lease
@@ -107,7 +87,7 @@ class QueueConsumer:
         order, places, self.held_back = await queues.next_turns(shards)
         if self.held_back and popped is not None:
             # Another worker may take the jobs that this one may not take yet.
-            await self._queue.push_wake_up(self._shards[0], popped[0].decode())
+            await self._connection.push_back(popped)
         missing, failed = count, False
         try:
             for name in order:
@@ -119,7 +99,7 @@ class QueueConsumer:
                     found.setdefault(name, []).extend(jobs)
                     missing -= len(jobs)
                 places -= is_new and bool(found.get(name))
-        except (RedisError, OSError):
+        except StoreError:
             if missing == count:
                 raise
             failed = True  # return what is leased already
@@ -135,13 +115,12 @@ class QueueConsumer:
     ) -> list[LeasedJob]:
         """Lease at most `count` jobs of one queue; `pop`: then start the blocking pop."""
         if name != self._pool:
-            update = SlotUpdate(name, keys.advertiser(self._worker, self._lease_s), 0, 0)
-            reply = await self._send_acquire(shard, count, update)
-            return reply.jobs
+            update = SlotUpdate(name, "", 0, 0)
+            return (await self._connection.acquire(shard, count, update)).jobs
         await self._advertised_slots.wait_until_settled(shard)
         update, left = self._advertised_slots.start_update(shard), None
         try:
-            sent = self._send_acquire(shard, count, update)
+            sent = self._connection.acquire(shard, count, update)
             if pop:
                 self._start_blocking_pop()
             left, leased, suspects = await sent
@@ -151,18 +130,9 @@ class QueueConsumer:
         finally:
             self._advertised_slots.acked(shard, None if left is None else update.slots - left)
 
-    def _send_acquire(
-        self, shard: int, count: int, update: SlotUpdate
-    ) -> Coroutine[Any, Any, Acquired]:
-        return self._queue.start_acquire(
-            self._connection, shard, self._worker, count, self._lease_s, update
-        )
-
     def _start_blocking_pop(self) -> None:
         names = (self._pool, *self._adapter_queues.names)
-        lists = [keys.wake_ups(shard, name) for shard in self._shards for name in names]
-        own = keys.own_wake_ups(self._shards[0], self._worker)
-        self._blocking_pop = self._connection.send("BLPOP", *lists, own, BLOCK_S)
+        self._blocking_pop = self._connection.pop_wake_up(names)
         self._blocking_pop.add_done_callback(_retrieve_error)
 
     async def wait_for_wake_up(self) -> None:
@@ -176,19 +146,18 @@ class QueueConsumer:
             blocking_pop, self._blocking_pop = self._blocking_pop, None
             popped = await blocking_pop
             if popped is not None:
-                await self._queue.push_wake_up(self._shards[0], popped[0].decode())
+                await self._connection.push_back(popped)
 
     async def wake(self) -> None:
-        """End this worker's own blocking pop: it has other queues now. Raises redis' errors."""
-        shard = self._shards[0]
-        await self._queue.push_wake_up(shard, keys.own_wake_ups(shard, self._worker), BLOCK_S)
+        """End this worker's own blocking pop: it has other queues now. Raises StoreError."""
+        await self._connection.wake()
 
     async def close(self) -> None:
         """Close the connection."""
         await self._connection.close()
 
 
-def _retrieve_error(blocking_pop: asyncio.Future[Any]) -> None:
+def _retrieve_error(blocking_pop: asyncio.Future[list[bytes] | None]) -> None:
     """Mark the error as seen: no task may be awaiting the pop, and asyncio would log it."""
     if not blocking_pop.cancelled():
         blocking_pop.exception()

@@ -20,9 +20,9 @@ from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, Worke
 from shared.job.adapter_queues import adapter_queue
 from shared.job.states import WorkerState
 from shared.platform.metrics import WorkerMetrics
+from shared.store.interface import StoreError
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FORMAT_VERSION
-from shared.store.redis.redis_client import RedisError
 from worker.core.executor import Executor
 from worker.core.totals import ages
 from worker.engines.interface import Engine
@@ -88,11 +88,11 @@ class Registration:
                         "give each worker its own id, or none"
                     )
                 await asyncio.sleep(_RETRY_S)
-        except (RedisError, OSError) as error:
+        except StoreError as error:
             log.warning("worker id not reserved, the next heartbeat tries again: %s", error)
 
     async def announce(self, expiry_s: float = EXPIRY_S, failure: str = "") -> None:
-        """Write the worker's entry, which expires after `expiry_s`. Raises redis' errors.
+        """Write the worker's entry, which expires after `expiry_s`. Raises StoreError.
 
         `failure`: why the worker ends, other than in good order.
         """
@@ -129,12 +129,12 @@ class Registration:
 
     async def announce_if_possible(self) -> None:
         """As `announce`, but no error if Redis is unavailable: the next heartbeat announces it."""
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(StoreError):
             await self.announce()
 
     async def announce_loading(self) -> None:
         """As `announce_if_possible`, before the model is loaded."""
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(StoreError):
             await self.announce(LOADING_EXPIRY_S)
 
     async def set_models(self, cards: list[dict[str, Any]]) -> None:
@@ -143,7 +143,7 @@ class Registration:
         self.models = cards
         self._metrics.adapters.set(sum(bool(card.get("parent")) for card in cards))
         if gone:
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreError):
                 await self._registry.forget_queues(gone)
         await self.register_models()
 
@@ -152,7 +152,7 @@ class Registration:
 
     async def register_models(self) -> None:
         """Make the models known to the gateways, if Redis is available; heartbeats repeat it."""
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(StoreError):
             await self._register_models()
 
     async def _register_models(self) -> None:
@@ -172,7 +172,7 @@ class Registration:
                 await self.announce()
                 if self.executor is not None:
                     self.executor.advertised_slots.mark_stale()
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 log.warning("heartbeat failed: %s", error)
             await asyncio.sleep(HEARTBEAT_S)
 
@@ -182,7 +182,7 @@ class Registration:
         With a `failure`, the last announcement names it for operators and stays until it expires;
         the id is free at once.
         """
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(StoreError):
             if not failure:
                 await self._registry.leave(self.worker_id, self._process)
             elif await self._registry.reserve(self.worker_id, self._process):

@@ -10,8 +10,7 @@ import logging
 
 from shared.job.result import PIECE_BYTES, n_pieces
 from shared.platform.backoff import Backoff
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import UNAVAILABLE, RedisError, unwritable
+from shared.store.interface import TRANSIENT, Store
 from worker.core.output_buffer import OutputBuffer
 
 log = logging.getLogger("flotilla.publisher")
@@ -19,7 +18,7 @@ log = logging.getLogger("flotilla.publisher")
 _RETRY_BASE_S, _RETRY_CAP_S = 0.05, 1.0
 
 
-async def store_pieces(queue: JobQueue, buffer: OutputBuffer, body: bytes) -> None:
+async def store_pieces(queue: Store, buffer: OutputBuffer, body: bytes) -> None:
     """Store the pieces of the answer; returns early if the job is this worker's no more.
 
     Tries again as long as Redis is away; raises its other errors.
@@ -31,9 +30,7 @@ async def store_pieces(queue: JobQueue, buffer: OutputBuffer, body: bytes) -> No
         try:
             if not await queue.store_piece(job, number, piece):
                 return  # the end of the job finds out why
-        except (RedisError, OSError) as error:
-            if not isinstance(error, UNAVAILABLE) and not unwritable(error):
-                raise
+        except TRANSIENT as error:
             log.warning("answer not stored, trying again: %s", error, extra={"shard": job.shard})
             await asyncio.sleep(backoff.next_delay_s())
         else:

@@ -11,16 +11,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from shared.job.chunk_template import DeltaEncoder
 from shared.job.job import LeasedJob
 from shared.job.job_log import Entry
-from shared.job.replies import LogPart
 from shared.job.states import JobState
 from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
-from shared.store.redis.redis_client import UNAVAILABLE, RedisError, unwritable
+from shared.store.interface import TRANSIENT, Store, StoreError
 from worker.core.answer_edit import AnswerEdit
 from worker.core.output_buffer import OutputBuffer
 from worker.core.sent_output import (
@@ -178,18 +177,8 @@ class ContinuedOutputBuffer(OutputBuffer):
                 super().chunk(unsent)
 
 
-class LogQueue(Protocol):
-    """The queue, as far as it is used here. The methods raise redis' errors."""
-
-    async def read_log(self, job_id: str, after: int) -> LogPart:
-        """The entries behind number `after`."""
-
-    async def restart(self, job: LeasedJob, reason: str, code: str) -> str:
-        """Give up a job that can't be continued; returns its new state, empty if it is lost."""
-
-
 async def continue_from_log(
-    queue: LogQueue, buffer: ContinuedOutputBuffer, aborted: asyncio.Event
+    queue: Store, buffer: ContinuedOutputBuffer, aborted: asyncio.Event
 ) -> None:
     """Give `buffer` what the job's log has; an empty log leaves it as it is.
 
@@ -229,7 +218,7 @@ async def _sum(entries: Sequence[Entry]) -> Continuation:
     return reader.continuation
 
 
-async def give_up(queue: LogQueue, buffer: ContinuedOutputBuffer) -> None:
+async def give_up(queue: Store, buffer: ContinuedOutputBuffer) -> None:
     """Give up the job of a buffer that has refused: it begins anew, or it fails."""
     try:
         state = await _answer(
@@ -237,7 +226,7 @@ async def give_up(queue: LogQueue, buffer: ContinuedOutputBuffer) -> None:
             asyncio.Event(),
             _TRIES_TO_GIVE_UP,
         )
-    except (RedisError, OSError) as error:
+    except StoreError as error:
         log.error("job not continued (%s), and not given up: %s", buffer.refusal, error)
         return
     if state:
@@ -256,9 +245,9 @@ async def _answer(
     while not aborted.is_set():
         try:
             return await call()
-        except Exception as error:
+        except TRANSIENT as error:
             tries -= 1
-            if tries == 0 or not (isinstance(error, UNAVAILABLE) or unwritable(error)):
+            if tries == 0:
                 raise
             log.warning("the job's log is not available, trying again: %s", error)
         with contextlib.suppress(TimeoutError):

@@ -13,9 +13,8 @@ from shared.job.job import LeasedJob
 from shared.job.states import JobState
 from shared.job.trace_context import SpanRef, parse
 from shared.platform import tracing
-from shared.store.redis.job_queue import JobQueue
+from shared.store.interface import Store, StoreUnavailable
 from shared.store.redis.lost_attempts import write_lost_attempts
-from shared.store.redis.redis_client import UNAVAILABLE
 from worker.core.output_buffer import OutputBuffer
 
 REVOKED = "revoked"
@@ -62,7 +61,7 @@ class RunTrace:
         self._outcome = self._outcome or outcome
         self._error = error or (self._outcome if self._outcome in _FAILED else "")
 
-    async def write(self, buffer: OutputBuffer, worker: str, queue: JobQueue) -> None:
+    async def write(self, buffer: OutputBuffer, worker: str, queue: Store) -> None:
         """Write the spans. For a job that was leased before, its record is read."""
         if self._written_by_next:
             return
@@ -70,7 +69,7 @@ class RunTrace:
         queued_at: float | None = self._leased_at - job.waited_s
         if job.generation > 1:
             queued_at = None
-            with contextlib.suppress(*UNAVAILABLE):
+            with contextlib.suppress(StoreUnavailable):
                 queued_at = await self._write_earlier(queue)
         ids: tracing.Attributes = {
             tracing.JOB: job.id,
@@ -82,7 +81,7 @@ class RunTrace:
             tracing.write("queue", self._parent.child(), self._parent, period, ids)
         self._write_attempt(buffer, ids)
 
-    async def _write_earlier(self, queue: JobQueue) -> float | None:
+    async def _write_earlier(self, queue: Store) -> float | None:
         """Write the lost attempts before this one; returns when the job was queued last."""
         record = await queue.get(self._job.id)
         if record is None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shared.job.advertised_slots import UNKNOWN, SlotUpdate
-from shared.store.redis import keys
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate, advertiser
 
 # A slot becomes free with nearly every job's end. More free slots are advertised only once they
 # exceed the advertised number by one in so many.
@@ -30,7 +29,7 @@ class AdvertisedSlots:
     ) -> None:
         self._free = free
         self._pool = pool
-        self._advertiser = keys.advertiser(worker, lease_s)
+        self._advertiser = advertiser(worker, lease_s)
         self._advertised: list[int | None] = [None] * shards  # None: not known
         self._stale = [True] * shards
         self._settled = [asyncio.Event() for _ in range(shards)]  # no update is in flight

@@ -15,7 +15,7 @@ from shared.api.operator_actions import OperatorAction
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.frames import encode_operation
 from shared.job.states import WorkerState
-from shared.store.redis import control_channels
+from shared.store.redis import subscription
 from shared.store.redis.operation_answers import OperationAnswers
 from shared.store.redis.servers import Servers
 
@@ -85,7 +85,7 @@ class Broadcast:
         """Send it to all workers that can receive it; return when all have answered, or in time.
 
         `worker`: only to this one. A worker that still loads can't receive it: it reads what is
-        desired of its pool before it is ready. Raises redis' errors.
+        desired of its pool before it is ready. Raises StoreError.
         """
         await self._fleet.refresh()
         operation_id = new_operation_id()
@@ -99,7 +99,7 @@ class Broadcast:
         while missing := addressed - answers.keys():
             if clock() >= repeat_at:
                 answers |= dict.fromkeys(missing - await self._workers(pool), _GONE)
-                await control_channels.send(self._servers, missing, message)
+                await subscription.send(self._servers, missing, message)
                 repeat_at = clock() + _REPEAT_S
             await asyncio.sleep(poll_s)
             poll_s = min(2 * poll_s, _LAST_POLL_S)
@@ -116,4 +116,4 @@ class Broadcast:
             for worker in self._fleet.workers_of(pool)
             if worker.state is not WorkerState.DRAINING
         ]
-        return await control_channels.listening(self._servers, workers)
+        return await subscription.listening(self._servers, workers)

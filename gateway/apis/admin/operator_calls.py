@@ -28,7 +28,7 @@ audit = logging.getLogger("flotilla.audit")
 
 
 class OperatorCalls:
-    """Carries out what operators ask for. The methods raise redis' errors."""
+    """Carries out what operators ask for. The methods raise StoreError."""
 
     def __init__(self, gateway: Gateway) -> None:
         servers, timeout_s = gateway.queue.servers, gateway.settings.operation_timeout_s

@@ -53,7 +53,7 @@ class BulkResult:
 
 
 class BulkActions:
-    """The actions, by name: `cancel` and `retry`. Their calls raise redis' errors."""
+    """The actions, by name: `cancel` and `retry`. Their calls raise StoreError."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -40,7 +40,7 @@ async def get_why(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[s
 async def get_request(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """The job's request as it was sent, as long as it is kept: to submit it again with changes."""
     job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
-    raw = await gateway.queue.request_body(job.id)
+    raw, _ = await gateway.queue.stored_request(job.id)
     endpoint = ENDPOINTS.get(job.endpoint)
     if not raw:
         raise NotFound("The request of this job is not kept any more.")

@@ -21,7 +21,7 @@ from gateway.core.received_events import StreamPosition
 from gateway.core.schema import TEXT, Schema
 from gateway.http.body import has_body
 from shared.job.errors import BadRequest
-from shared.store.redis.redis_client import UNAVAILABLE
+from shared.store.interface import StoreUnavailable
 
 _REDIS_PATIENCE_S, _RETRY_S = 5.0, 0.1
 _AFTER, _CRC32 = r"^[0-9]{1,15}$", r"^[0-9A-Fa-f]{1,8}$"
@@ -29,7 +29,7 @@ _SYNTAX = {"after": _AFTER, "crc32": _CRC32}
 
 
 async def resume(gateway: Gateway, incoming: Incoming) -> JobAnswer:
-    """The answer to a request for a stream. Raises NotFound, BadRequest, and redis' errors."""
+    """The answer to a request for a stream. Raises NotFound, BadRequest, and StoreError."""
     scope = incoming.scope
     if has_body(scope["headers"]):
         raise BadRequest("A request for a stream has no body.")  # nothing would read it
@@ -53,7 +53,7 @@ async def _patiently(begin: Callable[[], Awaitable[JobAnswer]]) -> JobAnswer:
     while True:
         try:
             return await begin()
-        except UNAVAILABLE:
+        except StoreUnavailable:
             if time.monotonic() > until:
                 raise
             await asyncio.sleep(_RETRY_S)

@@ -41,8 +41,8 @@ from shared.job.errors import BadRequest
 from shared.job.job import Job
 from shared.job.lanes import CLIENT_LANES
 from shared.job.states import JobState
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.log_parts import log_parts
+from shared.store.interface import Store
+from shared.store.log_parts import log_parts
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
@@ -164,7 +164,7 @@ async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Res
     return StreamingResponse(all_chunks(), headers=_job_header(job) | _SSE_HEADERS)
 
 
-async def _chunks(queue: JobQueue, job: Job) -> AsyncIterator[bytes]:
+async def _chunks(queue: Store, job: Job) -> AsyncIterator[bytes]:
     """The bytes of an answer that was streamed, in parts; short ones are joined."""
     decoder, data = DeltaDecoder(), b""
     async for entries in log_parts(queue, job):

@@ -60,7 +60,7 @@ class Conversation(NamedTuple):
 
 
 class Conversations:
-    """All conversations of a fleet. Methods raise redis' errors."""
+    """All conversations of a fleet. Methods raise StoreError."""
 
     def __init__(
         self, queue: JobQueue, new_shard: Callable[[], int], settings: GatewaySettings

@@ -12,8 +12,8 @@ from shared.job.errors import job_error
 from shared.job.job import Job
 from shared.job.response_opening import unfinished
 from shared.job.states import JobState
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.stored_body import Body
+from shared.store.interface import Store
+from shared.store.stored_body import Body
 
 _STATUS = {
     JobState.QUEUED: "queued",
@@ -25,7 +25,7 @@ _STATUS = {
 }
 
 
-async def response_object(queue: JobQueue, stored: StoredResponse) -> Body:
+async def response_object(queue: Store, stored: StoredResponse) -> Body:
     """The response now, as JSON. Raises StreamReset if Redis has lost a part of it, and redis'
     errors."""
     final = await final_body(queue, stored.job)
@@ -41,7 +41,7 @@ async def response_object(queue: JobQueue, stored: StoredResponse) -> Body:
     return Body(json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-async def _output_so_far(queue: JobQueue, stored: StoredResponse) -> list[dict[str, Any]]:
+async def _output_so_far(queue: Store, stored: StoredResponse) -> list[dict[str, Any]]:
     """The text that a cancelled response has had, as a message that is incomplete; nothing if its
     log is too long."""
     transcript = await read_transcript(queue, stored.job)

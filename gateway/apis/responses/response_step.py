@@ -21,7 +21,7 @@ from shared.job.job import Job, NewJob
 from shared.job.replies import JoinedJob
 from shared.job.response_id import response_id
 from shared.job.response_opening import opening, unfinished
-from shared.store.redis.stored_body import Body
+from shared.store.stored_body import Body
 
 
 class ResponseStep:
@@ -44,7 +44,7 @@ class ResponseStep:
     ) -> Answer:
         """The answer to a request that queues a response in the background: at once.
 
-        Raises redis' errors.
+        Raises StoreError.
         """
         gateway, received, request_id = self._gateway, incoming.received, incoming.request_id
         await asyncio.wait({queued})

@@ -35,7 +35,7 @@ def wants_events(scope: Scope) -> bool:
 
 
 async def resume(gateway: Gateway, incoming: Incoming) -> JobAnswer:
-    """The answer with the response's events. Raises NotFound, BadRequest, and redis' errors."""
+    """The answer with the response's events. Raises NotFound, BadRequest, and StoreError."""
     scope = incoming.scope
     starting_after = _starting_after(scope)
     response = scope["path"].rpartition("/")[2]

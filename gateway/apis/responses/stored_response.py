@@ -22,9 +22,9 @@ from shared.job.job import Job
 from shared.job.response_id import job_id_of, response_id
 from shared.job.response_options import ResponseOptions
 from shared.job.states import JobState
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.log_parts import log_parts
-from shared.store.redis.stored_body import Body, read_whole
+from shared.store.interface import Store
+from shared.store.log_parts import log_parts
+from shared.store.stored_body import Body, read_whole
 
 _MOST_CONTINUED_BYTES = 4 << 20
 """Of a response that is parsed because another one continues it. Log probabilities that the client
@@ -69,8 +69,8 @@ def is_response(job: Job) -> bool:
     return endpoint is not None and endpoint.stream is StreamFormat.RESPONSE_EVENTS
 
 
-async def stored_response(queue: JobQueue, tenant: str, response: str) -> StoredResponse:
-    """The tenant's stored response with this id. Raises NotFound, and redis' errors."""
+async def stored_response(queue: Store, tenant: str, response: str) -> StoredResponse:
+    """The tenant's stored response with this id. Raises NotFound, and StoreError."""
     job_id = job_id_of(response)
     job = await queue.get(job_id) if job_id else None
     if job is not None and job.tenant == tenant and is_response(job):
@@ -83,17 +83,18 @@ async def stored_response(queue: JobQueue, tenant: str, response: str) -> Stored
     )
 
 
-async def begins_at_once(queue: JobQueue, job: Job) -> bool:
+async def begins_at_once(queue: Store, job: Job) -> bool:
     """Whether the first event of the job's stream was sent before a worker has made it."""
     if not job.stream or not is_response(job):
         return False
-    return ResponseOptions.of_body(await queue.request_body(job.id)).background
+    body, _ = await queue.stored_request(job.id)
+    return ResponseOptions.of_body(body).background
 
 
-async def previous_response(queue: JobQueue, tenant: str, previous: str) -> StoredResponse:
+async def previous_response(queue: Store, tenant: str, previous: str) -> StoredResponse:
     """The stored response that a request continues.
 
-    Raises PreviousResponseNotFound, BadRequest if it is not complete, and redis' errors.
+    Raises PreviousResponseNotFound, BadRequest if it is not complete, and StoreError.
     """
     param = "previous_response_id"
     try:
@@ -108,10 +109,10 @@ async def previous_response(queue: JobQueue, tenant: str, previous: str) -> Stor
     return stored
 
 
-async def output_items(queue: JobQueue, job: Job) -> list[StoredItem] | None:
+async def output_items(queue: Store, job: Job) -> list[StoredItem] | None:
     """The items that a response has added, as the next request sends them again; None: it has none.
 
-    Raises StreamReset if Redis has lost a part of the answer, and redis' errors.
+    Raises StreamReset if Redis has lost a part of the answer, and StoreError.
     """
     final = await final_response(queue, job)
     if final is None:
@@ -120,10 +121,10 @@ async def output_items(queue: JobQueue, job: Job) -> list[StoredItem] | None:
     return [stored_item(item, f"{job.id} output", number) for number, item in items]
 
 
-async def final_response(queue: JobQueue, job: Job) -> dict[str, Any] | None:
+async def final_response(queue: Store, job: Job) -> dict[str, Any] | None:
     """What the engine answered, to be continued; None if the job ended without a response.
 
-    Raises StreamReset if Redis has lost a part of it, BodyTooLarge, and redis' errors.
+    Raises StreamReset if Redis has lost a part of it, BodyTooLarge, and StoreError.
     """
     body = await final_body(queue, job)
     if body is None:
@@ -143,10 +144,10 @@ async def final_response(queue: JobQueue, job: Job) -> dict[str, Any] | None:
     return response
 
 
-async def final_body(queue: JobQueue, job: Job) -> Body | None:
+async def final_body(queue: Store, job: Job) -> Body | None:
     """What the engine answered, as it is stored; None if the job ended without a response.
 
-    Raises StreamReset if Redis has lost a part of it, and redis' errors.
+    Raises StreamReset if Redis has lost a part of it, and StoreError.
     """
     if job.state is not JobState.COMPLETED:
         return None

@@ -158,7 +158,7 @@ async def _scaled(gateway: Gateway, pool: str, chosen: WorkerRange) -> bool:
 
 
 async def _model(gateway: Gateway, model: str) -> ModelInfo:
-    """The model of a path. Raises ModelNotFound, NoWorker, and redis' errors."""
+    """The model of a path. Raises ModelNotFound, NoWorker, and StoreError."""
     name = model_name(model, gateway.fleet.models)
     # Of several versions the default one, where a request would get one by weight.
     return gateway.fleet.models.get(name) or await gateway.fleet.model(name)

@@ -24,10 +24,10 @@ from shared.fleet.scale_decisions import Scale, ScalingEvent
 from shared.job.adapter_queues import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.platform.settings import SettingsError
+from shared.store.interface import StoreUnavailable
 from shared.store.redis.depths import LaneDepth, depths, mean_body_bytes
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import UNAVAILABLE
 from shared.store.redis.scale_store import ScaleStore, parse
 
 log = logging.getLogger("flotilla.autoscale")
@@ -52,7 +52,7 @@ async def tick(
 ) -> None:
     """One decision for each autoscaled pool of `loaded`.
 
-    A pool that fails does not stop the others. Raises redis' errors if Redis can't be reached
+    A pool that fails does not stop the others. Raises StoreError if Redis can't be reached
     (nothing is decided then, the next tick goes on), SettingsError for settings that contradict
     each other.
     """
@@ -72,7 +72,7 @@ async def tick(
                 [depth for depth in lanes if pool_of(depth.pool) == name],
                 [worker for worker in workers if worker.pool == name],
             )
-        except UNAVAILABLE:
+        except StoreUnavailable:
             raise
         except Exception:
             log.exception("the pool of %s could not be scaled", pool.served_names[0])

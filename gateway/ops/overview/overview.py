@@ -20,10 +20,10 @@ from gateway.ops.overview.tenant_sample import TenantSample
 from gateway.ops.overview.verdict import ProblemLog, verdict
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
+from shared.store.interface import StoreError
 from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
 
 _SIMULATED = "simulated"
 _READ_S = 2.0
@@ -110,7 +110,7 @@ class Overview:
         try:
             async with asyncio.timeout(_READ_S):
                 self._reading = read = await reading.read(self._queue, self._fleet, self._sample)
-        except (RedisError, OSError, TimeoutError) as error:
+        except (StoreError, TimeoutError) as error:
             if self._failing_since_s is None:
                 self._failing_since_s = self._fleet.now_s()
             return str(error) or type(error).__name__

@@ -45,7 +45,7 @@ class Reading(NamedTuple):
 
 
 async def read(queue: JobQueue, fleet: FleetView, sample: TenantSample) -> Reading:
-    """Read everything now; refreshes the workers in `fleet`. Raises redis' errors."""
+    """Read everything now; refreshes the workers in `fleet`. Raises StoreError."""
     lanes, letters, _ = await asyncio.gather(
         depths(queue), _letters(queue), fleet.refresh_workers()
     )

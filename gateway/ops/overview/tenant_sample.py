@@ -34,7 +34,7 @@ class TenantSample:
         """The tenants of each pool, the one with most jobs first.
 
         `queues`: pool -> its queues, those of its adapters too. `running_ids`: pool -> ids of jobs
-        that run. `totals`: pool -> how many jobs wait and run. Raises redis' errors.
+        that run. `totals`: pool -> how many jobs wait and run. Raises StoreError.
         """
         if self._only:
             return {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shared.job.job import shard_of
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import is_wrong_type
+from shared.store.redis.store_errors import damaged_is_empty
 
 KINDS = ("attempts", "entry", "field", "job", "key", "log", "member", "steps")
 """What can be set aside: a job that is out of attempts, and kinds of unreadable data."""
@@ -66,7 +66,7 @@ class DeadLetters(NamedTuple):
 
 
 async def count(queue: JobQueue) -> DeadLetters:
-    """Count them. Raises redis' errors if any server is away."""
+    """Count them. Raises StoreError if any server is away."""
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
         pipeline.of(shard).xlen(keys.dead_letters(shard))
@@ -74,19 +74,10 @@ async def count(queue: JobQueue) -> DeadLetters:
     kept, written = 0, Counter[str]()
     replies = iter(await pipeline.execute(raise_on_error=False))
     for length, counts in zip(replies, replies, strict=True):
-        kept += _checked(length) or 0
-        for what, times in (_checked(counts) or {}).items():
+        kept += damaged_is_empty(length) or 0
+        for what, times in (damaged_is_empty(counts) or {}).items():
             written[what.decode(errors="replace")] += int(times)
     return DeadLetters(kept, written)
-
-
-def _checked(reply: Any) -> Any:
-    """The reply; None if the key is of the wrong type. Raises other errors."""
-    if is_wrong_type(reply):
-        return None
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
 
 
 async def page(
@@ -94,7 +85,7 @@ async def page(
 ) -> list[Letter]:
     """At most `limit` letters, newest first: of this kind, if given, and older than `before`.
 
-    Raises redis' errors if any server is away.
+    Raises StoreError if any server is away.
     """
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
@@ -103,7 +94,7 @@ async def page(
         pipeline.of(shard).xrevrange(keys.dead_letters(shard), newest, "-", count)
     found = []
     for shard, entries in enumerate(await pipeline.execute(raise_on_error=False)):
-        for entry, fields in _checked(entries) or ():
+        for entry, fields in damaged_is_empty(entries) or ():
             letter = _letter(shard, entry, fields)
             if what in (None, letter.what) and (before is None or letter.id < before):
                 found.append(letter)
@@ -111,7 +102,7 @@ async def page(
 
 
 async def get(queue: JobQueue, letter_id: LetterId) -> Letter | None:
-    """The letter; None if there is none. Raises redis' errors."""
+    """The letter; None if there is none. Raises StoreError."""
     if letter_id.shard >= queue.shards:
         return None
     redis, entry = queue.servers.of(letter_id.shard), letter_id.entry
@@ -120,10 +111,10 @@ async def get(queue: JobQueue, letter_id: LetterId) -> Letter | None:
 
 
 async def drop(queue: JobQueue, letter_id: LetterId) -> bool:
-    """Delete a letter; False if there is none. Raises redis' errors."""
+    """Delete a letter; False if there is none. Raises StoreError."""
     if letter_id.shard >= queue.shards:
         return False
-    return bool(await queue.scripts.run("drop_letter", letter_id.shard, (letter_id.entry,)))
+    return bool(await queue.run("drop_letter", letter_id.shard, (letter_id.entry,)))
 
 
 async def replayable(queue: JobQueue, letters: Sequence[Letter]) -> set[str]:

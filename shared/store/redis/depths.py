@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from shared.job.job import Job, checked_shard
 from shared.job.lanes import CLIENT_LANES, LANES, WAITING_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import UNAVAILABLE, is_wrong_type
+from shared.store.redis.store_errors import WrongType, damaged_is_empty
 
 _SAMPLE = 32
 """Waiting jobs of each lane whose bodies' sizes are read."""
@@ -32,9 +32,9 @@ class LaneDepth:
 async def depths(queue: JobQueue) -> list[LaneDepth]:
     """What waits and what runs, per pool and lane.
 
-    A key of the wrong type counts as empty. Raises redis' errors if any server is away.
+    A key of the wrong type counts as empty. Raises StoreError if any server is away.
     """
-    pools = await pool_names(queue, damaged_is_empty=True)
+    pools = await pool_names(queue, damaged=True)
     lanes = [(pool, lane) for pool in pools for lane in WAITING_LANES]
     pipeline = queue.servers.pipeline()
     pipeline.of(0).time()
@@ -46,8 +46,7 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
         for lane in LANES:
             for shard in range(queue.shards):
                 pipeline.of(shard).xpending(keys.queue(shard, pool, lane), keys.GROUP)
-    replies = _available(await pipeline.execute(raise_on_error=False))
-    (seconds, micros), *replies = replies
+    (seconds, micros), *replies = await pipeline.execute(raise_on_error=False)
     now_us = int(seconds) * 1_000_000 + int(micros)
     reply = iter(replies)
     waiting, oldest = {}, {}
@@ -55,7 +54,7 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
         counts, firsts = [], []
         for _ in range(queue.shards):
             count, first = next(reply), next(reply)
-            if not is_wrong_type(count):
+            if not isinstance(count, WrongType):
                 counts.append(count)
                 firsts += [int(score) for _, score in first]
         waiting[place] = sum(counts)
@@ -76,32 +75,24 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
     ]
 
 
-async def pool_names(queue: JobQueue, *, damaged_is_empty: bool = False) -> list[str]:
+async def pool_names(queue: JobQueue, *, damaged: bool = False) -> list[str]:
     """The names of all queues that jobs were ever submitted to: pools, and their adapters' queues.
 
-    A key of the wrong type raises ResponseError, or counts as empty: not for a caller that deletes
-    what is in no pool. Raises redis' errors if any server is away.
+    A key of the wrong type raises StoreError, or with `damaged` counts as empty: not for a caller
+    that deletes what is in no pool. Raises StoreError if any server is away.
     """
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
         pipeline.of(shard).smembers(keys.pool_names(shard))
-    replies = _available(await pipeline.execute(raise_on_error=not damaged_is_empty))
-    names = [part for part in replies if not is_wrong_type(part)]
+    replies = await pipeline.execute(raise_on_error=not damaged)
+    names = [damaged_is_empty(part) or () for part in replies]
     return sorted({pool.decode(errors="replace") for part in names for pool in part})
-
-
-def _available(replies: list[Any]) -> list[Any]:
-    """The replies. Raises an error among them that says that a server is away."""
-    for reply in replies:
-        if isinstance(reply, UNAVAILABLE):
-            raise reply
-    return replies
 
 
 async def position(queue: JobQueue, job: Job) -> int | None:
     """The job's position in its queue, from 1; None if it does not wait (any more).
 
-    Jobs of a server that is away are not counted. Raises redis' errors if the job's own is away.
+    Jobs of a server that is away are not counted. Raises StoreError if the job's own is away.
     """
     (found,) = await positions(queue, [job])
     return found
@@ -121,7 +112,7 @@ async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
             pipeline.of(shard).zcount(
                 keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us
             )
-    replies = iter(await pipeline.execute(raise_on_error=False))
+    replies = iter(await pipeline.execute(raise_on_error=False, partial=True))
 
     def total() -> int:
         counts = [next(replies) for _ in range(queue.shards)]
@@ -130,12 +121,8 @@ async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
     waiting = {lane: total() for lane in lanes}
     found: list[int | None] = []
     for job in jobs:
-        waits = next(replies)
+        waits = damaged_is_empty(next(replies))
         ahead = total() + sum(waiting[job.pool, lane] for lane in _better(job))
-        if is_wrong_type(waits):
-            waits = None
-        if isinstance(waits, Exception):
-            raise waits
         found.append(None if waits is None else max(1, ahead))
     return found
 
@@ -162,15 +149,40 @@ async def mean_body_bytes(queue: JobQueue, pool: str, lane: str) -> float:
 async def with_waiting_jobs(
     queue: JobQueue, names: Collection[str], shards: Iterable[int]
 ) -> set[str]:
-    """Those of these queues that have waiting jobs in the shards. Raises redis' errors."""
+    """Those of these queues that have waiting jobs in the shards. Raises StoreError."""
     pipeline, asked = queue.servers.pipeline(), []
     for shard in shards:
         for name in names:
             lanes = [keys.waiting(shard, name, lane) for lane in CLIENT_LANES]
             pipeline.of(shard).exists(*lanes)
             asked.append(name)
-    replies = await pipeline.execute(raise_on_error=False)
-    for reply in replies:
-        if isinstance(reply, Exception) and not is_wrong_type(reply):
-            raise reply
-    return {name for name, found in zip(asked, replies, strict=True) if found}
+    return {name for name, found in zip(asked, await pipeline.execute(), strict=True) if found}
+
+
+class FreeSlots(NamedTuple):
+    """Of one pool, over all shards."""
+
+    slots: int
+    waiting: int
+    """Jobs that wait in the queue, which will take slots."""
+
+
+async def free_slots(queue: JobQueue, pool: str, *, but_of: str) -> FreeSlots:
+    """The free slots of all workers but one. Raises StoreError if a server is away."""
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).zrange(keys.advertised(shard, pool), 0, -1, withscores=True)
+        for lane in CLIENT_LANES:
+            pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
+    slots, waiting = 0, 0
+    for reply in map(damaged_is_empty, await pipeline.execute(raise_on_error=False)):
+        if isinstance(reply, list):
+            # With more jobs on their way to a worker than it has slots its number is below zero.
+            slots += sum(max(0, int(free)) for name, free in reply if not _is_of(name, but_of))
+        else:
+            waiting += reply or 0
+    return FreeSlots(slots, waiting)
+
+
+def _is_of(member: bytes, worker: str) -> bool:
+    return member.startswith(f"{worker} ".encode())

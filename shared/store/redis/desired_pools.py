@@ -9,7 +9,6 @@ from typing import Any
 from shared.fleet.desired_pool import DesiredPool, Switches
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
-from shared.store.redis.redis_client import UNAVAILABLE, Redis
 
 _PAUSED = b"paused"
 _INTAKE_STOPPED = b"intake_stopped"
@@ -17,12 +16,11 @@ _ADAPTER = b"adapter "
 
 
 class DesiredPools:
-    """Reads and writes it. The methods raise redis' errors."""
+    """Reads and writes it. The methods raise StoreError."""
 
-    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
+    def __init__(self, redis: Any, malformed: MalformedValues | None = None) -> None:
         """`malformed` counts what can't be read; None: it is logged only."""
-        # redis-py types every reply as bytes or str; ours are bytes.
-        self._redis: Any = redis
+        self._redis = redis
         self._malformed = malformed or MalformedValues()
 
     async def read(self, pool: str) -> DesiredPool:
@@ -49,8 +47,6 @@ class DesiredPools:
         replies = await pipe.execute(raise_on_error=False)
         found: tuple[set[str], set[str]] = (set(), set())
         for pool, reply in zip(pools, replies, strict=True):
-            if isinstance(reply, UNAVAILABLE):
-                raise reply
             if isinstance(reply, Exception):  # the key is not a hash
                 self._malformed.skip("desired", f"pool {pool[:100]!r}", reply)
                 continue

@@ -15,13 +15,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Set
 
 from shared.platform import logs
+from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.disconnects import CONFIRM_S, Disconnects
 from shared.store.redis.heartbeats import Heartbeats
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import TIMEOUT_S, UNAVAILABLE, RedisError, server_name
+from shared.store.redis.redis_client import TIMEOUT_S, server_name
 
 log = logging.getLogger("flotilla.detector")
 
@@ -99,10 +100,10 @@ class Detector:
                         await self._lost_workers.reclaim_silent(server_index, heartbeat)
                     for heartbeat in changes.returned:
                         self._lost_workers.returned(heartbeat)
-                except UNAVAILABLE:
+                except StoreUnavailable:
                     connection_lost()
                     delay_s = _RETRY_S
-                except RedisError as error:
+                except StoreError as error:
                     connection_lost()
                     self._warn_refused(
                         "Redis %s: lost workers are found by their leases only: %s",
@@ -120,7 +121,7 @@ class Detector:
         try:
             async with asyncio.timeout(INTERVAL_S):
                 ids = await self._queue.servers.primary.smembers(keys.WORKERS)
-        except (*UNAVAILABLE, TimeoutError):  # the other servers are watched all the same
+        except (StoreUnavailable, TimeoutError):  # the other servers are watched all the same
             return False
         disconnects.expect({keys.control_channel(each.decode(errors="replace")) for each in ids})
         return True
@@ -131,7 +132,7 @@ class Detector:
                 if channel.startswith(prefix):
                     try:
                         await handler(server_index, channel.removeprefix(prefix))
-                    except (RedisError, OSError):
+                    except StoreError:
                         for each in gone[position:]:
                             disconnects.retry(each)
                         raise

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shared.platform.settings import SettingsError
-from shared.store.redis.redis_client import RedisError, ResponseError, connect, server_name
+from shared.store.interface import StoreError, StoreRefused
+from shared.store.redis.redis_client import connect, server_name
 
 log = logging.getLogger("flotilla.redis")
 
@@ -34,11 +35,11 @@ def problem(config: Mapping[str, str]) -> str:
 async def weakness(redis: Any) -> str:
     """Why this server loses all jobs when it stops; empty if it does not, or hides its settings.
 
-    Raises redis' errors.
+    Raises StoreError.
     """
     try:
         config = await _read(redis, ["appendonly"])
-    except ResponseError:  # managed servers have no CONFIG
+    except StoreRefused:  # managed servers have no CONFIG
         return ""
     if config.get("appendonly") == "no":
         return "appendonly is no: jobs are lost when Redis stops; set it to yes"
@@ -56,14 +57,14 @@ async def refuse_volatile(urls: Iterable[str], *, durable: bool) -> None:
 
 
 async def _refuse_volatile(url: str) -> None:
-    redis: Any = connect(url, max_connections=1)
+    redis = connect(url, max_connections=1)
     name = server_name(redis)
     try:
         config = await _read(redis, REQUIRED)
-    except ResponseError as error:  # managed servers have no CONFIG
+    except StoreRefused as error:  # managed servers have no CONFIG
         log.warning("FLOTILLA_DURABLE: the settings of Redis %s can't be read: %s", name, error)
         return
-    except (RedisError, OSError):
+    except StoreError:
         return
     finally:
         await redis.aclose(close_connection_pool=True)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shared.platform.settings import SettingsError
-from shared.store.redis.redis_client import RedisError, connect, server_name
+from shared.store.interface import StoreError
+from shared.store.redis.redis_client import connect, server_name
 
 log = logging.getLogger("flotilla.redis")
 
@@ -37,12 +38,12 @@ async def refuse_evicting(urls: Iterable[str]) -> None:
 
 async def _refuse_evicting(url: str) -> None:
     try:
-        redis: Any = connect(url, max_connections=1)
+        redis = connect(url, max_connections=1)
     except ValueError:
         return  # not an address; connecting to it reports that
     try:
         found = problem(await redis.info("memory"))
-    except (RedisError, OSError):
+    except StoreError:
         return
     finally:
         await redis.aclose(close_connection_pool=True)
@@ -91,7 +92,7 @@ class EvictionMonitor:
     async def _check(self, redis: Any) -> None:
         try:
             info = await redis.info()
-        except (RedisError, OSError):
+        except StoreError:
             return
         name = server_name(redis)
         self._memory[redis] = Memory(int(info.get("used_memory", 0)), int(info.get("maxmemory", 0)))

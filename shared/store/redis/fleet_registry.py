@@ -22,16 +22,14 @@ from shared.fleet.registry import (
 )
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
-from shared.store.redis.redis_client import UNAVAILABLE, Redis
 
 
 class Registry:
     """The fleet's workers and models in Redis."""
 
-    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
+    def __init__(self, redis: Any, malformed: MalformedValues | None = None) -> None:
         """`malformed` counts the entries that can't be read; None: they are logged only."""
-        # redis-py types every reply as bytes or str; ours are bytes.
-        self._redis: Any = redis
+        self._redis = redis
         self._malformed = malformed or MalformedValues()
 
     async def reserve(self, worker_id: str, process: str, expiry_s: float = EXPIRY_S) -> bool:
@@ -139,8 +137,6 @@ class Registry:
         found, gone = [], []
         replies = iter(await pipe.execute(raise_on_error=False))
         for worker_id, raw, left_ms in zip(ids, replies, replies, strict=True):
-            if isinstance(raw, UNAVAILABLE):
-                raise raw
             if not raw:
                 gone.append(worker_id)
             elif (worker := self._worker(worker_id, raw)) is not None:

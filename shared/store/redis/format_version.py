@@ -14,8 +14,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from shared.platform.settings import SettingsError
+from shared.store.interface import StoreError
 from shared.store.redis import keys
-from shared.store.redis.redis_client import RedisError, connect, is_wrong_type, server_name
+from shared.store.redis.redis_client import connect, server_name
+from shared.store.redis.store_errors import WrongType
 
 FORMAT_VERSION = 4
 """Counted up with every change that the release before can't read."""
@@ -67,7 +69,7 @@ async def check_format(servers: Sequence[Any], n_shards: int) -> bool:
         *(is_marked(redis, n_shards) for redis in servers), return_exceptions=True
     )
     for result in found:
-        if isinstance(result, BaseException) and not isinstance(result, RedisError | OSError):
+        if isinstance(result, BaseException) and not isinstance(result, StoreError):
             raise result
     all_reached = True
     # One after the other: of two versions that start at once, one wins at the first server, and
@@ -77,7 +79,7 @@ async def check_format(servers: Sequence[Any], n_shards: int) -> bool:
             if marked is False:
                 await redis.set(keys.FORMAT, FORMAT_VERSION, nx=True)
                 await is_marked(redis, n_shards)
-        except (RedisError, OSError):
+        except StoreError:
             all_reached = False
         all_reached = all_reached and not isinstance(marked, BaseException)
     return all_reached
@@ -86,7 +88,7 @@ async def check_format(servers: Sequence[Any], n_shards: int) -> bool:
 async def is_marked(redis: Any, n_shards: int) -> bool:
     """Whether the server is marked with this release's version; if not, it holds no jobs.
 
-    Raises FormatMismatch, and redis' errors.
+    Raises FormatMismatch, and StoreError.
     """
     found = await _found(redis)
     if found is None and any(await _each_unversioned(redis, "EXISTS", n_shards)):
@@ -108,10 +110,8 @@ async def _each_unversioned(redis: Any, command: str, n_shards: int) -> list[int
 async def _found(redis: Any) -> str | None:
     try:
         raw = await redis.get(keys.FORMAT)
-    except RedisError as error:
-        if is_wrong_type(error):
-            return _UNREADABLE
-        raise
+    except WrongType:
+        return _UNREADABLE
     if raw is None:
         return None
     text: str = raw.decode(errors="replace")
@@ -160,7 +160,7 @@ class FormatMonitor:
         try:
             if not any(await _each_unversioned(redis, "DEL", self._n_shards)):
                 return ""
-        except (RedisError, OSError):
+        except StoreError:
             return ""
         problem = f"a process of an older release uses Redis {server_name(redis)}, too: stop it"
         log.error("%s", problem)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable, Sequence
+from asyncio import Future
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shared.job.advertised_slots import UNKNOWN, SlotUpdate
+from shared.job.advertised_slots import SlotUpdate, advertiser
 from shared.job.errors import FlotillaError
 from shared.job.job import LeasedJob, NewJob, checked_shard, shard_of
 from shared.job.lanes import LANES
@@ -20,10 +21,9 @@ from shared.job.packing import pack
 from shared.job.replies import Acquired, JoinedJob, Renewal, Repaired, SubmitReply
 from shared.job.result import piece_field
 from shared.job.states import JobState
+from shared.store.interface import Store, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_reader import JobReader
-from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import UNAVAILABLE
 from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
 from shared.store.redis.scripts.emit import Step, pack_emit, parse_emit
 from shared.store.redis.scripts.runner import ids, job_states
@@ -38,47 +38,25 @@ from shared.store.redis.scripts.submit import (
 _DEAD_CONSUMER_S = 600.0
 
 
-class JobQueue(JobReader):
-    """All queues of a fleet. Methods raise redis' errors when Redis can't be reached."""
-
-    async def close(self) -> None:
-        """Close the queue's own connections; `servers` stays open."""
-        await self.scripts.close()
+class JobQueue(JobReader, Store):
+    """All queues of a fleet. What has no docstring here has one in Store."""
 
     def losses(self, shard: int) -> int:
-        """How often the connection to the shard's server was lost: what a worker knew of its jobs
-        before the last time may be wrong."""
-        return self.scripts.losses(shard)
+        return self.scripts(shard).connection.losses
 
     # --- the gateway's side ---
-
-    async def submit(self, job: NewJob, max_depth: int) -> int:
-        """Queue a job; returns how many wait in its lane and shard, 0 if it has a worker already.
-
-        Raises QueueFull if `max_depth` jobs wait there. The job has no idempotency key.
-        """
-        (depth,) = await self.submit_all(job.shard, [job], max_depth)
-        if isinstance(depth, FlotillaError):
-            raise depth
-        assert isinstance(depth, int)
-        return depth
 
     async def submit_all(
         self, shard: int, jobs: Sequence[NewJob], max_depth: int
     ) -> list[SubmitReply]:
-        """Queue jobs of one shard in one call."""
         arguments = pack_submit(jobs, max_depth, self.quotas)
-        return parse_submit(jobs, await self.scripts.run("submit", shard, arguments))
+        return parse_submit(jobs, await self.run("submit", shard, arguments))
 
-    def start_submit(
-        self, shard: int, jobs: Sequence[NewJob], max_depth: int
-    ) -> asyncio.Future[Any]:
-        """`submit_all` without a coroutine (Scripts.start); the result is for `parse_submit`."""
-        return self.scripts.start("submit", shard, pack_submit(jobs, max_depth, self.quotas))
+    def start_submit(self, shard: int, jobs: Sequence[NewJob], max_depth: int) -> Future[Any]:
+        arguments = pack_submit(jobs, max_depth, self.quotas)
+        return self.scripts(shard).start("submit", shard, arguments)
 
-    def parse_submit(self, jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
-        """What `submit_all` would return."""
-        return parse_submit(jobs, reply)
+    parse_submit = staticmethod(parse_submit)
 
     async def find_keyed(self, job: NewJob) -> JoinedJob | None:
         """The job that a call with this one's idempotency key has made; None if there is none.
@@ -88,36 +66,25 @@ class JobQueue(JobReader):
         key = job.idempotency
         if key is None:
             return None
-        found = await self.scripts.run("find_keyed", job.shard, (key.name, key.body_hash))
+        found = await self.run("find_keyed", job.shard, (key.name, key.body_hash))
         reply = None if found is None else parse_refusal(job, *found)
         if isinstance(reply, FlotillaError):
             raise reply
         return reply if isinstance(reply, JoinedJob) else None
 
     async def cancel(self, job_id: str, tenant: str) -> JobState | None:
-        """The state after the attempt; None if the tenant has no such job."""
         shard = shard_of(job_id)
-        state = shard is not None and await self.scripts.run("cancel", shard, (job_id, tenant))
+        state = shard is not None and await self.run("cancel", shard, (job_id, tenant))
         return JobState(state.decode()) if state else None
 
     async def delete(self, job_id: str) -> None:
-        """Delete the record and the log of a job that has ended, before they expire."""
-        await self.scripts.run("delete", checked_shard(job_id), (job_id,))
+        await self.run("delete", checked_shard(job_id), (job_id,))
 
     async def watch(self, job_id: str, gateway: str, *, follow: bool) -> None:
-        """Send the job's frames to this gateway from now on.
-
-        `follow`: its client is shown the answer as it grows, so the job can't be started anew when
-        its worker is lost.
-        """
-        await self.scripts.run("watch", checked_shard(job_id), (job_id, gateway, int(follow)))
+        await self.run("watch", checked_shard(job_id), (job_id, gateway, int(follow)))
 
     async def unwatch(self, job_id: str, gateway: str) -> None:
-        """The gateway has no client any more that follows the job.
-
-        If no other gateway has one, the job is cancelled after its `keep_s`.
-        """
-        await self.scripts.run("unwatch", checked_shard(job_id), (job_id, gateway))
+        await self.run("unwatch", checked_shard(job_id), (job_id, gateway))
 
     async def abandon(self, shard: int, gateway: str, limit: int = 100) -> int | None:
         """Unwatch all jobs of the shard for a gateway that is gone; returns how many it watched.
@@ -130,7 +97,7 @@ class JobQueue(JobReader):
                 after = b""
                 while True:
                     arguments = (gateway, f"{name.decode()}:{lane}", after, limit)
-                    reply = await self.scripts.run("abandon", shard, arguments)
+                    reply = await self.run("abandon", shard, arguments)
                     if reply is None:
                         return None
                     after, found = reply
@@ -145,58 +112,20 @@ class JobQueue(JobReader):
         shard = checked_shard(later)
         ttl_ms = await self.servers.of(shard).pttl(keys.job(shard, later))
         arguments = (job_id, head_bytes, "", later, b"[]", ttl_ms)
-        await self.scripts.run("replace_input", checked_shard(job_id), arguments)
+        await self.run("replace_input", checked_shard(job_id), arguments)
 
     async def put_back_input(self, job_id: str, head_bytes: int, later: str, given: bytes) -> None:
         """The job `later` is deleted; `given`: the input as JSON."""
         arguments = (job_id, head_bytes, later, "", given, "")
-        await self.scripts.run("replace_input", checked_shard(job_id), arguments)
+        await self.run("replace_input", checked_shard(job_id), arguments)
 
     # --- the worker's side ---
 
     async def acquire(
-        self, shard: int, pool: str, worker: str, count: int, lease_s: float
-    ) -> list[LeasedJob]:
-        """Lease at most `count` jobs, best lane first; their leases end unless renewed."""
-        slots = SlotUpdate(pool, keys.advertiser(worker, lease_s), 0, UNKNOWN)
-        return (await self.acquire_with(shard, worker, count, lease_s, slots)).jobs
-
-    async def acquire_with(
         self, shard: int, worker: str, count: int, lease_s: float, slots: SlotUpdate
     ) -> Acquired:
-        """`acquire` from `slots.pool`, with the worker's free slots (`start_acquire`)."""
         arguments = pack_acquire(worker, count, lease_s, slots)
-        return parse_acquired(await self.scripts.run("acquire", shard, arguments))
-
-    def start_acquire(
-        self,
-        connection: PipelinedConnection,
-        shard: int,
-        worker: str,
-        count: int,
-        lease_s: float,
-        slots: SlotUpdate,
-    ) -> Coroutine[Any, Any, Acquired]:
-        """`acquire` on a connection of the caller's: sent when this returns; await the reply.
-
-        `slots`: the worker's free slots, `count` included. Those that no waiting job takes are
-        advertised: `submit` leases jobs to them and sends these on the worker's control channel.
-        The scripts must be ready (`prepare`).
-        """
-        arguments = pack_acquire(worker, count, lease_s, slots)
-        return _acquired(self.scripts.start_on(connection, "acquire", shard, arguments))
-
-    async def prepare(self, shard: int) -> None:
-        """Load the scripts on the shard's server if that was not done yet."""
-        await self.scripts.ready(shard)
-
-    async def push_wake_up(self, shard: int, wake_ups: str, kept_s: float = 0.0) -> None:
-        """Wake one worker that reads this wake-up list; `kept_s`: deleted after that, 0: kept."""
-        pipe = self.servers.of(shard).pipeline(transaction=False)
-        pipe.rpush(wake_ups, 1)
-        if kept_s:
-            pipe.pexpire(wake_ups, int(kept_s * 1000))
-        await pipe.execute()
+        return parse_acquired(await self.run("acquire", shard, arguments))
 
     async def emit(
         self,
@@ -208,43 +137,36 @@ class JobQueue(JobReader):
         repeated: bool = False,
         slots: SlotUpdate | None = None,
     ) -> dict[str, str]:
-        """Store and publish one engine step; returns the results that came too late: id -> state.
-
-        `repeated`: the call may have been made before. `slots`: what the worker advertises, if that
-        has changed. Raises Fenced; then nothing has happened.
-        """
-        await self.scripts.ready(shard)
+        scripts = self.scripts(shard)
+        await scripts.ready()
         arguments = pack_emit(worker, fence_token, step, slots, repeated=repeated)
         # With a new connection the fencing token is over, so this does not connect.
-        return parse_emit(await self.scripts.start_on_open_connection("emit", shard, arguments))
+        return parse_emit(await scripts.start_on_open_connection("emit", shard, arguments))
 
     def start_emit(
         self, shard: int, worker: str, fence_token: str, step: Step, slots: SlotUpdate | None
-    ) -> asyncio.Future[Any]:
-        """`emit` without a coroutine; the result is for `parse_emit`. Does not connect."""
+    ) -> Future[Any]:
         arguments = pack_emit(worker, fence_token, step, slots)
-        return self.scripts.start_on_open_connection("emit", shard, arguments)
+        return self.scripts(shard).start_on_open_connection("emit", shard, arguments)
 
     parse_emit = staticmethod(parse_emit)
 
     async def store_piece(self, job: LeasedJob, number: int, piece: bytes) -> bool:
-        """Store a piece of the job's answer, before its end; False if the worker has lost it."""
         arguments = (job.id, job.lease_id, piece_field(number), piece)
-        return bool(await self.scripts.run("store_piece", job.shard, arguments))
+        return bool(await self.run("store_piece", job.shard, arguments))
 
     async def withdraw_slots(self, pool: str, worker: str, lease_s: float) -> None:
         """The worker advertises no slots any more."""
         pipeline = self.servers.pipeline()
         for shard in range(self.shards):
-            pipeline.of(shard).zrem(keys.advertised(shard, pool), keys.advertiser(worker, lease_s))
+            pipeline.of(shard).zrem(keys.advertised(shard, pool), advertiser(worker, lease_s))
         await pipeline.execute()
 
     async def renew(
         self, shard: int, worker: str, fence_token: str, lease_s: float, jobs: Iterable[LeasedJob]
     ) -> Renewal:
-        """Renew the leases of all jobs that the worker holds in the shard."""
         head = (worker, fence_token, unique_token(), int(lease_s * 1000))
-        reply = await self.scripts.run("renew", shard, (*head, *_held(jobs)))
+        reply = await self.run("renew", shard, (*head, *_held(jobs)))
         fence_token, *words = [word.decode() for word in reply]
         lost, watchers = {}, {}
         for job_id, state, gateways, watched in zip(*(words[n::4] for n in range(4)), strict=True):
@@ -257,30 +179,21 @@ class JobQueue(JobReader):
     async def reject_unreceived(
         self, pool: str, worker: str, received: Iterable[str], older_than_s: float
     ) -> dict[str, str]:
-        """Give up jobs that were leased to this worker so long ago and are not among `received`.
-
-        For after a lost connection, on which messages to the worker may have been lost. Returns the
-        new states. Where a server is away the leases run out.
-        """
         states: dict[str, str] = {}
         arguments = (pool, worker, pack(list(received)), int(older_than_s * 1000), *LANES)
         for shard in range(self.shards):
-            with contextlib.suppress(*UNAVAILABLE):
-                states |= job_states(await self.scripts.run("reject_unreceived", shard, arguments))
+            with contextlib.suppress(StoreUnavailable):
+                states |= job_states(await self.run("reject_unreceived", shard, arguments))
         return states
 
     async def release(
         self, jobs: Iterable[LeasedJob], reason: str, *, blame: bool
     ) -> dict[str, str]:
-        """Give up jobs; returns their new states. `blame` counts the attempt against each.
-
-        Jobs of the servers that can be reached are given up before an error is raised.
-        """
         by_shard: dict[int, list[LeasedJob]] = {}
         for job in jobs:
             by_shard.setdefault(job.shard, []).append(job)
         calls = [
-            self.scripts.run("release", shard, (reason, int(blame), *_held(held)))
+            self.run("release", shard, (reason, int(blame), *_held(held)))
             for shard, held in by_shard.items()
         ]
         states: dict[str, str] = {}
@@ -291,28 +204,21 @@ class JobQueue(JobReader):
         return states
 
     async def restart(self, job: LeasedJob, reason: str, code: str = "worker_lost") -> str:
-        """Give up a job whose log the engine can't continue.
-
-        Returns its new state: it is queued, with an empty log, or it has failed, as a client may
-        have seen what was generated, with the error `code` or `log_lost`. Empty if the worker had
-        lost the job already.
-        """
         arguments = (job.id, job.lease_id, reason, code)
-        state: bytes | None = await self.scripts.run("restart", job.shard, arguments)
+        state: bytes | None = await self.run("restart", job.shard, arguments)
         return (state or b"").decode()
 
     # --- maintenance ---
 
     async def expire(self, shard: int, limit: int = 100) -> list[str]:
-        """End at most `limit` jobs whose deadline has passed; returns their ids."""
-        return ids(await self.scripts.run("expire", shard, (limit,)))
+        return ids(await self.run("expire", shard, (limit,)))
 
     async def cancel_unattended(self, shard: int, limit: int = 100) -> tuple[int, list[str]]:
         """Cancel jobs that no client has followed for too long: how many were due, and their ids.
 
         At most `limit` were looked at; some of them may have ended, or be followed again.
         """
-        due, *cancelled = await self.scripts.run("cancel_unattended", shard, (limit,))
+        due, *cancelled = await self.run("cancel_unattended", shard, (limit,))
         return due, ids(cancelled)
 
     async def reap(
@@ -323,15 +229,9 @@ class JobQueue(JobReader):
         *,
         longest_pause_s: float | None = None,
     ) -> dict[str, str]:
-        """Take the jobs of workers that have been silent for this long, and for their own lease.
-
-        At most `limit` of each queue. `longest_pause_s`: the longest time between two calls; after
-        a longer one Redis stood still, and leases count from this call on. Returns the jobs' new
-        states.
-        """
         pause_ms = "" if longest_pause_s is None else int(longest_pause_s * 1000)
         arguments = (int(lease_s * 1000), limit, pause_ms, *LANES)
-        return job_states(await self.scripts.run("reap", shard, arguments))
+        return job_states(await self.run("reap", shard, arguments))
 
     async def reclaim(
         self, shard: int, worker: str, limit: int = 100, *, heartbeat: str = ""
@@ -343,7 +243,7 @@ class JobQueue(JobReader):
         states.
         """
         arguments = (worker, heartbeat, limit, *LANES)
-        return job_states(await self.scripts.run("reclaim", shard, arguments))
+        return job_states(await self.run("reclaim", shard, arguments))
 
     async def sweep(
         self, shard: int, limit: int = 100, *, dead_consumer_s: float = _DEAD_CONSUMER_S
@@ -351,7 +251,7 @@ class JobQueue(JobReader):
         """Remove expired jobs, at most `limit`, from the index, and dead workers from the consumer
         groups: those without jobs that were silent for so long. Returns how many were removed."""
         arguments = (limit, int(dead_consumer_s * 1000), *LANES)
-        return int(await self.scripts.run("sweep", shard, arguments))
+        return int(await self.run("sweep", shard, arguments))
 
     async def repair(
         self, shard: int, word: str, rest: str, members: Sequence[bytes]
@@ -361,7 +261,7 @@ class JobQueue(JobReader):
         Returns what was done; usually nothing. Redis serves no other call meanwhile, so pass a few
         hundred members at most.
         """
-        reply = await self.scripts.run("repair", shard, (word, rest, *members))
+        reply = await self.run("repair", shard, (word, rest, *members))
         return {
             what.decode(): Repaired(times, tuple(found.decode(errors="replace").split()))
             for what, times, found in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
@@ -371,7 +271,3 @@ class JobQueue(JobReader):
 def _held(jobs: Iterable[LeasedJob]) -> list[str]:
     """What a worker presents of its jobs."""
     return [word for job in jobs for word in (job.id, job.lease_id)]
-
-
-async def _acquired(reply: Coroutine[Any, Any, Any]) -> Acquired:
-    return parse_acquired(await reply)

@@ -5,52 +5,68 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
 
 from shared.job.job import Job, checked_shard, shard_of
 from shared.job.job_log import Entry, parse_segments, segments_behind
 from shared.job.quotas import NO_QUOTAS, Quotas
 from shared.job.record import WHOLE, DamagedRecord, read_job
 from shared.job.replies import LogPart
+from shared.job.result import piece_field
+from shared.store.interface import StoreRefused
 from shared.store.redis import keys
-from shared.store.redis.redis_client import ResponseError, is_wrong_type
+from shared.store.redis.pipelined_connection import Argument
 from shared.store.redis.scripts.runner import Scripts, job_states
-from shared.store.redis.servers import Servers
+from shared.store.redis.servers import Servers, server_index
+from shared.store.redis.store_errors import WrongType
 
 log = logging.getLogger("flotilla.queue")
 
 
 class JobReader:
-    """The jobs of a fleet, to be read. Methods raise redis' errors when Redis can't be reached."""
+    """The jobs of a fleet, to be read. What has no docstring here has one in Store."""
 
     def __init__(self, servers: Servers, *, shards: int, quotas: Quotas = NO_QUOTAS) -> None:
         """`quotas`: of each tenant in all shards together."""
         self.servers = servers
-        self.scripts = Scripts(servers)
+        self._scripts = [Scripts(redis) for redis in servers.all]
         self.shards = shards
         self.quotas = quotas.of_shard(shards)
         """Of each tenant in one shard."""
         self.reading_log = asyncio.Lock()
-        """For log_parts.py: one part of one log at a time."""
+
+    async def close(self) -> None:
+        """Close the queue's own connections; `servers` stays open."""
+        for scripts in self._scripts:
+            await scripts.connection.close()
+
+    def scripts(self, shard: int) -> Scripts:
+        """Those of the shard's server."""
+        return self._scripts[server_index(shard, len(self._scripts))]
+
+    def run(self, name: str, shard: int, arguments: Sequence[Argument]) -> Coroutine[Any, Any, Any]:
+        """Call a script; await the reply. Raises StoreError."""
+        return self.scripts(shard).run(name, shard, arguments)
+
+    def server_of(self, shard: int) -> int:
+        return server_index(shard, len(self.servers))
+
+    def shards_on(self, server: int) -> range:
+        """The shards that lie on a server."""
+        return range(server, self.shards, len(self.servers))
 
     async def get(self, job_id: str) -> Job | None:
-        """The job, of whatever tenant; the request's body is not read. None if there is none."""
         shard = shard_of(job_id)
         if shard is None:
             return None
         try:
             values = await self.servers.of(shard).hmget(keys.job(shard, job_id), WHOLE)
-        except ResponseError as error:
+        except StoreRefused as error:
             values = error
         return await self.parse_record(job_id, WHOLE, values)
 
-    async def request_body(self, job_id: str) -> bytes:
-        """The body of the job's HTTP request; empty if there is no such job."""
-        body, _ = await self.stored_request(job_id)
-        return body
-
     async def stored_request(self, job_id: str) -> tuple[bytes, str]:
-        """The body of a stored response's job, and where its input is (`StoredResponse.up_to`)."""
         shard = checked_shard(job_id)
         body, up_to = await self.servers.of(shard).hmget(keys.job(shard, job_id), "body", "upto")
         return body or b"", (up_to or b"").decode()
@@ -66,7 +82,7 @@ class JobReader:
         try:
             if not isinstance(reply, Exception):
                 return read_job(job_id, fields, reply)
-            if not is_wrong_type(reply):
+            if not isinstance(reply, WrongType):
                 raise reply
             damaged = DamagedRecord(job_id, "", b"")
         except DamagedRecord as error:
@@ -89,7 +105,7 @@ class JobReader:
         but a damaged `history` is set aside alone. `log`: a segment of a job's log. `jobs`: a
         member of a tenant's index. `subject`: the id of the job, or the tenant.
         """
-        await self.scripts.run("set_aside", shard, (what, subject, field, value))
+        await self.run("set_aside", shard, (what, subject, field, value))
 
     async def read_log(
         self,
@@ -98,13 +114,9 @@ class JobReader:
         most_bytes: int | None = None,
         most_parsed: float = math.inf,
     ) -> LogPart:
-        """The job's log behind entry number `after`; with `most_bytes` perhaps not all of it.
-
-        `most_parsed`: the entries are left out if their segments have more bytes.
-        """
         shard = checked_shard(job_id)
         arguments = (job_id, after, "" if most_bytes is None else most_bytes)
-        generation, more, *segments = await self.scripts.run("read_log", shard, arguments)
+        generation, more, *segments = await self.run("read_log", shard, arguments)
         generation, more = int(generation or 0), bool(more)
         behind = segments_behind(segments, after)
         size = sum(map(len, behind))
@@ -118,16 +130,15 @@ class JobReader:
                 await self.set_aside(shard, "log", job_id, segment)
         return LogPart(generation, entries, more, size)
 
-    async def entries(self, job_id: str, after: int) -> list[Entry]:
-        """The job's log entries behind number `after`."""
-        return (await self.read_log(job_id, after)).entries
-
     async def last_entry(self, job_id: str) -> Entry | None:
-        """The log's last entry; None if it is empty."""
-        reply = await self.scripts.run("read_log", checked_shard(job_id), (job_id, "", ""))
+        reply = await self.run("read_log", checked_shard(job_id), (job_id, "", ""))
         entries = parse_segments(reply[2:][-1:])
         return entries[-1] if entries else None
 
+    async def read_piece(self, job_id: str, number: int) -> bytes | None:
+        shard, field = checked_shard(job_id), piece_field(number)
+        piece: bytes | None = await self.servers.of(shard).hget(keys.job(shard, job_id), field)
+        return piece
+
     async def ended(self, shard: int, job_ids: Iterable[str]) -> dict[str, str]:
-        """Those of the shard's jobs that have ended: id -> state, `gone` if there is no record."""
-        return job_states(await self.scripts.run("find_ended", shard, tuple(job_ids)))
+        return job_states(await self.run("find_ended", shard, tuple(job_ids)))

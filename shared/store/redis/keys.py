@@ -103,11 +103,6 @@ def advertised(shard: int, pool: str) -> str:
     return f"{base(shard)}{ADVERTISED}:{pool}"
 
 
-def advertiser(worker: str, lease_s: float) -> str:
-    """A member of `advertised`; as common/advertised_slots.lua makes it."""
-    return f"{worker} {int(lease_s * 1000)}"
-
-
 def jobs(shard: int, tenant: str) -> str:
     """The index of a tenant's jobs."""
     return f"{base(shard)}{JOBS}:{tenant}"

@@ -11,7 +11,7 @@ from shared.job.record import SUMMARY
 from shared.job.result import INLINE_RESULT_BYTES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import is_wrong_type
+from shared.store.redis.store_errors import damaged_is_empty
 
 
 async def page(
@@ -20,7 +20,7 @@ async def page(
     """`(created_us, id, job)` of at most `limit` jobs before that time, newest first.
 
     The jobs come without their results. A job is None when it has expired; its index entry is
-    deleted. Records and index entries that can't be read are set aside. Raises redis' errors if any
+    deleted. Records and index entries that can't be read are set aside. Raises StoreError if any
     server is away.
     """
     found = await _newest(queue, tenants, before, limit)
@@ -54,11 +54,8 @@ async def _newest(
     found = []
     replies = await pipeline.execute(raise_on_error=False)
     for (shard, tenant), members in zip(indexes, replies, strict=True):
-        if is_wrong_type(members):
-            continue  # the next job of this tenant has the key set aside
-        if isinstance(members, Exception):
-            raise members
-        for member, score in members:
+        # The next job of this tenant has a key of the wrong type set aside.
+        for member, score in damaged_is_empty(members) or ():
             job_id = member.decode(errors="replace")
             if shard_of(job_id) is None or not math.isfinite(score):
                 await queue.set_aside(shard, "jobs", tenant, member)

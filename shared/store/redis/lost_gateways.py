@@ -11,10 +11,9 @@ import logging
 from collections.abc import Iterable
 
 from shared.platform.metrics import LostGatewayMetrics
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError
-from shared.store.redis.servers import shards_on
 
 log = logging.getLogger("flotilla.detector")
 
@@ -34,12 +33,12 @@ class LostGateways:
         self._missing: set[str] = set()  # at the last round
 
     async def abandon(self, server_index: int, gateway: str) -> None:
-        """Unwatch all jobs on a server for a gateway without a subscription. Raises redis' errors.
+        """Unwatch all jobs on a server for a gateway without a subscription. Raises StoreError.
 
         Where it has subscribed again, nothing is done.
         """
         watched = 0
-        for shard in shards_on(server_index, len(self._queue.servers), self._queue.shards):
+        for shard in self._queue.shards_on(server_index):
             watched += await self._queue.abandon(shard, gateway, _AT_ONCE) or 0
         if watched:
             self._metrics.gateways.inc()
@@ -50,7 +49,7 @@ class LostGateways:
         while True:
             try:
                 await self.round()
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 self._missing.clear()
                 log.debug("could not look for lost gateways: %s", error)
             await asyncio.sleep(_INTERVAL_S)

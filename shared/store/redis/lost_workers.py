@@ -8,7 +8,6 @@ from collections.abc import Callable
 from shared.platform.metrics import LostWorkerMetrics
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.servers import shards_on
 
 log = logging.getLogger("flotilla.detector")
 
@@ -36,7 +35,7 @@ class LostWorkers:
         self._silent: set[str] = set()  # heartbeats of workers whose jobs were taken for that
 
     async def reclaim(self, server_index: int, worker: str) -> None:
-        """Take the worker's jobs of all shards of a server. Raises redis' errors.
+        """Take the worker's jobs of all shards of a server. Raises StoreError.
 
         Where another process has been faster, or the worker has reconnected, nothing is left to do.
         """
@@ -66,7 +65,7 @@ class LostWorkers:
 
     async def _take(self, server_index: int, worker: str, heartbeat: str = "") -> int:
         taken: dict[str, str] = {}
-        for shard in shards_on(server_index, len(self._queue.servers), self._queue.shards):
+        for shard in self._queue.shards_on(server_index):
             more = True
             while more:
                 states = await self._queue.reclaim(shard, worker, _AT_ONCE, heartbeat=heartbeat)

@@ -11,7 +11,7 @@ _KEYS_PER_STEP = 500
 
 
 class MaintenanceRuns:
-    """Of all tasks of a fleet. Methods raise redis' errors."""
+    """Of all tasks of a fleet. Methods raise StoreError."""
 
     def __init__(self, servers: Servers) -> None:
         self._redis = servers.primary

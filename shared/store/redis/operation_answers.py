@@ -11,19 +11,17 @@ from pydantic import TypeAdapter
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
-from shared.store.redis.redis_client import Redis
 
 _KEPT_S = 600
 _ANSWER = TypeAdapter(WorkerAnswer)
 
 
 class OperationAnswers:
-    """Reads and writes them. The methods raise redis' errors."""
+    """Reads and writes them. The methods raise StoreError."""
 
-    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
+    def __init__(self, redis: Any, malformed: MalformedValues | None = None) -> None:
         """`malformed` counts what can't be read; None: it is logged only."""
-        # redis-py types every reply as bytes or str; ours are bytes.
-        self._redis: Any = redis
+        self._redis = redis
         self._malformed = malformed or MalformedValues()
 
     async def write(self, operation: str, worker: str, answer: WorkerAnswer) -> None:

@@ -16,12 +16,11 @@ from typing import Any
 
 import hiredis
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis.redis_client import server_name
 from shared.store.redis.redis_link import Link, open_link
+from shared.store.redis.store_errors import OnReplica
 
 log = logging.getLogger("flotilla.redis")
 
@@ -65,8 +64,8 @@ class PipelinedConnection:
         self.lost.set()
 
     async def call(self, *command: Argument) -> Any:
-        """The reply, bytes undecoded. Raises redis' errors; after a RedisTimeoutError or
-        RedisConnectionError the command may have been carried out.
+        """The reply, bytes undecoded. Raises the store's errors; after a StoreUnavailable
+        the command may have been carried out.
         """
         if self._link is None:
             await self.connect()
@@ -75,11 +74,11 @@ class PipelinedConnection:
     def send(self, *command: Argument) -> asyncio.Future[Any]:
         """Write a command now; the future is its reply, as of `call`.
 
-        Raises RedisConnectionError if there is no connection.
+        Raises StoreUnavailable if there is no connection.
         """
         link = self._link
         if link is None:
-            raise RedisConnectionError(f"Connection to Redis {self._server} lost")
+            raise StoreUnavailable(f"Connection to Redis {self._server} lost")
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append(reply)
         data = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub says one
@@ -97,15 +96,15 @@ class PipelinedConnection:
 
     async def close(self) -> None:
         """Calls in flight fail; the next one would connect again."""
-        self._break(RedisConnectionError("closed"))
+        self._break(StoreUnavailable("closed"))
         await self._release()
 
     def give_up(self, reason: str) -> None:
         """End the connection at once; calls in flight fail. The next call connects again."""
-        self._break(RedisConnectionError(reason))
+        self._break(StoreUnavailable(reason))
 
     async def connect(self) -> None:
-        """Connect, unless connected. Raises redis' errors."""
+        """Connect, unless connected. Raises StoreError."""
         if self._link is not None:
             return
         async with self._connecting:
@@ -134,7 +133,7 @@ class PipelinedConnection:
                 log.exception("a published message could not be handled")
             return
         if not self._waiting:
-            self._break(RedisConnectionError("Redis sent a reply that no call waits for"))
+            self._break(StoreUnavailable("Redis sent a reply that no call waits for"))
             return
         self._n_replies += 1
         waiting = self._waiting.popleft()
@@ -146,13 +145,13 @@ class PipelinedConnection:
             self._on_error(reply)
         if not waiting.done():
             waiting.set_exception(reply)
-        if isinstance(reply, ReadOnlyError):
+        if isinstance(reply, OnReplica):
             # The master became a replica: connecting anew finds its successor.
-            self._break(RedisConnectionError("connected to a replica"))
+            self._break(StoreUnavailable("connected to a replica"))
 
     def _on_lost(self, error: Exception | None) -> None:
         reason = error or "closed by server"
-        self._break(RedisConnectionError(f"Connection to Redis {self._server} lost: {reason}"))
+        self._break(StoreUnavailable(f"Connection to Redis {self._server} lost: {reason}"))
 
     def _check_replies(self) -> None:
         """Give the connection up if calls wait and nothing came since the timer was set."""
@@ -160,7 +159,7 @@ class PipelinedConnection:
         if not self._waiting:
             return
         if self._n_replies_checked == self._n_replies:
-            self._break(RedisTimeoutError(f"Redis {self._server} does not answer"))
+            self._break(StoreTimeout(f"Redis {self._server} does not answer"))
             return
         self._n_replies_checked = self._n_replies
         self._timeout = self._loop.call_later(self._timeout_s, self._check_replies)

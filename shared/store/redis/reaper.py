@@ -14,10 +14,10 @@ import time
 
 from shared.job.states import JobState
 from shared.platform.metrics import ReaperMetrics
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import RedisError, server_name
-from shared.store.redis.servers import shards_on
+from shared.store.redis.redis_client import server_name
 
 log = logging.getLogger("flotilla.reaper")
 
@@ -51,13 +51,13 @@ class Reaper:
             await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
             try:
                 await self.round(server_index)
-            except (RedisError, OSError) as error:
+            except StoreError as error:
                 where = server_name(self._queue.servers.all[server_index])
                 log.warning("Redis %s is not available: %s", where, error)
 
     async def round(self, server_index: int = 0) -> None:
         """One pass over all shards of a server."""
-        for shard in shards_on(server_index, len(self._queue.servers), self._queue.shards):
+        for shard in self._queue.shards_on(server_index):
             lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
             if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
                 continue

@@ -12,18 +12,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import hiredis
-from redis.exceptions import (
-    ClusterDownError,
-    MasterDownError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from shared.platform.fast_paths import FastPath
+from shared.store.interface import StoreError, StoreUnavailable
+from shared.store.redis.store_errors import refused, store_error, store_errors
 
 OnReply = Callable[[Any], None]
 """Called with each reply and each published message, in their order; an error reply is an
@@ -32,15 +25,6 @@ OnLost = Callable[[Exception | None], None]
 """Called once if the connection ends, with the reason if there is one."""
 
 
-class ScriptsMissing(NoScriptError, RedisConnectionError):
-    """Redis lacks the script or function of a call, so nothing was carried out.
-
-    A RedisConnectionError, as callers repeat a call after a lost connection anyway.
-    """
-
-
-_ERRORS = {"NOSCRIPT": ScriptsMissing, "OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
-_NO_FUNCTION = "Function not found"
 _INCOMPLETE = object()
 _TRANSPORT_METHODS = ("write", "abort", "is_closing", "get_protocol", "set_protocol")
 
@@ -61,16 +45,17 @@ class Link(Protocol):
 
 
 async def open_link(pool: Any, on_reply: OnReply, on_lost: OnLost) -> Link:
-    """A new connection as redis-py's `pool` makes them. Raises redis' errors."""
+    """A new connection as redis-py's `pool` makes them. Raises the store's errors."""
     connection = pool.make_connection()
-    await connection.connect()
+    with store_errors():
+        await connection.connect()
     if TAKE_OVER.enabled():
         # There is no public way to the transport of a connection that redis-py has set up.
         transport: Any = getattr(getattr(connection, "_writer", None), "transport", None)
         if all(hasattr(transport, name) for name in _TRANSPORT_METHODS):
             if transport.is_closing():  # nothing will report its end to a link
                 await connection.disconnect(nowait=True)
-                raise RedisConnectionError("Redis has closed a new connection")
+                raise StoreUnavailable("Redis has closed a new connection")
             return TransportLink(connection, transport, on_reply, on_lost)
         TAKE_OVER.disable("a connection of redis-py has no `_writer` with a transport")
     return PublicLink(connection, on_reply, on_lost)
@@ -87,7 +72,7 @@ class TransportLink(asyncio.Protocol):
         self._on_reply = on_reply
         self._on_lost = on_lost
         self._aborted = False
-        self._reader = hiredis.Reader(replyError=_error, notEnoughData=_INCOMPLETE)
+        self._reader = hiredis.Reader(replyError=refused, notEnoughData=_INCOMPLETE)
         self.write = transport.write
         self._redis_py: Any = transport.get_protocol()  # also notified of the end
         transport.set_protocol(self)
@@ -149,8 +134,9 @@ class PublicLink:
 
     async def _run(self, part: Callable[[], Any]) -> None:
         try:
-            await part()
-        except (RedisError, OSError) as error:
+            with store_errors():
+                await part()
+        except StoreError as error:
             if not self._aborted:
                 self._on_lost(error)
 
@@ -169,25 +155,7 @@ class PublicLink:
                         disable_decoding=True, push_request=True
                     )
                 except ResponseError as error:
-                    reply = _same_error(error)
+                    reply = store_error(error)
                 self._on_reply(reply)
         finally:
             await self._connection.disconnect(nowait=True)
-
-
-def _error(text: str) -> ResponseError:
-    """The exception for an error reply."""
-    code, _, message = text.partition(" ")
-    if message == _NO_FUNCTION:
-        return ScriptsMissing(text)
-    kind: type[ResponseError] = _ERRORS.get(code, ResponseError)
-    return kind(text)
-
-
-def _same_error(error: ResponseError) -> ResponseError:
-    """What `_error` makes of the reply that redis-py has made `error` of: with its code."""
-    if isinstance(error, NoScriptError) or str(error) == _NO_FUNCTION:
-        return ScriptsMissing(str(error))
-    if isinstance(error, ClusterDownError | MasterDownError):
-        return ResponseError(f"{error.status_code} {error}")
-    return error

@@ -20,7 +20,6 @@ from shared.fleet.scale_decisions import (
 )
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
-from shared.store.redis.redis_client import UNAVAILABLE, Redis
 
 HISTORY = 100
 """Decisions kept for each pool."""
@@ -29,12 +28,11 @@ _Record = TypeVar("_Record")
 
 
 class ScaleStore:
-    """Reads and writes the decisions. Its methods raise redis' errors."""
+    """Reads and writes the decisions. Its methods raise StoreError."""
 
-    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
+    def __init__(self, redis: Any, malformed: MalformedValues | None = None) -> None:
         """`malformed` counts the records that can't be read; None: they are logged only."""
-        # redis-py types every reply as bytes or str; ours are bytes.
-        self._redis: Any = redis
+        self._redis = redis
         self._malformed = malformed or MalformedValues()
 
     async def read(self, pools: Sequence[str]) -> tuple[float, dict[str, Scale]]:
@@ -93,12 +91,10 @@ def parse(
 ) -> _Record | None:
     """A record of a pool; None if there is none, or if it can't be read.
 
-    Another version may have written it. Raises `raw` if it is an error of the connection.
+    Another version may have written it.
     """
     if raw is None:
         return None
-    if isinstance(raw, UNAVAILABLE):
-        raise raw
     try:
         if isinstance(raw, Exception):  # the key has another type
             raise TypeError(str(raw))

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from shared.job.lanes import LANES, WAITING_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import ResponseError, is_wrong_type
-from shared.store.redis.servers import shards_on
+from shared.store.redis.store_errors import WrongType
 
 MEMBERS_PER_STEP = 200
 """About; Redis serves no other client during a step."""
@@ -29,11 +28,11 @@ class Step(NamedTuple):
 
 
 async def scan_server(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
-    """One scan over everything on one server. Ends by raising redis' errors.
+    """One scan over everything on one server. Ends by raising StoreError.
 
     The jobs come first: their repair may create streams and names of pools, which come after them.
     """
-    redis, shards = queue.servers.all[server], shards_on(server, len(queue.servers), queue.shards)
+    redis, shards = queue.servers.all[server], queue.shards_on(server)
     async for step in _jobs(redis, shards):
         yield step
     for shard in shards:
@@ -78,10 +77,8 @@ async def _members(redis: Any, key: str | bytes) -> AsyncIterator[list[bytes]]:
     while cursor != 0:
         try:
             cursor, found = await redis.zscan(key, cursor or 0, count=MEMBERS_PER_STEP)
-        except ResponseError as error:
-            if is_wrong_type(error):
-                return  # the next script that needs the key sets it aside
-            raise
+        except WrongType:
+            return  # the next script that needs the key sets it aside
         yield [member for member, _ in found]
 
 
@@ -95,8 +92,6 @@ async def _entries(redis: Any, stream: str) -> AsyncIterator[list[bytes]]:
 async def _entries_behind(redis: Any, stream: str, after: str) -> list[Any]:
     try:
         found: list[Any] = await redis.xrange(stream, after, "+", count=MEMBERS_PER_STEP)
-    except ResponseError as error:
-        if is_wrong_type(error):
-            return []
-        raise
+    except WrongType:
+        return []
     return found

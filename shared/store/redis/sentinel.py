@@ -20,6 +20,12 @@ class SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
     name = ""
     """Of the service, for log lines."""
 
+    async def aclose(self) -> None:
+        """Close these connections, and those to the Sentinels."""
+        await super().aclose()
+        for sentinel in self.sentinel_manager.sentinels:
+            await sentinel.aclose()
+
 
 def pool(url: str, **options: Any) -> SentinelPool:
     """A pool for this URL; `options` are those of redis-py's BlockingConnectionPool."""

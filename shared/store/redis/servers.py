@@ -12,8 +12,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redis.exceptions import RedisError
-
+from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.redis_client import connect
 
@@ -23,22 +22,18 @@ def server_index(shard: int, n_servers: int) -> int:
     return shard % n_servers
 
 
-def shards_on(server: int, n_servers: int, n_shards: int) -> range:
-    """The shards that lie on a server."""
-    return range(server, n_shards, n_servers)
-
-
 class Servers:
     """Clients for short calls. `shard_urls` empty: all is on the primary."""
 
     def __init__(
         self, primary_url: str, shard_urls: Sequence[str] = (), *, max_connections: int = 64
     ) -> None:
-        # redis-py types every reply as bytes or str; ours are bytes.
-        self.primary: Any = connect(primary_url, max_connections=max_connections)
+        self.urls = tuple(shard_urls) or (primary_url,)
+        """Of those that hold shards."""
+        self.primary = connect(primary_url, max_connections=max_connections)
         self.all: tuple[Any, ...] = tuple(
             self.primary if url == primary_url else connect(url, max_connections=max_connections)
-            for url in shard_urls or [primary_url]
+            for url in self.urls
         )
         """Those that hold shards."""
 
@@ -54,19 +49,13 @@ class Servers:
         return ShardedPipeline(self.all)
 
     async def time_s(self) -> float:
-        """The primary's clock, Unix seconds. Raises redis' errors."""
+        """The primary's clock, Unix seconds. Raises StoreError."""
         seconds, micros = await self.primary.time()
         return int(seconds) + int(micros) / 1e6
 
     async def infos(self) -> list[Mapping[str, Any]]:
         """INFO of each server that holds shards; empty of one that can't be reached."""
-        replies = await asyncio.gather(
-            *(redis.info() for redis in self.all), return_exceptions=True
-        )
-        for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, RedisError | OSError):
-                raise reply
-        return [{} if isinstance(reply, BaseException) else reply for reply in replies]
+        return await asyncio.gather(*map(_info, self.all))
 
     async def write_problems(self, writer: str) -> tuple[str, list[str]]:
         """Why the primary can't be written, and each server that holds shards; empty if it can.
@@ -83,10 +72,18 @@ class Servers:
             await redis.aclose(close_connection_pool=True)
 
 
+async def _info(redis: Any) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = await redis.info()
+    except StoreError:
+        return {}
+    return found
+
+
 async def _test_write(redis: Any, writer: str) -> str:
     try:
         await redis.set(keys.PROBE, writer, px=10_000)
-    except (RedisError, OSError) as error:
+    except StoreError as error:
         return str(error)[:200] or type(error).__name__
     return ""
 
@@ -104,25 +101,25 @@ class ShardedPipeline:
         self._server_of_command.append(index)
         return self._pipelines[index]
 
-    async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
+    async def execute(self, *, raise_on_error: bool = True, partial: bool = False) -> list[Any]:
         """Send everything. Returns the replies in the order of the commands.
 
-        With `raise_on_error` it raises redis' errors; without, an error takes the place of the
-        reply: of one command, or of all commands of a server that can't be reached.
+        Without `raise_on_error` the error of a command that Redis refuses takes the place of the
+        reply; with `partial` also that of a server that can't be reached.
         """
         replies = await asyncio.gather(
-            *(_execute(each, raise_on_error=raise_on_error) for each in self._pipelines)
+            *(_execute(each, raise_on_error, partial=partial) for each in self._pipelines)
         )
         by_server = [iter(each) for each in replies]
         return [next(by_server[index]) for index in self._server_of_command]
 
 
-async def _execute(pipeline: Any, *, raise_on_error: bool) -> list[Any]:
+async def _execute(pipeline: Any, raise_on_error: bool, *, partial: bool) -> list[Any]:
     count = len(pipeline)  # `execute` empties it; it sends nothing when there are no commands
     try:
         replies: list[Any] = await pipeline.execute(raise_on_error=raise_on_error)
-    except (RedisError, OSError) as error:
-        if raise_on_error:
+    except StoreUnavailable as error:
+        if not partial:
             raise
         return [error] * count
     return replies

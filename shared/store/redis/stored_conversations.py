@@ -32,7 +32,7 @@ class ConversationRecord(NamedTuple):
 
 
 class StoredConversations:
-    """All conversations of a fleet. Methods raise redis' errors."""
+    """All conversations of a fleet. Methods raise StoreError."""
 
     def __init__(self, queue: JobQueue, limits: ConversationLimits) -> None:
         self._queue = queue
@@ -65,7 +65,7 @@ class StoredConversations:
 
     async def delete(self, conversation: str) -> None:
         """With its items; jobs of its responses stay."""
-        await self._queue.scripts.run("delete", _shard(conversation), (conversation,))
+        await self._queue.run("delete", _shard(conversation), (conversation,))
 
     async def keep(self, conversation: str) -> None:
         """Its time begins anew."""
@@ -130,7 +130,7 @@ class StoredConversations:
             self.limits.bytes, tenant, *made, quotas.conversations, quotas.kept_bytes, "", "",
         )  # fmt: skip
         shard = _shard(conversation)
-        return _extended(await self._queue.scripts.run("extend_conversation", shard, arguments))
+        return _extended(await self._queue.run("extend_conversation", shard, arguments))
 
     async def end_turn(
         self, conversation: str, tenant: str, job_id: str, output: Sequence[StoredItem] | None
@@ -141,13 +141,13 @@ class StoredConversations:
             conversation, pack_items(output or ()), int(self.limits.ttl_s * 1000), 0, 0, tenant,
             "", "", 0, 0, job_id, "" if output is None else "1",
         )  # fmt: skip
-        await self._queue.scripts.run("extend_conversation", _shard(conversation), arguments)
+        await self._queue.run("extend_conversation", _shard(conversation), arguments)
 
     async def remove(self, conversation: str, item: str) -> Extended:
         """Delete one item. The status is OK, GONE or BUSY."""
         arguments = (conversation, item, int(self.limits.ttl_s * 1000))
         shard = _shard(conversation)
-        return _extended(await self._queue.scripts.run("remove_item", shard, arguments))
+        return _extended(await self._queue.run("remove_item", shard, arguments))
 
 
 def _shard(conversation: str) -> int:

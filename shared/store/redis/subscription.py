@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from shared.platform.backoff import Backoff
+from shared.store.interface import StoreError, StoreTimeout, StoreUnavailable
+from shared.store.redis import keys
 from shared.store.redis import redis_client as connections
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import RedisError
+from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.subscription")
 
@@ -51,7 +53,7 @@ class Subscription:
         """Set while messages are received."""
         self._redis = connections.connect(redis_url)
         self._connection = PipelinedConnection(self._redis, connections.TIMEOUT_S, on_message)
-        self._channel = channel
+        self.channel = channel
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._on_silent = on_silent
@@ -65,15 +67,15 @@ class Subscription:
         try:
             while True:
                 try:
-                    await self._connection.call("SUBSCRIBE", self._channel)
+                    await self._connection.call("SUBSCRIBE", self.channel)
                     backoff.reset()
                     self.connected.set()
                     self._on_connected()
                     await self._wait_until_lost()
-                except (RedisError, OSError) as error:
+                except StoreError as error:
                     if self.connected.is_set():
                         log.warning("subscription lost: %s", error)
-                        if isinstance(error, connections.RedisTimeoutError):
+                        if isinstance(error, StoreTimeout):
                             self._on_silent()
                         self._on_lost()
                     self.connected.clear()
@@ -83,13 +85,13 @@ class Subscription:
             await self._redis.aclose()
 
     async def _wait_until_lost(self) -> None:
-        """Raises redis' errors when the connection is lost; a PING finds one that went silent."""
+        """Raises StoreError when the connection is lost; a PING finds one that went silent."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PING_S):
                     await self._connection.lost.wait()
             if self._connection.lost.is_set():
-                raise connections.RedisConnectionError("closed by Redis")
+                raise StoreUnavailable("closed by Redis")
             await self._ping()
 
     async def _ping(self) -> None:
@@ -98,7 +100,7 @@ class Subscription:
                 await self._connection.call("PING")
         except TimeoutError:
             self._connection.give_up("silent")
-            raise connections.RedisTimeoutError(f"silent for {_SILENCE_S:g} s") from None
+            raise StoreTimeout(f"silent for {_SILENCE_S:g} s") from None
 
     def observe(self, *, subscribed: bool) -> None:
         """What Redis answers, over another connection, about subscribers of this channel.
@@ -113,11 +115,43 @@ class Subscription:
         self._missed += 1
         if self._missed >= _MISSED_LOOKS and time.monotonic() >= self._repair_after:
             self._missed, self._repair_after = 0, time.monotonic() + _REPAIR_S
-            log.warning("Redis has no subscriber of %s: subscribing anew", self._channel)
+            log.warning("Redis has no subscriber of %s: subscribing anew", self.channel)
             self._on_silent()
             self._connection.give_up("given up")
 
     async def catch_up(self) -> None:
-        """Returns when all messages published before have been received. Raises redis' errors."""
+        """Returns when all messages published before have been received. Raises StoreError."""
         if self.connected.is_set():
             await self._connection.call("PING")
+
+
+def gateway_subscription(
+    redis_url: str, gateway_id: str, *callbacks: Callable[..., None]
+) -> Subscription:
+    """A gateway's subscription to its channel: the frames of the jobs that it watches."""
+    return Subscription(redis_url, keys.tokens_channel(gateway_id), *callbacks)
+
+
+def worker_subscription(
+    redis_url: str, worker_id: str, *callbacks: Callable[..., None]
+) -> Subscription:
+    """A worker's subscription to its control channel."""
+    return Subscription(redis_url, keys.control_channel(worker_id), *callbacks)
+
+
+async def listening(servers: Servers, workers: Iterable[str], server: int = 0) -> set[str]:
+    """Those of the workers that are subscribed to their control channels. Raises StoreError."""
+    asked = list(workers)
+    if not asked:
+        return set()
+    counts = await servers.all[server].pubsub_numsub(*map(keys.control_channel, asked))
+    return {worker for worker, (_, n) in zip(asked, counts, strict=True) if n}
+
+
+async def send(servers: Servers, workers: Iterable[str], message: bytes) -> None:
+    """Publish a message on the workers' control channels. Raises StoreError."""
+    # A worker subscribes to its channel on each server.
+    pipeline = servers.all[0].pipeline(transaction=False)
+    for worker in workers:
+        pipeline.publish(keys.control_channel(worker), message)
+    await pipeline.execute()

@@ -18,7 +18,7 @@ LOCK_S = 2.0
 
 
 async def waiting(queue: JobQueue, pool: str) -> bool:
-    """Whether suspects of the pool wait. Raises redis' errors."""
+    """Whether suspects of the pool wait. Raises StoreError."""
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
         pipeline.of(shard).exists(keys.waiting(shard, pool, SUSPECT_LANE))
@@ -26,9 +26,9 @@ async def waiting(queue: JobQueue, pool: str) -> bool:
 
 
 async def isolate_worker(queue: JobQueue, pool: str, worker: str, stage: IsolationStage) -> bool:
-    """Whether the worker may run the pool's suspects now. Raises redis' errors."""
+    """Whether the worker may run the pool's suspects now. Raises StoreError."""
     arguments = (pool, worker, stage.value, int(LOCK_S * 1000))
-    return bool(await queue.scripts.run("isolate", LOCK_SHARD, arguments))
+    return bool(await queue.run("isolate", LOCK_SHARD, arguments))
 
 
 async def acquire(
@@ -36,9 +36,9 @@ async def acquire(
 ) -> AcquiredSuspect:
     """Withdraw the worker's slots, and lease at most `count` (0 or 1) suspects of `slots.pool`.
 
-    Raises redis' errors.
+    Raises StoreError.
     """
     arguments = (
         slots.pool, worker, count, int(lease_s * 1000), unique_token(), slots.acknowledged,
     )  # fmt: skip
-    return parse_suspect(await queue.scripts.run("acquire_suspect", shard, arguments))
+    return parse_suspect(await queue.run("acquire_suspect", shard, arguments))

@@ -11,7 +11,6 @@ from shared.job.job import shard_of
 from shared.job.lanes import WAITING_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import UNAVAILABLE
 
 
 class Kept(NamedTuple):
@@ -26,7 +25,7 @@ class Kept(NamedTuple):
 
 
 async def kept_of(queue: JobQueue, tenants: Sequence[str]) -> list[Kept]:
-    """What is kept of each tenant, in all shards. Raises redis' errors if any server is away."""
+    """What is kept of each tenant, in all shards. Raises StoreError if any server is away."""
     pipeline = queue.servers.pipeline()
     for tenant in tenants:
         for shard in range(queue.shards):
@@ -40,9 +39,6 @@ async def kept_of(queue: JobQueue, tenants: Sequence[str]) -> list[Kept]:
         numbers, newest, conversations, sizes = [], [0.0], [], []
         for _ in range(queue.shards):
             number, last, threads, size = (next(replies) for _ in range(4))
-            for reply in (number, last, threads, size):
-                if isinstance(reply, UNAVAILABLE):
-                    raise reply
             if isinstance(number, int) and isinstance(last, list):
                 numbers.append(number)
                 newest += [score for _, score in last]
@@ -59,7 +55,7 @@ async def oldest_waiting(
 ) -> dict[str, list[str]]:
     """The ids of about `most` jobs that wait longest, of each pool.
 
-    `queues`: pool -> its queues. Raises redis' errors if any server is away.
+    `queues`: pool -> its queues. Raises StoreError if any server is away.
     """
     most = max(1, most // queue.shards)
     pipeline, places = queue.servers.pipeline(), []
@@ -71,8 +67,6 @@ async def oldest_waiting(
                     pipeline.of(shard).zrange(keys.waiting(shard, name, lane), 0, most - 1)
     found: dict[str, list[str]] = {}
     for pool, reply in zip(places, await pipeline.execute(raise_on_error=False), strict=True):
-        if isinstance(reply, UNAVAILABLE):
-            raise reply
         if isinstance(reply, list):
             found.setdefault(pool, []).extend(raw.decode(errors="replace") for raw in reply)
     return found

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from shared.job.lanes import CLIENT_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import UNAVAILABLE
 
 
 class Throughput(NamedTuple):
@@ -24,7 +23,7 @@ class Throughput(NamedTuple):
 async def throughput(queue: JobQueue, pools: Iterable[str]) -> Throughput:
     """Read the counters; `pools` with the queues of their adapters, as in LaneDepth.
 
-    Raises redis' errors if any server is away.
+    Raises StoreError if any server is away.
     """
     pipeline = queue.servers.pipeline()
     for pool in pools:
@@ -37,9 +36,6 @@ async def throughput(queue: JobQueue, pools: Iterable[str]) -> Throughput:
     ended: Counter[str] = Counter()
     replies = await pipeline.execute(raise_on_error=False)
     streams, counts = replies[: -queue.shards], replies[-queue.shards :]
-    for reply in replies:
-        if isinstance(reply, UNAVAILABLE):
-            raise reply
     for stream in streams:
         if isinstance(stream, dict) and submitted is not None:
             added = stream.get("entries-added")

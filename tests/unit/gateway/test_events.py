@@ -21,9 +21,9 @@ class Queue:
     def __init__(self, body: bytes = b"") -> None:
         self.body = body
 
-    async def request_body(self, job_id: str) -> bytes:
+    async def stored_request(self, job_id: str) -> tuple[bytes, str]:
         assert self.body, "a single call needs no body"
-        return self.body
+        return self.body, ""
 
 
 def numbers(body: bytes = b"") -> ChoiceNumbers:

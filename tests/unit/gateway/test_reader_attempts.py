@@ -13,6 +13,7 @@ from shared.job.chunk_template import DeltaEncoder
 from shared.job.errors import StreamReset
 from shared.job.frames import FrameKind
 from shared.job.job_log import Entry, Journal
+from shared.store.interface import StoreUnavailable
 from tests.unit.gateway.reader_support import (
     JOB,
     Log,
@@ -226,7 +227,7 @@ async def test_a_frame_on_the_new_connection_waits_for_the_comparison(
 async def test_a_read_that_failed_makes_the_next_one_compare(relay: Relay, log: Log) -> None:
     reader = await begin_reading(relay, log, ReadMode.CHUNKS)
     replace(log, ReadMode.CHUNKS, 0)
-    log.broken = ConnectionError("Redis is away")
+    log.broken = StoreUnavailable("Redis is away")
     reader.resync()
     assert await reader.next(0.01) == []
     log.broken = None

@@ -13,7 +13,7 @@ from gateway.core.relay import Relay
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.frames import FrameKind
 from shared.job.job_log import Entry
-from shared.store.redis.redis_client import RedisConnectionError
+from shared.store.interface import StoreTimeout, StoreUnavailable
 from tests.unit.gateway.reader_support import (
     JOB,
     LONG_S,
@@ -62,7 +62,7 @@ async def test_a_log_without_new_entries_is_not_a_loss(relay: Relay, log: Log) -
 
 
 @pytest.mark.parametrize("mode", ReadMode)
-@pytest.mark.parametrize("error", [RedisConnectionError("away"), OSError("away")])
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreTimeout("away")])
 async def test_an_outage_becomes_an_error_only_after_a_while(
     relay: Relay, log: Log, mode: ReadMode, error: Exception
 ) -> None:
@@ -79,7 +79,7 @@ async def test_an_outage_becomes_an_error_only_after_a_while(
 async def test_an_outage_that_ended_does_not_count_for_the_next_one(relay: Relay, log: Log) -> None:
     reader = relay.open(JOB, ReadMode.CHUNKS)
     for _ in range(3):
-        log.broken = RedisConnectionError("away")
+        log.broken = StoreUnavailable("away")
         assert await reader.next(SILENCE_S) == []
         outage_grows(reader, module._REDIS_PATIENCE_S - 10)
         log.broken = None
@@ -90,7 +90,7 @@ async def test_an_outage_that_ended_does_not_count_for_the_next_one(relay: Relay
 async def test_what_could_not_be_read_is_read_later(relay: Relay, log: Log) -> None:
     reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2")
-    log.broken = RedisConnectionError("away")
+    log.broken = StoreUnavailable("away")
     reader.resync()
     assert await reader.next(SHORT_S) == []
     log.broken = None
@@ -100,7 +100,7 @@ async def test_what_could_not_be_read_is_read_later(relay: Relay, log: Log) -> N
 
 async def test_frames_that_arrive_during_an_outage_are_not_lost(relay: Relay, log: Log) -> None:
     reader = relay.open(JOB, ReadMode.CHUNKS)
-    log.broken = RedisConnectionError("away")
+    log.broken = StoreUnavailable("away")
     publish(relay, chunk(1), chunk(3))
     assert seqs(await reader.next(LONG_S)) == [1]
     log.write(b"1", b"2", b"3", b"4")

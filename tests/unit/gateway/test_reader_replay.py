@@ -11,7 +11,7 @@ from gateway.core.log_event import LogEvent, ReadMode
 from gateway.core.relay import Relay
 from shared.job.errors import StreamReset
 from shared.job.frames import FrameKind
-from shared.store.redis.redis_client import RedisConnectionError
+from shared.store.interface import StoreUnavailable
 from tests.unit.gateway.reader_support import (
     JOB,
     LAST_FRAME,
@@ -123,7 +123,7 @@ async def test_a_frame_wakes_a_reader_that_is_behind(
     relay: Relay, log: Log, mode: ReadMode
 ) -> None:
     reader = await begin_reading(relay, log, mode)
-    log.broken = RedisConnectionError("away")
+    log.broken = StoreUnavailable("away")
     reader.resync()
     waiting = asyncio.create_task(reader.next(LONG_S))
     await turns()
@@ -254,7 +254,7 @@ async def test_a_reader_from_the_middle_gets_the_template_after_an_outage(
 ) -> None:
     chunks = stream("a", "b", "c", "d")
     log.write(*chunks)
-    log.broken = RedisConnectionError("away")
+    log.broken = StoreUnavailable("away")
     reader = relay.open(JOB, ReadMode.CHUNKS, after=2)
     assert await reader.next(SILENCE_S) == []
     publish(relay, *log.frames(3))

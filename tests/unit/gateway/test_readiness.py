@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.http.auth import Authenticator
 from gateway.ops import probes as health
 from gateway.ops.readiness import Readiness, Status, readiness
 from shared.fleet.registry import ModelInfo
 from shared.platform.metrics import GatewayMetrics
+from shared.store.interface import StoreUnavailable
 from shared.store.redis.servers import Servers
 
 OK = {"redis": "", "tasks": ""}
@@ -141,7 +141,7 @@ async def test_a_queue_without_workers_gets_traffic(gateway: Any) -> None:
 
 
 async def test_what_is_wrong_with_redis_and_the_fleet_is_said(gateway: Any) -> None:
-    gateway.queue.servers.primary.error = RedisConnectionError("connection refused")
+    gateway.queue.servers.primary.error = StoreUnavailable("connection refused")
     gateway.relay.is_subscribed = lambda shard: False
     gateway.fleet.problem = "models and workers were last read 12 s ago"
     found = await readiness(gateway)

@@ -14,8 +14,8 @@ from shared.job.errors import QueueFull
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob, SubmitReply
 from shared.platform.metrics import GatewayMetrics
-from shared.store.redis.redis_client import RedisConnectionError
-from shared.store.redis.redis_link import ScriptsMissing
+from shared.store.interface import StoreTimeout, StoreUnavailable
+from shared.store.redis.store_errors import ScriptsMissing
 
 DEPTH = 7
 UNSENDABLE = b"unsendable"
@@ -39,7 +39,7 @@ class Queue:
     """Records calls; each waits for `open`, then answers with `full` or `error`."""
 
     def __init__(self, servers: int = 1) -> None:
-        self.servers = range(servers)
+        self.n_servers = servers
         self.calls: list[tuple[int, list[int]]] = []
         self.depths: list[int] = []
         self.open = asyncio.Event()
@@ -49,6 +49,9 @@ class Queue:
         self.error: Exception | None = None
         self.fails_on = True
         """The error occurs again in the next call."""
+
+    def server_of(self, shard: int) -> int:
+        return shard % self.n_servers
 
     def start_submit(
         self, shard: int, jobs: list[NewJob], max_depth: int
@@ -175,7 +178,7 @@ async def test_a_job_that_joins_another_one_gets_its_id(
     submitter: Submitter, queue: Queue, registry: CollectorRegistry
 ) -> None:
     queue.joins[2] = JoinedJob("job_earlier")
-    queue.error, queue.fails_on = RedisConnectionError("broken"), False  # the call is repeated
+    queue.error, queue.fails_on = StoreUnavailable("broken"), False  # the call is repeated
     first, second = submitter.submit(job(1)), submitter.submit(job(2))
     assert (await first, await second) == (None, "job_earlier")
     assert counted(registry) == 1
@@ -184,11 +187,11 @@ async def test_a_job_that_joins_another_one_gets_its_id(
 async def test_a_failed_call_fails_all_its_jobs_and_the_next_call_is_sent(
     submitter: Submitter, queue: Queue
 ) -> None:
-    queue.error = RedisConnectionError("away")
+    queue.error = StoreUnavailable("away")
     done = await asyncio.gather(
         *(submitter.submit(job(n)) for n in range(3)), return_exceptions=True
     )
-    assert all(isinstance(each, RedisConnectionError) for each in done)
+    assert all(isinstance(each, StoreUnavailable) for each in done)
     queue.error = None
     await submitter.submit(job(4))
 
@@ -229,13 +232,22 @@ async def test_a_redis_that_has_forgotten_the_scripts_is_called_again(
 async def test_a_call_whose_connection_breaks_is_sent_again_once(
     submitter: Submitter, queue: Queue
 ) -> None:
-    queue.error, queue.fails_on = RedisConnectionError("closed by server"), False
+    queue.error, queue.fails_on = StoreUnavailable("closed by server"), False
     await submitter.submit(job(0))
     assert queue.calls == [(0, [0])] * 2
-    queue.error, queue.fails_on = RedisConnectionError("nobody there"), True
-    with pytest.raises(RedisConnectionError):
+    queue.error, queue.fails_on = StoreUnavailable("nobody there"), True
+    with pytest.raises(StoreUnavailable):
         await submitter.submit(job(1))
     assert queue.calls[2:] == [(0, [1])] * 2
+
+
+async def test_a_call_that_is_not_answered_is_not_sent_again(
+    submitter: Submitter, queue: Queue
+) -> None:
+    queue.error = StoreTimeout("no reply")
+    with pytest.raises(StoreTimeout):
+        await submitter.submit(job(0))
+    assert queue.calls == [(0, [0])]
 
 
 async def test_a_job_that_can_not_be_packed_fails_alone(submitter: Submitter, queue: Queue) -> None:
@@ -255,7 +267,7 @@ async def test_on_error_is_called_for_failed_jobs_only(submitter: Submitter, que
     await asyncio.wait(calls)
     assert list(errors) == [1]
     assert isinstance(errors[1], QueueFull)
-    queue.error = RedisConnectionError("away")
+    queue.error = StoreUnavailable("away")
     await asyncio.wait([submitter.submit(job(3), on_error=lambda error: errors.update({3: error}))])
     assert errors[3] is queue.error
     gone = submitter.submit(job(4), on_error=lambda error: errors.update({4: error}))

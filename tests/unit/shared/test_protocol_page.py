@@ -8,10 +8,10 @@ from pathlib import Path
 
 from shared.job.frames import ControlKind, FrameKind
 from shared.job.record import WHOLE
-from shared.job.states import diagram
 from shared.store.redis import keys
 from shared.store.redis.format_version import FORMAT_VERSION
 from shared.store.redis.scripts.loader import NAMES
+from tests.unit.shared.test_states import diagram
 
 FOLDER = Path(inspect.getfile(keys)).parent
 PAGE = (FOLDER / "PROTOCOL.md").read_text()
@@ -78,7 +78,7 @@ def test_every_script_is_on_the_page_with_its_arguments_and_its_reply() -> None:
 
 def test_every_script_is_called() -> None:
     source = "".join(path.read_text() for path in FOLDER.rglob("*.py"))
-    called = re.findall(r"scripts\.\w+\((?:connection, )?\"(\w+)\"", source)
+    called = re.findall(r"\b(?:run|start\w*)\((?:self\._connection, )?\"(\w+)\"", source)
     assert set(called) == set(NAMES)
 
 

@@ -1,36 +1,77 @@
-"""Names of servers, and which errors of Redis are temporary."""
+"""Names of servers, and the store's errors for those of Redis."""
 
 from __future__ import annotations
 
 import pytest
+from redis.exceptions import ConnectionError as LostError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as LateError
 
-from shared.store.redis.redis_client import (
-    OutOfMemoryError,
-    ResponseError,
-    connect,
-    server_name,
-    unwritable,
+from shared.store.interface import (
+    StoreError,
+    StoreRefused,
+    StoreTimeout,
+    StoreUnavailable,
+    StoreUnwritable,
 )
+from shared.store.redis.redis_client import connect, server_name
+from shared.store.redis.store_errors import (
+    OnReplica,
+    ScriptsMissing,
+    WrongType,
+    refused,
+    store_error,
+)
+from tests.redis_server import free_port
 
 OLD = "Error running script (call to f_0): @user_script:112: -OOM command not allowed when used"
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("reply", "kind"),
     [
-        OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
-        ResponseError("MISCONF Redis is configured to save RDB snapshots"),
-        ResponseError("LOADING Redis is loading the dataset in memory"),
-        ResponseError(OLD),
+        ("OOM command not allowed when used memory > 'maxmemory'.", StoreUnwritable),
+        ("MISCONF Redis is configured to save RDB snapshots", StoreUnwritable),
+        ("LOADING Redis is loading the dataset in memory", StoreUnwritable),
+        (OLD, StoreUnwritable),
+        ("READONLY You can't write against a read only replica.", OnReplica),
+        ("ERR unknown command", StoreRefused),
+        ("WRONGTYPE Operation against a key", WrongType),
+        ("ERR no OOM here", StoreRefused),
+        ("NOSCRIPT No matching script", ScriptsMissing),
+        ("ERR Function not found", ScriptsMissing),
     ],
 )
-def test_errors_that_may_pass(error: ResponseError) -> None:
-    assert unwritable(error)
+def test_the_error_for_a_reply(reply: str, kind: type[StoreError]) -> None:
+    assert type(refused(reply)) is kind
+    assert str(refused(reply)) == reply
 
 
-@pytest.mark.parametrize("text", ["ERR unknown command", "WRONGTYPE", "no OOM here", "NOSCRIPT"])
-def test_errors_that_never_pass(text: str) -> None:
-    assert not unwritable(ResponseError(text))
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (LostError("lost"), StoreUnavailable),
+        (LateError("late"), StoreTimeout),
+        (OSError("no route"), StoreUnavailable),
+        (RedisError("odd"), StoreError),
+        (OutOfMemoryError("command not allowed", status_code="OOM"), StoreUnwritable),
+        (ReadOnlyError("a replica", status_code="READONLY"), OnReplica),
+        (ResponseError("MISCONF disk"), StoreUnwritable),
+        (ResponseError("WRONGTYPE Operation"), WrongType),
+    ],
+)
+def test_the_error_for_one_of_redis_py(error: Exception, kind: type[StoreError]) -> None:
+    assert type(store_error(error)) is kind
+
+
+async def test_a_client_raises_the_stores_errors() -> None:
+    client = connect(f"redis://127.0.0.1:{free_port()}/0")
+    pipeline = client.pipeline(transaction=False)
+    pipeline.ping()
+    for call in (client.ping(), pipeline.execute()):
+        with pytest.raises(StoreUnavailable):
+            await call
+    await client.aclose()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from shared.job.job_log import Entry, Transcript, read_journal
 from shared.job.replies import LogPart
 from shared.job.states import JobEvent
-from shared.store.redis.redis_client import RedisConnectionError
+from shared.store.interface import StoreUnavailable
 from tests.settings import Settings
 from tests.unit.worker.bench import CHAT, Bench
 from tests.waiting import eventually
@@ -367,7 +367,7 @@ async def test_the_log_is_read_once_redis_is_back(engine: SimulatedEngine) -> No
 
     async def fail_twice(job_id: str, after: int) -> LogPart:
         if next(failures, None) is not None:
-            raise RedisConnectionError("away")
+            raise StoreUnavailable("away")
         return await read(job_id, after)
 
     bench.queue.read_log = fail_twice  # type: ignore[method-assign]
@@ -386,7 +386,7 @@ async def test_a_run_that_waits_for_its_log_can_be_aborted(
 
     async def fail(job_id: str, after: int) -> LogPart:
         reads.append(after)
-        raise RedisConnectionError("away")
+        raise StoreUnavailable("away")
 
     async def has_read() -> bool:
         return bool(reads)

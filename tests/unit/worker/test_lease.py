@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.store.redis.redis_client import RedisConnectionError
+from shared.store.interface import StoreUnavailable
 from worker.core.lease import LeaseRenewer
 
 LEASE_S = 9.0
@@ -56,9 +56,7 @@ async def test_nothing_is_renewed_while_the_engine_makes_no_progress(
     assert bench.lease.renewals == [1]
 
 
-@pytest.mark.parametrize(
-    "error", [RedisConnectionError("refused"), ConnectionResetError("reset"), TimeoutError("late")]
-)
+@pytest.mark.parametrize("error", [StoreUnavailable("refused"), TimeoutError("late")])
 async def test_while_redis_does_not_answer_renewals_fail_and_go_on(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,7 +124,7 @@ async def test_leases_are_renewed_three_times_in_their_length(
 
 async def test_after_a_failure_it_tries_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    bench.lease.error = RedisConnectionError("refused")
+    bench.lease.error = StoreUnavailable("refused")
     assert await sleeps_of(bench, 3, monkeypatch) == [LEASE_S / 12, LEASE_S / 12, THIRD_S]
 
 

@@ -20,9 +20,15 @@ from shared.job.replies import Fenced
 from shared.job.result import INLINE_RESULT_BYTES, JobResult
 from shared.job.states import JobEvent
 from shared.platform.metrics import WorkerMetrics
-from shared.store.redis.redis_client import RedisConnectionError, ResponseError
-from shared.store.redis.redis_link import ScriptsMissing
+from shared.store.interface import (
+    StoreError,
+    StoreRefused,
+    StoreTimeout,
+    StoreUnavailable,
+    StoreUnwritable,
+)
 from shared.store.redis.scripts.emit import Step, parse_emit
+from shared.store.redis.store_errors import ScriptsMissing
 from tests.unit.steps import SentOutput, SentResult, parse_step
 from tests.unit.worker.buffers import FENCE_TOKEN, RESULT, make_buffer
 from worker.core import publisher as module
@@ -189,7 +195,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch, shards: int) -> AsyncIterator[B
     bench = Bench(shards)
     yield bench
     bench.task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, ResponseError, TypeError):
+    with contextlib.suppress(asyncio.CancelledError, StoreError, TypeError):
         await bench.task
 
 
@@ -423,12 +429,9 @@ async def test_a_result_of_a_job_that_is_discarded_meanwhile_is_not_sent(bench: 
 # --- failures ---
 
 TRANSIENT = [
-    RedisConnectionError("away"),
-    OSError("away"),
-    ResponseError("OOM command not allowed"),
-    ResponseError("MISCONF disk is full"),
-    ResponseError("READONLY You can't write against a read only replica."),
-    ResponseError("LOADING Redis is loading the dataset in memory"),
+    StoreUnavailable("away"),
+    StoreTimeout("away"),
+    StoreUnwritable("OOM command not allowed"),
     ScriptsMissing("NOSCRIPT"),
 ]
 
@@ -460,9 +463,9 @@ async def test_a_failed_result_is_repeated_unchanged(bench: Bench) -> None:
 
 
 async def test_a_permanent_error_ends_the_publisher(bench: Bench) -> None:
-    bench.queue.replies = [ResponseError("WRONGTYPE")]
+    bench.queue.replies = [StoreRefused("WRONGTYPE")]
     bench.buffer().chunk(b"1")
-    with pytest.raises(ResponseError):
+    with pytest.raises(StoreRefused):
         await bench.task
 
 
@@ -478,7 +481,7 @@ async def test_output_that_can_not_be_packed_ends_the_publisher(bench: Bench) ->
 async def test_a_stopped_publisher_sends_nothing(bench: Bench, retrying: bool) -> None:
     buffer = bench.buffer()
     if retrying:
-        bench.queue.replies = [RedisConnectionError("away")] * 3
+        bench.queue.replies = [StoreUnavailable("away")] * 3
     buffer.chunk(b"1")
     bench.publisher.on_step()
     await bench.queue.next()
@@ -509,7 +512,7 @@ async def test_a_call_is_repeated_without_jobs_that_were_discarded(
 ) -> None:
     buffer, other = bench.buffer("a"), bench.buffer("b")
     bench.queue.open.clear()
-    bench.queue.replies = [RedisConnectionError("away")]
+    bench.queue.replies = [StoreUnavailable("away")]
     buffer.chunk(b"1")
     outcome = bench.finish(buffer) if ends else None
     await bench.queue.next()
@@ -537,7 +540,7 @@ async def test_a_refused_call_is_repeated_under_a_new_token(bench: Bench) -> Non
 
 async def test_a_repeated_call_that_is_refused_still_counts_as_repeated(bench: Bench) -> None:
     """The first call may have been carried out before the token became invalid."""
-    bench.queue.replies = [RedisConnectionError("no reply"), FENCED]
+    bench.queue.replies = [StoreUnavailable("no reply"), FENCED]
     bench.buffer().chunk(b"1")
     calls = [await bench.queue.next() for _ in range(3)]
     assert [call.again for call in calls] == [False, True, True]
@@ -604,7 +607,7 @@ async def test_an_update_of_the_slots_leaves_with_the_output_of_its_shard(bench:
 
 
 async def test_an_update_whose_reply_is_lost_is_not_repeated(bench: Bench) -> None:
-    bench.queue.replies = [RedisConnectionError("no reply")]
+    bench.queue.replies = [StoreUnavailable("no reply")]
     bench.buffer().chunk(b"x")
     bench.publisher.on_step()
     calls = [await bench.queue.next() for _ in range(2)]

@@ -9,7 +9,7 @@ from shared.job.errors import StreamReset
 from shared.job.job import Job
 from shared.job.job_log import Entry, tokens_in
 from shared.job.states import JobState
-from shared.store.redis.job_queue import JobQueue
+from shared.store.interface import Store
 
 _PART_BYTES = 1 << 14
 """About 1,500 tokens."""
@@ -20,12 +20,12 @@ class LogTooLong(Exception):
 
 
 async def log_parts(
-    queue: JobQueue, job: Job, *, most_bytes: float = math.inf, most_at_once: float = math.inf
+    queue: Store, job: Job, *, most_bytes: float = math.inf, most_at_once: float = math.inf
 ) -> AsyncIterator[Sequence[Entry]]:
     """The entries of the log, a few at a time; only one log of a process is read at a time.
 
     `most_bytes`: of the log. `most_at_once`: of a part; entries that were written together are not
-    divided. Raises LogTooLong, StreamReset if Redis has lost a part of the log, and redis' errors.
+    divided. Raises LogTooLong, StreamReset if Redis has lost a part of the log, and StoreError.
     """
     after = size = found = 0
     generated: int | None = None

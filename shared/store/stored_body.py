@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from shared.job.errors import StreamReset
-from shared.job.job import Job, checked_shard
-from shared.job.result import n_pieces, piece_field, piece_size
-from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
+from shared.job.job import Job
+from shared.job.result import n_pieces, piece_size
+from shared.store.interface import Store
 
 
 class Body:
@@ -21,7 +20,7 @@ class Body:
     __slots__ = ("_head", "_job", "_queue", "_tail", "size", "whole")
 
     def __init__(
-        self, head: bytes, queue: JobQueue | None = None, job: Job | None = None, tail: bytes = b""
+        self, head: bytes, queue: Store | None = None, job: Job | None = None, tail: bytes = b""
     ) -> None:
         """`queue` has the answer of `job`, which is behind `head`; without a job there is none."""
         if job is not None and not n_pieces(job.result_bytes):
@@ -36,7 +35,7 @@ class Body:
         """Length in bytes."""
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body. Raises StreamReset if Redis has lost a part of the answer, and redis' errors;
+        """The body. Raises StreamReset if Redis has lost a part of the answer, and StoreError;
         if that is so from the beginning, before the first part."""
         if self._job is None:
             yield self._head
@@ -50,10 +49,8 @@ class Body:
 
     async def _pieces(self, job: Job) -> AsyncIterator[bytes]:
         assert self._queue is not None
-        shard = checked_shard(job.id)
-        redis, key = self._queue.servers.of(shard), keys.job(shard, job.id)
         for number in range(n_pieces(job.result_bytes)):
-            piece: bytes | None = await redis.hget(key, piece_field(number))
+            piece = await self._queue.read_piece(job.id, number)
             if piece is None or len(piece) != piece_size(job.result_bytes, number):
                 raise StreamReset("Redis has lost a part of this answer; submit the request again.")
             yield piece

@@ -1,6 +1,6 @@
 """The worker's heartbeat, in a thread of its own: it goes on while the event loop is busy.
 
-Each beat is another channel that the thread subscribes to; see store/redis/heartbeats.py. A call
+Each beat is another channel that the thread subscribes to; see heartbeats.py. A call
 that holds the interpreter's lock delays it, too. An engine or a loop that hangs does not stop it:
 leases are renewed by the loop, while the engine makes progress.
 """
@@ -13,11 +13,11 @@ import threading
 from collections.abc import Sequence
 from itertools import count
 
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis import redis_client as connections
 from shared.store.redis.heartbeats import BEAT_S
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import RedisError
 
 _ANSWER_S = 1.0
 """Longest wait for Redis; then the thread connects anew."""
@@ -66,7 +66,7 @@ class Heartbeat:
                     if before:
                         await connection.call("UNSUBSCRIBE", before)
                     before = channel
-                except (RedisError, OSError):
+                except StoreError:
                     connection.give_up("a beat failed")
                     await asyncio.sleep(_RETRY_S)
                 else:

@@ -1,0 +1,73 @@
+"""A worker's connection to one server for its claims, and for the blocking pop that follows them.
+
+Both commands leave in one write, on a connection of their own, which may block: a claim that
+returns less than it asked for is already followed by the blocking pop of the wake-up list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from shared.job.advertised_slots import SlotUpdate
+from shared.job.replies import Acquired
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.pipelined_connection import PipelinedConnection
+from shared.store.redis.redis_client import BLOCK_S, connect_blocking
+from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
+
+_SILENCE_S = 2.0
+"""How much later than its time-out the reply to a blocking pop may come."""
+
+
+class ClaimConnection:
+    """Of one worker to the server with this number. Methods raise StoreError."""
+
+    def __init__(self, queue: JobQueue, server: int, *, worker: str, lease_s: float) -> None:
+        self.shards = queue.shards_on(server)
+        """Those that lie on the server."""
+        self._queue = queue
+        self._worker = worker
+        self._lease_s = lease_s
+        self._redis = connect_blocking(queue.servers.urls[server])
+        self._connection = PipelinedConnection(self._redis, BLOCK_S + _SILENCE_S)
+
+    async def open(self) -> None:
+        """Connect, and load the scripts, unless that is done."""
+        await self._queue.scripts(self.shards[0]).ready()
+        await self._connection.connect()
+
+    def acquire(self, shard: int, count: int, slots: SlotUpdate) -> Coroutine[Any, Any, Acquired]:
+        """`Store.acquire`: sent when this returns; await the reply. `open` it before."""
+        scripts = self._queue.scripts(shard)
+        arguments = pack_acquire(self._worker, count, self._lease_s, slots)
+        return _acquired(scripts.start_on(self._connection, "acquire", shard, arguments))
+
+    def pop_wake_up(self, pools: Iterable[str]) -> asyncio.Future[list[bytes] | None]:
+        """Wait for a job of these queues, or for `wake`; None after `BLOCK_S`. Sent at once."""
+        lists = [keys.wake_ups(shard, pool) for shard in self.shards for pool in pools]
+        own = keys.own_wake_ups(self.shards[0], self._worker)
+        return self._connection.send("BLPOP", *lists, own, BLOCK_S)
+
+    async def push_back(self, wake_up: Sequence[bytes]) -> None:
+        """Wake another worker instead."""
+        await self._queue.servers.of(self.shards[0]).rpush(wake_up[0], 1)
+
+    async def wake(self) -> None:
+        """End this worker's own `pop_wake_up`."""
+        own = keys.own_wake_ups(self.shards[0], self._worker)
+        pipe = self._queue.servers.of(self.shards[0]).pipeline(transaction=False)
+        pipe.rpush(own, 1)
+        pipe.pexpire(own, int(BLOCK_S * 1000))
+        await pipe.execute()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._connection.close()
+        await self._redis.aclose()
+
+
+async def _acquired(reply: Coroutine[Any, Any, Any]) -> Acquired:
+    return parse_acquired(await reply)

@@ -1,0 +1,83 @@
+"""The store's errors for those of redis-py, of the operating system, and for error replies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shared.store.interface import (
+    StoreError,
+    StoreRefused,
+    StoreTimeout,
+    StoreUnavailable,
+    StoreUnwritable,
+)
+
+_UNWRITABLE = ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN")
+_NO_FUNCTION = "Function not found"
+_CLOSED = "the handler is closed"
+"""In the error of uvloop for a write to a closed connection; asyncio raises an OSError."""
+
+
+class ScriptsMissing(StoreUnavailable):
+    """Redis lacks the script or function of a call, so nothing was carried out.
+
+    A StoreUnavailable, as callers repeat a call after a lost connection anyway.
+    """
+
+
+class OnReplica(StoreUnwritable):
+    """The server is a replica."""
+
+
+class WrongType(StoreRefused):
+    """A key holds another type than the command needs."""
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """Raise the store's errors for those of redis-py and of the operating system."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise store_error(error) from error
+    except RuntimeError as error:
+        if _CLOSED not in str(error):
+            raise
+        raise StoreUnavailable(f"Connection to Redis lost: {error}") from error
+
+
+def store_error(error: Exception) -> StoreError:
+    """The store's error for one of redis-py or of the operating system."""
+    if isinstance(error, ResponseError):
+        # redis-py takes the code off the reply.
+        return refused(f"{error.status_code} {error}" if error.status_code else str(error))
+    if isinstance(error, RedisTimeoutError):
+        return StoreTimeout(str(error))
+    kind = StoreUnavailable if isinstance(error, RedisConnectionError | OSError) else StoreError
+    return kind(str(error))
+
+
+def refused(reply: str) -> StoreError:
+    """The error for an error reply."""
+    code, _, message = reply.partition(" ")
+    if code == "NOSCRIPT" or message == _NO_FUNCTION:
+        return ScriptsMissing(reply)
+    if code == "READONLY":
+        return OnReplica(reply)
+    # Redis before 7 quotes the error of a script's command: `Error running script ...: -OOM ...`.
+    if reply.startswith(_UNWRITABLE) or any(f" -{word} " in reply for word in _UNWRITABLE):
+        return StoreUnwritable(reply)
+    return WrongType(reply) if "WRONGTYPE" in reply else StoreRefused(reply)
+
+
+def damaged_is_empty(reply: Any) -> Any:
+    """The reply; None if the key is of the wrong type. Raises other errors."""
+    if isinstance(reply, StoreError) and not isinstance(reply, WrongType):
+        raise reply
+    return None if isinstance(reply, WrongType) else reply

@@ -1,0 +1,139 @@
+"""One suite for each kind of server that a store may have.
+
+A kind is started when a test first needs it, once per process of the run, and emptied before each
+test. All jobs of these tests are in shard 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from redis import Redis
+
+from shared.store.redis.job_queue import JobQueue
+from tests.redis.conftest import (
+    ChannelSubscriber,
+    control_messages,
+    gateway_messages,
+    open_queue,
+)
+from tests.redis_server import RedisServer, embedded_binary
+from tests.sentinel import SentinelGroup
+
+_NEVER_DOWN_MS = 60_000
+"""A machine under load is no reason for a failover in these tests."""
+
+
+class Kind(NamedTuple):
+    """Servers of one kind, and how a fleet is told of them."""
+
+    servers: Sequence[RedisServer]
+    """Those to be emptied. The first one holds shard 0."""
+    url: str
+    shard_urls: Sequence[str] = ()
+
+    @property
+    def shards(self) -> int:
+        """One for each server that holds shards."""
+        return max(1, len(self.shard_urls))
+
+
+def _start(stack: contextlib.ExitStack, folder: Path, binary: str) -> RedisServer:
+    folder.mkdir(exist_ok=True)
+    server = RedisServer(folder, binary)
+    server.start()
+    stack.callback(server.stop)
+    return server
+
+
+def _redis_7(stack: contextlib.ExitStack, folder: Path) -> Kind:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("there is no redis-server in PATH")
+    server = _start(stack, folder, binary)
+    return Kind([server], server.url)
+
+
+def _embedded(stack: contextlib.ExitStack, folder: Path) -> Kind:
+    server = _start(stack, folder, embedded_binary())
+    return Kind([server], server.url)
+
+
+def _sentinel(stack: contextlib.ExitStack, folder: Path) -> Kind:
+    group = SentinelGroup(folder, down_after_ms=_NEVER_DOWN_MS)
+    stack.callback(group.close)
+    group.start()
+    return Kind(group.servers[:1], group.url)
+
+
+def _two_servers(stack: contextlib.ExitStack, folder: Path) -> Kind:
+    """What belongs to no shard is not where shard 0 is."""
+    binary = shutil.which("redis-server") or embedded_binary()
+    first, second = (_start(stack, folder / name, binary) for name in ("first", "second"))
+    return Kind([first, second], second.url, [first.url, second.url])
+
+
+KINDS = {
+    "redis-7": _redis_7,
+    "redis-6.2": _embedded,
+    "sentinel": _sentinel,
+    "two-servers": _two_servers,
+}
+
+
+@pytest.fixture(scope="session")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Kind]]:
+    """Starts a kind of server, or returns the one that runs."""
+    with contextlib.ExitStack() as stack:
+        yield cache(lambda name: KINDS[name](stack, tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, started: Callable[[str], Kind]) -> Kind:
+    """Each kind of server in turn, emptied."""
+    kind = started(request.param)
+    for server in kind.servers:
+        with server.client() as client:
+            client.flushall()
+    return kind
+
+
+@pytest.fixture
+async def queue(kind: Kind) -> AsyncIterator[JobQueue]:
+    """The store under test."""
+    async with open_queue(kind.url, shards=kind.shards, more=kind.shard_urls) as queue:
+        yield queue
+
+
+@pytest.fixture
+def server(kind: Kind) -> Iterator[Redis]:
+    """The server of shard 0, to let the time of a lease or a deadline pass."""
+    with kind.servers[0].client() as client:
+        yield client
+
+
+@pytest.fixture
+def gateway(server: Redis) -> Iterator[ChannelSubscriber]:
+    """The gateway that `make_job` names."""
+    with gateway_messages(server) as subscriber:
+        yield subscriber
+
+
+@pytest.fixture
+def other_gateway(server: Redis) -> Iterator[ChannelSubscriber]:
+    """A second gateway, `gw-2`."""
+    with gateway_messages(server, "gw-2") as subscriber:
+        yield subscriber
+
+
+@pytest.fixture
+def control(server: Redis) -> Iterator[ChannelSubscriber]:
+    """The worker that `claim` names."""
+    with control_messages(server) as subscriber:
+        yield subscriber

@@ -27,6 +27,7 @@ MODEL_FILES = (
 PLATFORM, JOB, STORE = "shared/platform", "shared/job", "shared/store/redis"
 FLEET, API = "shared/fleet", "shared/api"
 AUTOSCALER, OVERVIEW = "gateway/ops/autoscaler", "gateway/ops/overview"
+DESCRIPTION = "gateway/description"
 LISTEN, SETTINGS = "gateway/listen_settings.py", "gateway/gateway_settings.py"
 WORKER_SETTINGS = "worker/worker_settings.py"
 APIS = sorted(path.parent.name for path in (ROOT / "gateway" / "apis").glob("*/routes.py"))
@@ -44,27 +45,31 @@ ALLOWED: dict[str, set[str]] = {
     "gateway/core": {PLATFORM, JOB, STORE, FLEET, API, SETTINGS, "gateway/http"},
     AUTOSCALER: {PLATFORM, JOB, STORE, FLEET},
     OVERVIEW: {PLATFORM, JOB, STORE, FLEET, AUTOSCALER, "gateway/core"},
-    "gateway/apis/anthropic": {"gateway/core"},
-    "gateway/apis/audio": {"gateway/core"},
-    "gateway/apis/pooling": {"gateway/core"},
-    "gateway/apis/openai": {"gateway/http", "gateway/core"},
-    "gateway/apis/torchserve": {JOB, STORE, FLEET, API, "gateway/http", "gateway/core"},
-    "gateway/apis/jobs": {PLATFORM, JOB, STORE, API, "gateway/http", "gateway/core"},
-    "gateway/apis/responses": {JOB, STORE, API, SETTINGS, "gateway/http", "gateway/core"},
+    DESCRIPTION: {JOB, API, "gateway/http", "gateway/core"},
+    "gateway/apis/anthropic": {DESCRIPTION},
+    "gateway/apis/audio": {DESCRIPTION},
+    "gateway/apis/pooling": {DESCRIPTION},
+    "gateway/apis/openai": {JOB, "gateway/http", "gateway/core", DESCRIPTION},
+    "gateway/apis/torchserve": {
+        JOB, STORE, FLEET, API, "gateway/http", "gateway/core", DESCRIPTION,
+    },
+    "gateway/apis/jobs": {
+        PLATFORM, JOB, STORE, API, "gateway/http", "gateway/core", DESCRIPTION,
+    },
+    "gateway/apis/responses": {
+        JOB, STORE, API, SETTINGS, "gateway/http", "gateway/core", DESCRIPTION,
+    },
     "gateway/apis/admin": {
-        JOB, STORE, FLEET, API, AUTOSCALER, "gateway/http", "gateway/core",
+        JOB, STORE, FLEET, API, AUTOSCALER, "gateway/http", "gateway/core", DESCRIPTION,
     },
-    "gateway/apis": {
-        JOB, API, "gateway/http", "gateway/core",
-        *(f"gateway/apis/{api}" for api in APIS),
-    },
-    "gateway/ops": {JOB, STORE, OVERVIEW, "gateway/http", "gateway/core"},
+    "gateway/apis": {DESCRIPTION, *(f"gateway/apis/{api}" for api in APIS)},
+    "gateway/ops": {JOB, STORE, OVERVIEW, "gateway/http", "gateway/core", DESCRIPTION},
     "gateway/maintenance": {PLATFORM, JOB, STORE, FLEET, AUTOSCALER},
     "gateway/launcher": {PLATFORM, STORE, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},
     "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
     "gateway": {
         PLATFORM, JOB, STORE, FLEET, LISTEN, SETTINGS, OVERVIEW, "gateway/http", "gateway/core",
-        "gateway/apis", "gateway/ops",
+        DESCRIPTION, "gateway/apis", "gateway/ops",
     },
     "worker/demo": {FLEET},
     WORKER_SETTINGS: {FLEET},

@@ -111,7 +111,7 @@ def budgets() -> list[Budget]:
         Budget(f"constructors above {ARGUMENTS} arguments", len(arguments), 9, 0),
         Budget("files on the path of a chat request", request, 91, 30),
         Budget("files on the path of a token", token, 36, 14),
-        Budget("files on the path of a killed worker", worker, 56, 17),
+        Budget("files on the path of a killed worker", worker, 52, 17),
     ]
 
 

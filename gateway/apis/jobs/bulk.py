@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.apis.jobs.bulk_action import Action, Bulk, BulkActions
+from gateway.apis.jobs.bulk_action import Bulk, BulkAction, BulkActions
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.operator_body import optional_body, taken_reason
@@ -53,7 +53,7 @@ async def retry_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -
     return await _run("retry", request, gateway, tenant)
 
 
-async def _run(action: Action, request: Request, gateway: Gateway, tenant: str) -> Bulk:
+async def _run(action: BulkAction, request: Request, gateway: Gateway, tenant: str) -> Bulk:
     reason, fields = taken_reason(await optional_body(request, gateway))
     try:
         asked = BulkRequest.model_validate(fields)

@@ -26,14 +26,14 @@ _IDS_SHOWN = 100
 _CANCELLABLE = frozenset({JobState.QUEUED, JobState.IN_PROGRESS})
 
 
-Action = Literal["cancel", "retry"]
+BulkAction = Literal["cancel", "retry"]
 
 
 class Bulk(BaseModel):
     """What one call has found and done."""
 
     object: Literal["bulk"] = "bulk"
-    action: Action
+    action: BulkAction
     filter: str
     dry_run: bool
     matched: int = Field(description="jobs of this call: 1000 at most")
@@ -53,7 +53,7 @@ class BulkActions:
 
     async def run(
         self,
-        action: Action,
+        action: BulkAction,
         tenants: Sequence[str],
         job_filter: JobFilter,
         before_us: int | None,

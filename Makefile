@@ -2,7 +2,7 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install check test test-models test-page test-clients test-compose lint docs load faults tour clean
+.PHONY: help up install check test test-models test-page test-clients test-compose test-deletions lint docs load faults tour clean
 # Only the installer reads this one; Flotilla refuses FLOTILLA_ variables that are no settings.
 unexport FLOTILLA_BACKEND
 
@@ -24,7 +24,7 @@ check: lint ## before a commit: lint and unit tests, in a minute and a half
 
 test: install ## all tests but test-models (ARGS: pytest's)
 	.venv/bin/pytest $(PARALLEL) --ignore tests/models --ignore tests/page \
-		--ignore tests/clients $(ARGS)
+		--ignore tests/clients --ignore tests/deletions $(ARGS)
 
 test-models: install ## real vLLM with other models than the demo's, made on the spot (ARGS: pytest's)
 	.venv/bin/pytest tests/models $(ARGS)
@@ -47,6 +47,9 @@ test-clients: install ## unmodified client libraries on real vLLM; installs them
 
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
 	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)
+
+test-deletions: install ## `make check` in copies without a plug-in, which is deleted with its tests; some minutes each
+	.venv/bin/pytest tests/deletions $(ARGS)
 
 lint: install ## style, types, docstrings, the rules of the architecture, the budgets of its size
 	.venv/bin/ruff check

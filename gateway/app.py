@@ -14,7 +14,6 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from gateway.apis import openapi
 from gateway.apis.table import APIS
 from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
@@ -26,6 +25,7 @@ from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
 from gateway.core.tenants import tenants_in
 from gateway.core.unwatcher import Unwatcher
+from gateway.description import openapi
 from gateway.front_door import FrontDoor
 from gateway.gateway_settings import GatewaySettings
 from gateway.http import error_response as errors

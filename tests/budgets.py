@@ -7,6 +7,7 @@ smaller lowers its ceiling. A ceiling is raised only by a commit that says why.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 CORE = ("shared/job", "shared/store", "gateway/core", "worker/core")
 PRODUCT = ("shared", "gateway", "worker")
 FILE_LINES, FUNCTION_LINES, ARGUMENTS = 300, 50, 6
+WALKS = ROOT / "docs" / "pages" / "walks.md"
 
 
 class Budget(NamedTuple):
@@ -82,16 +84,34 @@ def wide_constructors() -> dict[str, int]:
     return {name: count for name, count in found.items() if count > ARGUMENTS}
 
 
+def walks() -> dict[str, list[tuple[str, str]]]:
+    """Title of each walk -> its rows: a file, and the function by which the path enters it."""
+    return {
+        part.partition("\n")[0]: re.findall(r"^\| `([\w./]+)` \| `([\w.]+)` \|", part, re.MULTILINE)
+        for part in WALKS.read_text().split("\n## ")[1:]
+    }
+
+
+def files_of_walks() -> list[int]:
+    """How many files each walk has. A request has those of its tokens, too."""
+    request, token, worker = ({file for file, _ in rows} for rows in walks().values())
+    return [len(request | token), len(token), len(worker)]
+
+
 def budgets() -> list[Budget]:
     """All figures, each with its ceiling and its goal."""
+    request, token, worker = files_of_walks()
     files, functions_, arguments = long_files(), long_functions(), wide_constructors()
     return [
-        Budget("lines of the core", total(*CORE), 18_914, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 47_915, 34_000),
-        Budget("lines of the load tests", total("load_tests"), 10_259, 9_000),
+        Budget("lines of the core", total(*CORE), 18_694, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 47_889, 34_000),
+        Budget("lines of the load tests", total("load_tests"), 10_260, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 8, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 11, 0),
         Budget(f"constructors above {ARGUMENTS} arguments", len(arguments), 8, 0),
+        Budget("files on the path of a chat request", request, 91, 30),
+        Budget("files on the path of a token", token, 36, 14),
+        Budget("files on the path of a killed worker", worker, 52, 17),
     ]
 
 

@@ -10,7 +10,7 @@ from gateway.apis.openai.routes import API as OPENAI
 from gateway.apis.pooling.routes import API as POOLING
 from gateway.apis.responses.routes import API as RESPONSES
 from gateway.apis.torchserve.routes import API as TORCHSERVE
-from gateway.core.api import Api
+from gateway.description.api import Api
 
 APIS: tuple[Api, ...] = (
     OPENAI,

@@ -1,6 +1,6 @@
 """The answer to a call that waits for its job: vLLM's bytes, as the job's reader delivers them.
 
-Token path: streaming/reader.py -> here for the first chunk of a stream, and for any chunk of a
+Token path: gateway/core/reader.py -> here for the first chunk of a stream, and for any chunk of a
 client that reads slowly -> http/response_writer.py. Other chunks go from the reader to the
 connection's ChunkWriter directly.
 """

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Made once, when the process starts. An API adds its own objects then (core/api.py)."""
+    """Made once, when the process starts. An API adds its own objects then (Api.start)."""
 
     id: str
     settings: GatewaySettings

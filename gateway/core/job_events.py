@@ -13,7 +13,7 @@ Each has an id: the number of a log entry, or `number.k` for the k-th of several
 entry; `queued`, `in_progress` and `error` have that of the event before. Sent back to any gateway
 as `Last-Event-ID`, it continues with what is behind it.
 
-Token path: streaming/reader.py -> here -> the response of `GET /jobs/{id}/events`.
+Token path: gateway/core/reader.py -> here -> the response of `GET /jobs/{id}/events`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A reader: delivers the log of one job to one client, in order, without a gap or a repetition.
 
-Token path: streaming/relay.py -> here -> streaming/answer.py. Where the client keeps up, a chunk
+Token path: gateway/core/relay.py -> here -> answer.py. Where the client keeps up, a chunk
 goes on to the connection's ChunkWriter at once, without a task in between.
 
 Live frames may be lost: a frame that is not the next one, and a long silence, make the reader read

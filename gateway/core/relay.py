@@ -1,6 +1,6 @@
 """The relay: a gateway's subscription at each Redis server, dispatched to readers in memory.
 
-Token path: Redis pub/sub (shared/store/redis/subscription.py) -> here -> streaming/reader.py.
+Token path: Redis pub/sub (shared/store/redis/subscription.py) -> here -> gateway/core/reader.py.
 
 Pub/sub may lose messages. A job's log is the truth: readers read it where frames are missing.
 """

@@ -1,6 +1,6 @@
 """A request's body, the parts of its response, and its client's disconnect, over ASGI.
 
-Token path: streaming/answer.py -> here -> the connection's transport.
+Token path: gateway/core/answer.py -> here -> the connection's transport.
 
 Each function takes uvicorn's fast path (uvicorn_fastpath.py) where it is enabled and the server is
 uvicorn; otherwise the calls that ASGI defines.

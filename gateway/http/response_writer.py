@@ -1,6 +1,6 @@
 """Writes one response: its head with the first bytes, then the rest.
 
-Token path: streaming/answer.py -> here for the first chunk, asgi_io.ChunkWriter for the others.
+Token path: gateway/core/answer.py -> here for the first chunk, asgi_io.py for the others.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
 from gateway.core.context import Gateway, GatewayDep
-from gateway.core.schema import shows
+from gateway.description.schema import shows
 from gateway.http import server_events as sse
 from gateway.http.query import known_only
 from gateway.ops.overview.models import FleetOverview

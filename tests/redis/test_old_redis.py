@@ -7,15 +7,13 @@ not load functions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from redis import Redis
 
-from gateway.apis.responses.stored_response import stored_response
 from shared.job.frames import FrameKind
 from shared.job.lanes import DEFAULT, PRIORITY
-from shared.job.response_id import response_id
 from shared.store.interface import StoreUnwritable
 from shared.store.redis import keys
 from shared.store.redis.depths import depths
@@ -44,29 +42,6 @@ from tests.redis.conftest import (
     repair,
     submit,
 )
-from tests.redis.test_conversations import Side, answered
-from tests.redis_server import RedisServer, embedded_binary
-
-
-@pytest.fixture(scope="module")
-def old_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("old-redis"), embedded_binary())
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def old_store(old_server: RedisServer) -> Iterator[Redis]:
-    with old_server.client() as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
-async def old_queue(old_server: RedisServer, old_store: Redis) -> AsyncIterator[JobQueue]:
-    async with open_queue(old_server.url) as queue:
-        yield queue
 
 
 def calls(store: Redis, command: str) -> int:
@@ -119,32 +94,6 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
     assert [d.waiting + d.in_progress for d in await depths(old_queue)] == [0] * 5
     rows = await page(old_queue, [TENANT], None, 10)
     assert [job.state for _, _, job in rows if job] == ["completed", "completed"]
-
-
-async def test_responses_and_conversations_live_and_end(
-    old_queue: JobQueue, old_store: Redis
-) -> None:
-    side = Side(old_queue)
-    conversation = await side.new("p" * 5_000)
-    first = await answered(side, "one", conversation=conversation.id, input="in")
-    assert await side.texts(conversation) == ["p" * 5_000, "in", "one"]
-    now = await side.conversations.get(TENANT, conversation.id)
-    await side.conversations.append(now, [{"role": "user", "content": "more"}])
-    page_of_one = await side.items(conversation, limit=1, descending=True)
-    assert page_of_one["has_more"]
-    await side.conversations.remove(now, page_of_one["last_id"])
-    previous = first
-    for _ in range(3):
-        previous = await answered(side, "out", previous_response_id=response_id(previous))
-    assert (await side.input_texts(previous))[:3] == ["p" * 5_000, "in", "one"]
-    await side.responses.delete(await stored_response(old_queue, TENANT, response_id(previous)))
-    await side.conversations.delete(now)
-    kept = keys.kept(0, TENANT)
-    assert old_store.zscore(kept, conversation.id) is None
-    for member in old_store.zrange(keys.base(0) + keys.EXPIRING, 0, -1):
-        old_store.zadd(keys.base(0) + keys.EXPIRING, {member: 1})
-    await old_queue.sweep(0)
-    assert not old_store.exists(kept)
 
 
 async def test_scripts_are_called_and_loaded_again_when_they_were_forgotten(

@@ -4,7 +4,7 @@ Runs put their output into buffers; at the end of the step, when every run has d
 collects it. While a call is in flight, the output of later steps accumulates and leaves with the
 next call: a slow Redis makes calls larger, not more frequent.
 
-Token path: `worker/core/output_buffer.py` -> here -> `lua/emit.lua` -> pub/sub ->
+Token path: `worker/core/output_buffer.py` -> here -> `scripts/emit.lua` -> pub/sub ->
 `gateway/core/relay.py`.
 """
 

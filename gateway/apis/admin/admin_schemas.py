@@ -1,15 +1,12 @@
-"""The schemas of dead letters and keys in the API's description, by name."""
+"""The schemas of dead letters in the API's description, by name."""
 
 from __future__ import annotations
 
-from gateway.core.schema import (
+from gateway.description.schema import (
     ANYTHING,
-    MAYBE_NUMBER,
-    MAYBE_OBJECT,
     MAYBE_TEXT,
     NUMBER,
     TEXT,
-    WHOLE,
     YES_NO,
     Schema,
     array,
@@ -48,24 +45,5 @@ ADMIN_SCHEMAS: dict[str, Schema] = {
         job_id=TEXT | {"description": "the new job"},
         retried_from=TEXT,
         tenant=TEXT,
-    ),
-    "KeyList": obj(
-        "object data",
-        object={"const": "list"},
-        data=array(
-            obj(
-                "name tenant operator keys jobs_kept conversations_kept bytes_kept last_job_at "
-                "usage",
-                name=TEXT,
-                tenant=TEXT,
-                operator=YES_NO,
-                keys=WHOLE,
-                jobs_kept=WHOLE,
-                conversations_kept=WHOLE,
-                bytes_kept=WHOLE,
-                last_job_at=MAYBE_NUMBER,
-                usage=MAYBE_OBJECT | {"description": "in the last hour"},
-            )
-        ),
     ),
 }

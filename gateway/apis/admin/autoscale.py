@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.core.context import GatewayDep
+from gateway.description.schema import errors_in
 from gateway.http.query import known_only
 from gateway.ops.autoscaler.scale_object import decision
 from shared.job.adapter_queues import pool_of
@@ -15,7 +16,7 @@ from shared.job.errors import AutoscalerSilent, NotFound
 router = APIRouter(tags=["operators"], dependencies=[known_only])
 
 
-@router.get("/autoscale/{name:path}")
+@router.get("/autoscale/{name:path}", responses=errors_in(AutoscalerSilent))
 async def get_wanted(name: str, gateway: GatewayDep) -> dict[str, Any]:
     """The decision for a pool, by the pool's or a model's name; KEDA's `valueLocation` is `wanted`.
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.apis.admin.letter_object import letter_object
 from gateway.core.call import repeat
 from gateway.core.context import Gateway, GatewayDep
-from gateway.core.schema import shows
+from gateway.description.schema import shows
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest, NotFound, NotRepeatable
 from shared.store.redis import dead_letters
@@ -59,7 +59,9 @@ async def get_letter(letter_id: str, gateway: GatewayDep) -> dict[str, Any]:
 
 
 @router.post(
-    "/{letter_id}/replay", status_code=202, response_model=None, openapi_extra=shows("Replay", 202)
+    "/{letter_id}/replay",
+    status_code=202,
+    openapi_extra=shows("Replay", 202, errors=(NotRepeatable,)),
 )
 async def replay(letter_id: str, gateway: GatewayDep) -> Response:
     """Submit the request of the letter's job again, for its tenant, and delete the letter.

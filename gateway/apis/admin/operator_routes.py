@@ -18,7 +18,7 @@ from gateway.apis.admin.operation_schemas import OPTIONS_BODY, options_of
 from gateway.apis.admin.operator_calls import OperatorCalls
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.operator_body import optional_body, taken_reason
-from gateway.core.schema import shows
+from gateway.description.schema import Kinds, errors_in, shows
 from gateway.http.error_response import error_response
 from gateway.http.query import known_only
 from shared.api.operator_actions import (
@@ -29,9 +29,10 @@ from shared.api.operator_actions import (
     check_options,
     read_words,
 )
-from shared.job.errors import BadRequest, NotFound
+from shared.job.errors import BadRequest, NotFound, NoWorker, OperationFailed, WorkerNotReady
 
 router = APIRouter(tags=["operators"])
+_ERRORS: Kinds = (NotFound, NoWorker, OperationFailed, *OperationFailed.__subclasses__())
 
 
 @router.get("/admin/pools", dependencies=[known_only], openapi_extra=shows("PoolList"))
@@ -51,7 +52,7 @@ async def get_pool(pool: str, gateway: GatewayDep) -> dict[str, Any]:
 @router.post(
     "/admin/pools/{pool}/{action}",
     dependencies=[known_only],
-    openapi_extra=shows("Operation") | OPTIONS_BODY,
+    openapi_extra=shows("Operation", errors=_ERRORS) | OPTIONS_BODY,
 )
 async def operate(
     pool: str,
@@ -77,7 +78,9 @@ async def operate(
 
 
 @router.post(
-    "/admin/workers/{worker}/drain", dependencies=[known_only], openapi_extra=shows("Operation")
+    "/admin/workers/{worker}/drain",
+    dependencies=[known_only],
+    openapi_extra=shows("Operation", errors=(*_ERRORS, WorkerNotReady)) | OPTIONS_BODY,
 )
 async def drain(worker: str, request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Have one worker hand its jobs over to others, or finish them, and end.
@@ -150,6 +153,7 @@ def _add(action: OperatorAction) -> None:
         summary=action.summary,
         response_model=None,
         openapi_extra=options_of(action),
+        responses=errors_in(*_ERRORS),
     )
 
 

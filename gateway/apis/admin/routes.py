@@ -16,8 +16,8 @@ from gateway.apis.admin import (
 from gateway.apis.admin.admin_schemas import ADMIN_SCHEMAS
 from gateway.apis.admin.operation_schemas import OPERATION_SCHEMAS
 from gateway.apis.admin.operator_calls import OperatorCalls
-from gateway.core.api import Api
 from gateway.core.context import Gateway, GatewayDep
+from gateway.description.api import Api
 from gateway.http.query import known_only
 from gateway.ops.autoscaler.scale_object import whole
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel, Field
 
 from gateway.apis.admin.tenant_usage import usage
 from gateway.core.context import GatewayDep
-from gateway.core.schema import shows
 from gateway.http.query import known_only
 from shared.store.redis.tenants import kept_of
 
@@ -19,8 +19,29 @@ _MOST_TENANTS = 50
 """With more tenants only these, the first by name, have their usage read."""
 
 
-@router.get("/keys", openapi_extra=shows("KeyList"))
-async def list_keys(gateway: GatewayDep) -> dict[str, Any]:
+class Key(BaseModel):
+    """A tenant, what is kept of it, and what it has used."""
+
+    name: str
+    tenant: str
+    operator: bool
+    keys: int
+    jobs_kept: int
+    conversations_kept: int
+    bytes_kept: int
+    last_job_at: float | None
+    usage: dict[str, Any] | None = Field(description="in the last hour")
+
+
+class KeyList(BaseModel):
+    """The tenants."""
+
+    object: Literal["list"] = "list"
+    data: list[Key]
+
+
+@router.get("/keys")
+async def list_keys(gateway: GatewayDep) -> KeyList:
     """Each tenant of this gateway: its keys, the jobs that are kept, and its use in the last hour.
 
     The usage is of the latest 1000 jobs at most: `complete` says whether these were all.
@@ -31,18 +52,18 @@ async def list_keys(gateway: GatewayDep) -> dict[str, Any]:
     used = await asyncio.gather(
         *(usage(queue, tenant.name, now_s) for tenant in tenants[:_MOST_TENANTS])
     )
-    rows = []
-    for number, (tenant, jobs) in enumerate(zip(tenants, kept, strict=True)):
-        row = {
-            "name": tenant.name,
-            "tenant": tenant.name,
-            "operator": tenant.operator,
-            "keys": tenant.keys,
-            "jobs_kept": jobs.number,
-            "conversations_kept": jobs.conversations,
-            "bytes_kept": jobs.bytes,
-            "last_job_at": jobs.last_at,
-            "usage": used[number] if number < len(used) else None,
-        }
-        rows.append(row)
-    return {"object": "list", "data": rows}
+    rows = [
+        Key(
+            name=tenant.name,
+            tenant=tenant.name,
+            operator=tenant.operator,
+            keys=tenant.keys,
+            jobs_kept=jobs.number,
+            conversations_kept=jobs.conversations,
+            bytes_kept=jobs.bytes,
+            last_job_at=jobs.last_at,
+            usage=used[number] if number < len(used) else None,
+        )
+        for number, (tenant, jobs) in enumerate(zip(tenants, kept, strict=True))
+    ]
+    return KeyList(data=rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.schema import (
+from gateway.description.schema import (
     ANYTHING,
     MAYBE_TEXT,
     NUMBER,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.apis.anthropic.message_schemas import MESSAGE_SCHEMAS
-from gateway.core.api import Api
-from gateway.core.endpoint_route import endpoint_routes
+from gateway.description.api import Api
+from gateway.description.endpoint_route import endpoint_routes
 
 API = Api(
     plain=endpoint_routes(

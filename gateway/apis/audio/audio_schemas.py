@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.schema import MAYBE_TEXT, NUMBER, TEXT, WHOLE, YES_NO, Schema, array, obj
+from gateway.description.schema import MAYBE_TEXT, NUMBER, TEXT, WHOLE, YES_NO, Schema, array, obj
 
 _FIELDS: dict[str, Schema] = {
     "file": {"type": "string", "format": "binary"},

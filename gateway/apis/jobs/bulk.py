@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.apis.jobs.bulk_action import BulkActions
+from gateway.apis.jobs.bulk_action import Bulk, BulkAction, BulkActions
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.operator_body import optional_body, taken_reason
-from gateway.core.schema import MAYBE_TEXT, shows, takes
+from gateway.description.schema import MAYBE_TEXT, takes
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
 
@@ -35,17 +35,17 @@ class BulkRequest(BaseModel):
 
 _BODY = BulkRequest.model_json_schema()
 _BODY["properties"]["reason"] = MAYBE_TEXT | {"description": "for the audit log"}
-_DESCRIBED = shows("Bulk") | takes(_BODY)
+_DESCRIBED = takes(_BODY)
 
 
 @router.post("/cancel", openapi_extra=_DESCRIBED)
-async def cancel_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+async def cancel_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Bulk:
     """Cancel the queued and running jobs that match `filter`, 1000 at most in one call."""
     return await _run("cancel", request, gateway, tenant)
 
 
 @router.post("/retry", openapi_extra=_DESCRIBED)
-async def retry_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+async def retry_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Bulk:
     """Submit the failed, cancelled and expired jobs that match `filter` again, 1000 at most.
 
     A job is repeated once only, however often this is called; its repetition is a job of its own.
@@ -53,9 +53,7 @@ async def retry_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -
     return await _run("retry", request, gateway, tenant)
 
 
-async def _run(
-    action: Literal["cancel", "retry"], request: Request, gateway: Gateway, tenant: str
-) -> dict[str, Any]:
+async def _run(action: BulkAction, request: Request, gateway: Gateway, tenant: str) -> Bulk:
     reason, fields = taken_reason(await optional_body(request, gateway))
     try:
         asked = BulkRequest.model_validate(fields)
@@ -73,8 +71,8 @@ async def _run(
             "%s of all jobs that match %r: %d of %d",
             action,
             asked.filter,
-            len(result.done),
-            len(result.jobs),
+            result.done,
+            result.matched,
             extra={"tenant": tenant, "reason": reason, "filter": asked.filter},
         )
-    return result.to_object(job_filter, dry_run=asked.dry_run)
+    return result

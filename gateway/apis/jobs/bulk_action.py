@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Literal
+
+from pydantic import BaseModel, Field
 
 from gateway.core.call import REPEATABLE, repeat
 from gateway.core.context import Gateway
@@ -25,31 +26,23 @@ _IDS_SHOWN = 100
 _CANCELLABLE = frozenset({JobState.QUEUED, JobState.IN_PROGRESS})
 
 
-@dataclass(frozen=True, slots=True)
-class BulkResult:
+BulkAction = Literal["cancel", "retry"]
+
+
+class Bulk(BaseModel):
     """What one call has found and done."""
 
-    action: str
-    jobs: Sequence[Job]
-    done: Sequence[str]
-    """Ids of the jobs that were cancelled, or of the new jobs."""
-    cursor: int | None
-
-    def to_object(self, job_filter: JobFilter, *, dry_run: bool) -> dict[str, Any]:
-        """As the API shows it."""
-        return {
-            "object": "bulk",
-            "action": self.action,
-            "filter": job_filter.text,
-            "dry_run": dry_run,
-            "matched": len(self.jobs),
-            "done": len(self.done),
-            "skipped": 0 if dry_run else len(self.jobs) - len(self.done),
-            "ids": [job.id for job in self.jobs[:_IDS_SHOWN]],
-            "new_ids": list(self.done[:_IDS_SHOWN]) if self.action == "retry" else [],
-            "more": self.cursor is not None,
-            "next_cursor": None if self.cursor is None else str(self.cursor),
-        }
+    object: Literal["bulk"] = "bulk"
+    action: BulkAction
+    filter: str
+    dry_run: bool
+    matched: int = Field(description="jobs of this call: 1000 at most")
+    done: int
+    skipped: int = Field(description="those that ended meanwhile, or whose request is gone")
+    ids: list[str] = Field(description="of the first 100 that matched")
+    new_ids: list[str] = Field(description="of the first 100 new jobs")
+    more: bool
+    next_cursor: str | None
 
 
 class BulkActions:
@@ -60,13 +53,13 @@ class BulkActions:
 
     async def run(
         self,
-        action: str,
+        action: BulkAction,
         tenants: Sequence[str],
         job_filter: JobFilter,
         before_us: int | None,
         *,
         dry_run: bool,
-    ) -> BulkResult:
+    ) -> Bulk:
         """Carry out the action on the jobs of these tenants that match and that allow it.
 
         `before_us`: the cursor of the call before. Newest jobs first.
@@ -85,7 +78,19 @@ class BulkActions:
             for first in range(0, len(found.jobs), _AT_ONCE):
                 batch = found.jobs[first : first + _AT_ONCE]
                 done += filter(None, await asyncio.gather(*map(one, batch)))
-        return BulkResult(action, found.jobs, done, found.cursor)
+        matched = len(found.jobs)
+        return Bulk(
+            action=action,
+            filter=job_filter.text,
+            dry_run=dry_run,
+            matched=matched,
+            done=len(done),
+            skipped=0 if dry_run else matched - len(done),
+            ids=[job.id for job in found.jobs[:_IDS_SHOWN]],
+            new_ids=done[:_IDS_SHOWN] if action == "retry" else [],
+            more=found.cursor is not None,
+            next_cursor=None if found.cursor is None else str(found.cursor),
+        )
 
     async def _cancel(self, job: Job) -> str:
         """The job's id; empty if it had ended meanwhile in another way."""

@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from gateway.apis.jobs.timeline import timeline
-from gateway.apis.jobs.why import PoolSituation, explain
+from gateway.apis.jobs.timeline import Timeline, timeline
+from gateway.apis.jobs.why import PoolSituation, Why, explain
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.job_lookup import any_job_of, job_of
 from gateway.core.job_object import summaries
-from gateway.core.schema import shows
+from gateway.description.schema import shows
 from gateway.http.query import known_only
 from shared.api.endpoint import BodyKind, StreamFormat
 from shared.api.endpoints import ENDPOINTS
@@ -24,19 +24,21 @@ from shared.job.job import Job
 router = APIRouter(tags=["jobs"], dependencies=[known_only])
 
 
-@router.get("/jobs/{job_id}/timeline", openapi_extra=shows("Timeline"))
-async def get_timeline(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+@router.get("/jobs/{job_id}/timeline")
+async def get_timeline(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Timeline:
     """What has happened to the job: events, each a sentence, and the spans between them."""
     return timeline(await job_of(gateway.queue, gateway.settings, tenant, job_id))
 
 
-@router.get("/jobs/{job_id}/why", openapi_extra=shows("Why"))
-async def get_why(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+@router.get("/jobs/{job_id}/why")
+async def get_why(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Why:
     """Why the job waits, or why it failed: a sentence, and the facts that it rests on."""
     return await _why(gateway, await job_of(gateway.queue, gateway.settings, tenant, job_id))
 
 
-@router.get("/jobs/{job_id}/request", response_model=None, openapi_extra=shows("JobRequestKept"))
+@router.get(
+    "/jobs/{job_id}/request", openapi_extra=shows("JobRequestKept", errors=(NotRepeatable,))
+)
 async def get_request(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """The job's request as it was sent, as long as it is kept: to submit it again with changes."""
     job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
@@ -62,19 +64,19 @@ async def get_any_job(job_id: str, gateway: GatewayDep) -> dict[str, Any]:
     return shown
 
 
-@router.get("/admin/jobs/{job_id}/timeline", tags=["operators"], openapi_extra=shows("Timeline"))
-async def get_any_timeline(job_id: str, gateway: GatewayDep) -> dict[str, Any]:
+@router.get("/admin/jobs/{job_id}/timeline", tags=["operators"])
+async def get_any_timeline(job_id: str, gateway: GatewayDep) -> Timeline:
     """The timeline of a job of any tenant."""
     return timeline(await any_job_of(gateway.queue, gateway.settings, job_id))
 
 
-@router.get("/admin/jobs/{job_id}/why", tags=["operators"], openapi_extra=shows("Why"))
-async def get_any_why(job_id: str, gateway: GatewayDep) -> dict[str, Any]:
+@router.get("/admin/jobs/{job_id}/why", tags=["operators"])
+async def get_any_why(job_id: str, gateway: GatewayDep) -> Why:
     """Why a job of any tenant waits, or why it failed."""
     return await _why(gateway, await any_job_of(gateway.queue, gateway.settings, job_id))
 
 
-async def _why(gateway: Gateway, job: Job) -> dict[str, Any]:
+async def _why(gateway: Gateway, job: Job) -> Why:
     fleet, pool = gateway.fleet, pool_of(job.pool)
     (shown,) = await summaries(gateway.queue, [job])
     position = shown.get("position")
@@ -88,4 +90,4 @@ async def _why(gateway: Gateway, job: Job) -> dict[str, Any]:
     )
     wait_s = fleet.wait_estimate(job.pool, position).wait_s if position else None
     message = (shown["error"] or {}).get("message", "")
-    return explain(job, situation, position, wait_s, message, fleet.now_s()).to_object(job)
+    return explain(job, situation, position, wait_s, message, fleet.now_s())

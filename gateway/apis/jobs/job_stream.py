@@ -18,7 +18,8 @@ from gateway.core.incoming import Incoming
 from gateway.core.job_lookup import job_of
 from gateway.core.plain_route import PlainRoute
 from gateway.core.received_events import StreamPosition
-from gateway.core.schema import TEXT, Schema
+from gateway.description.endpoint_route import ANSWER_ERRORS
+from gateway.description.schema import TEXT, Schema, errors_in
 from gateway.http.body import has_body
 from shared.job.errors import BadRequest
 from shared.store.interface import StoreUnavailable
@@ -103,7 +104,8 @@ STREAM = PlainRoute(
                     "application/json": {"schema": {}},
                     "text/event-stream": {"schema": TEXT},
                 },
-            }
+            },
+            **errors_in(*ANSWER_ERRORS),
         },
     },
 )

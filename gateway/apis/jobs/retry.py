@@ -12,7 +12,8 @@ from gateway.core.call import JobOptions, NewCall, Unwrap, Wrapped, new_call, re
 from gateway.core.context import GatewayDep, TenantDep
 from gateway.core.incoming import Incoming
 from gateway.core.job_lookup import job_of
-from gateway.core.schema import ref, shows, takes
+from gateway.description.endpoint_route import CALL_ERRORS
+from gateway.description.schema import ref, shows, takes
 from gateway.http.body import has_body, raw_member
 from gateway.http.query import known_only
 from shared.api.endpoint import BodyKind, Endpoint, StreamFormat
@@ -26,8 +27,8 @@ router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 @router.post(
     "/{job_id}/retry",
     status_code=202,
-    response_model=None,
-    openapi_extra=shows("Job", 202) | takes(ref("RetryRequest"), required=False),
+    openapi_extra=shows("Job", 202, errors=(NotRepeatable, *CALL_ERRORS))
+    | takes(ref("RetryRequest"), required=False),
 )
 async def retry(job_id: str, request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Submit the request of a failed, cancelled or expired job again, as a new job.

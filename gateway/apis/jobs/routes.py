@@ -14,10 +14,8 @@ from gateway.apis.jobs import bulk, job_details, retry
 from gateway.apis.jobs.accepted_job import accepted
 from gateway.apis.jobs.job_schemas import JOB_SCHEMAS
 from gateway.apis.jobs.job_stream import STREAM
-from gateway.core.api import Api
 from gateway.core.call import JobOptions, Wrapped, new_call
 from gateway.core.context import Gateway, GatewayDep, TenantDep
-from gateway.core.endpoint_route import CALL_HEADERS
 from gateway.core.incoming import Incoming
 from gateway.core.job_events import EventPosition, events
 from gateway.core.job_filter import parse_filter, tenants_of
@@ -27,9 +25,11 @@ from gateway.core.job_search import search
 from gateway.core.log_event import ReadMode
 from gateway.core.on_disconnect import keep_s
 from gateway.core.operator_check import check_operator
-from gateway.core.schema import Schema, ref, shows, takes
 from gateway.core.send_body import BodyResponse
 from gateway.core.whole_answer import whole_answer
+from gateway.description.api import Api
+from gateway.description.endpoint_route import ANSWER_ERRORS, CALL_ERRORS, CALL_HEADERS
+from gateway.description.schema import Schema, ref, shows, takes
 from gateway.http import server_events as sse
 from gateway.http.body import raw_member
 from gateway.http.call_headers import MAX_DEADLINE_S
@@ -88,8 +88,9 @@ def _job_request() -> Schema:
 @router.post(
     "",
     status_code=202,
-    response_model=None,
-    openapi_extra=shows("Job", 202) | takes(_job_request()) | {"parameters": list(CALL_HEADERS)},
+    openapi_extra=shows("Job", 202, errors=CALL_ERRORS)
+    | takes(_job_request())
+    | {"parameters": list(CALL_HEADERS)},
 )
 async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Queue a request of an endpoint. Answers 202 with the job and `Location`."""
@@ -142,7 +143,7 @@ async def get_job(
     return BodyResponse(await full(gateway.queue, gateway.fleet, job), headers=headers)
 
 
-@router.get("/{job_id}/result", response_model=None, openapi_extra=shows("Job", 202))
+@router.get("/{job_id}/result", openapi_extra=shows("Job", 202, errors=ANSWER_ERRORS))
 async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """The answer that the endpoint would have given; 202 with the job until there is one."""
     job = await _job(gateway, tenant, job_id)
@@ -178,7 +179,7 @@ async def _chunks(queue: Store, job: Job) -> AsyncIterator[bytes]:
 @router.get(
     "/{job_id}/events",
     response_class=StreamingResponse,
-    openapi_extra=shows("", events=True),
+    openapi_extra=shows("", events=True, errors=ANSWER_ERRORS),
 )
 async def get_events(
     job_id: str,

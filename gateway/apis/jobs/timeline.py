@@ -8,7 +8,10 @@ whose first output's time is not known: it was taken back, it goes on, or its an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel
 
 from shared.job.adapter_queues import pool_of
 from shared.job.job import Attempt, Job
@@ -31,7 +34,8 @@ _TAKEN_BACK = {
 _HANDED_OVER = frozenset({"handed_over", "drained", "asleep"})
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Span:
     """A part of the job's life; `end` is None while it goes on."""
 
     name: str
@@ -41,7 +45,8 @@ class Span(NamedTuple):
     worker: str
 
 
-class Event(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Event:
     """Something that has happened to the job."""
 
     at: float
@@ -50,15 +55,20 @@ class Event(NamedTuple):
     text: str
 
 
-def timeline(job: Job) -> dict[str, Any]:
-    """The timeline object. Times are Unix seconds by Redis' clock."""
-    return {
-        "object": "timeline",
-        "job": job.id,
-        "state": job.state,
-        "events": [event._asdict() for event in sorted(_events(job), key=lambda e: e.at)],
-        "spans": [span._asdict() for span in spans(job)],
-    }
+class Timeline(BaseModel):
+    """A job's events and spans. Times are Unix seconds by Redis' clock."""
+
+    object: Literal["timeline"] = "timeline"
+    job: str
+    state: JobState
+    events: list[Event]
+    spans: list[Span]
+
+
+def timeline(job: Job) -> Timeline:
+    """The timeline of a job."""
+    events = sorted(_events(job), key=lambda event: event.at)
+    return Timeline(job=job.id, state=job.state, events=events, spans=spans(job))
 
 
 def spans(job: Job) -> list[Span]:

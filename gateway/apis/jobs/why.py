@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
+
+from pydantic import BaseModel
 
 from shared.job.adapter_queues import pool_of
 from shared.job.job import Job
@@ -43,21 +45,21 @@ class PoolSituation:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """A sentence, and the facts that it rests on, as (name, text)."""
+class Fact:
+    """A part of a job's situation."""
 
+    name: str
+    text: str
+
+
+class Why(BaseModel):
+    """A sentence, and the facts that it rests on."""
+
+    object: Literal["why"] = "why"
+    job: str
+    state: JobState
     sentence: str
-    facts: tuple[tuple[str, str], ...]
-
-    def to_object(self, job: Job) -> dict[str, Any]:
-        """As the API shows it."""
-        return {
-            "object": "why",
-            "job": job.id,
-            "state": job.state,
-            "sentence": self.sentence,
-            "facts": [{"name": name, "text": text} for name, text in self.facts],
-        }
+    facts: list[Fact]
 
 
 def explain(
@@ -67,7 +69,7 @@ def explain(
     wait_s: float | None,
     message: str,
     now_s: float,
-) -> Explanation:
+) -> Why:
     """The explanation for a job at the time `now_s`, Unix seconds by Redis' clock.
 
     `position`, `wait_s`: in its queue, and the estimate, as far as they are known. `message`: of
@@ -79,7 +81,8 @@ def explain(
         sentence = _how_it_runs(job, now_s)
     else:
         sentence = _how_it_ended(job, message)
-    return Explanation(sentence, tuple(_facts(job, pool, position, wait_s, message, now_s)))
+    facts = [Fact(*each) for each in _facts(job, pool, position, wait_s, message, now_s)]
+    return Why(job=job.id, state=job.state, sentence=sentence, facts=facts)
 
 
 def _why_it_waits(

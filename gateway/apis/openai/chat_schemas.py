@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.core.endpoint_route import ON_DISCONNECT
-from gateway.core.schema import (
+from gateway.description.endpoint_route import ON_DISCONNECT
+from gateway.description.schema import (
     ANYTHING,
     MAYBE_OBJECT,
     MAYBE_TEXT,

@@ -8,8 +8,9 @@ from fastapi import APIRouter
 
 from gateway.core.context import GatewayDep
 from gateway.core.model_card import card_of
-from gateway.core.schema import shows
+from gateway.description.schema import shows
 from gateway.http.query import known_only
+from shared.job.errors import ModelNotFound, NoWorker
 
 router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 
@@ -23,7 +24,9 @@ async def list_models(gateway: GatewayDep) -> dict[str, Any]:
     return {"object": "list", "data": [card_of(gateway.fleet, model) for model in models]}
 
 
-@router.get("/v1/models/{name:path}", openapi_extra=shows("Model"))
+@router.get(
+    "/v1/models/{name:path}", openapi_extra=shows("Model", errors=(ModelNotFound, NoWorker))
+)
 async def get_model(name: str, gateway: GatewayDep) -> dict[str, Any]:
     """One entry of the list."""
     return card_of(gateway.fleet, await gateway.fleet.model(name))

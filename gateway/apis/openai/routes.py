@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gateway.apis.openai import model_routes
 from gateway.apis.openai.chat_schemas import CHAT_SCHEMAS
-from gateway.core.api import Api
-from gateway.core.endpoint_route import endpoint_routes
+from gateway.description.api import Api
+from gateway.description.endpoint_route import endpoint_routes
 
 API = Api(
     routers=(model_routes.router,),

@@ -12,14 +12,20 @@ from starlette.responses import Response
 from gateway.apis.responses.conversation_store import Conversations
 from gateway.apis.responses.item_query import IncludedDep, ItemQueryDep, json_answer
 from gateway.apis.responses.response_items import Item
+from gateway.apis.responses.response_schemas import RESPONSE_ERRORS
 from gateway.core.admission import check_stored_items
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, TenantDep
-from gateway.core.schema import ref, shows, takes
+from gateway.description.schema import errors_in, ref, shows, takes
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
 
-router = APIRouter(prefix="/v1/conversations", tags=["OpenAI"], dependencies=[known_only])
+router = APIRouter(
+    prefix="/v1/conversations",
+    tags=["OpenAI"],
+    dependencies=[known_only],
+    responses=errors_in(*RESPONSE_ERRORS),
+)
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],

@@ -1,8 +1,8 @@
-"""The schemas of responses and conversations in the API's description (`openapi.py`), by name."""
+"""Responses and conversations in the API's description (`openapi.py`): schemas by name, errors."""
 
 from __future__ import annotations
 
-from gateway.core.schema import (
+from gateway.description.schema import (
     ANYTHING,
     MAYBE_NUMBER,
     MAYBE_OBJECT,
@@ -10,12 +10,15 @@ from gateway.core.schema import (
     TEXT,
     WHOLE,
     YES_NO,
+    Kinds,
     Schema,
     array,
     obj,
     ref,
 )
+from shared.job.errors import ConversationLocked, PreviousResponseNotFound, QuotaExceeded
 
+RESPONSE_ERRORS: Kinds = (PreviousResponseNotFound, ConversationLocked, QuotaExceeded)
 _STATUS: Schema = {
     "enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 }

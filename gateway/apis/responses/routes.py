@@ -16,20 +16,25 @@ from gateway.apis.responses.conversation_store import Conversations
 from gateway.apis.responses.item_query import IncludedDep, ItemQueryDep, json_answer
 from gateway.apis.responses.response_jobs import ResponseJobs
 from gateway.apis.responses.response_object import response_object
-from gateway.apis.responses.response_schemas import RESPONSE_SCHEMAS
+from gateway.apis.responses.response_schemas import RESPONSE_ERRORS, RESPONSE_SCHEMAS
 from gateway.apis.responses.response_step import ResponseStep
 from gateway.apis.responses.response_stream import resume, wants_events
 from gateway.apis.responses.stored_response import stored_response
-from gateway.core.api import Api
 from gateway.core.context import Gateway, GatewayDep, TenantDep
-from gateway.core.endpoint_route import endpoint_routes
 from gateway.core.plain_route import PlainRoute
-from gateway.core.schema import shows
 from gateway.core.send_body import BodyResponse
+from gateway.description.api import Api
+from gateway.description.endpoint_route import endpoint_routes
+from gateway.description.schema import errors_in, shows
 from gateway.http.query import known_only
-from shared.job.errors import BadRequest
+from shared.job.errors import BadRequest, NotFound, StreamReset
 
-router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], dependencies=[known_only])
+router = APIRouter(
+    prefix="/v1/responses",
+    tags=["OpenAI"],
+    dependencies=[known_only],
+    responses=errors_in(*RESPONSE_ERRORS, StreamReset),
+)
 
 
 @router.get("/{response_id}", response_model=None, openapi_extra=shows("Response", events=True))
@@ -96,7 +101,7 @@ _ENDPOINT = "/v1/responses"
 API = Api(
     routers=(router, conversation_routes.router),
     plain=(
-        *endpoint_routes(_ENDPOINT),
+        *endpoint_routes(_ENDPOINT, further=(*RESPONSE_ERRORS, NotFound)),
         PlainRoute(
             method="GET",
             path=f"{_ENDPOINT}/{{response_id}}",

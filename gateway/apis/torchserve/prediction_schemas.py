@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.schema import NUMBER, TEXT, WHOLE, Schema, array, obj
+from gateway.description.schema import NUMBER, TEXT, WHOLE, Schema, array, obj
 
 PREDICTION_SCHEMAS: dict[str, Schema] = {
     "PredictionRequest": obj(

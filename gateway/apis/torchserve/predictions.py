@@ -19,10 +19,10 @@ from gateway.apis.torchserve.prediction import (
 from gateway.core.answer_call import answer_call
 from gateway.core.call import Wrapped
 from gateway.core.context import Gateway
-from gateway.core.endpoint_route import CALL_HEADERS
 from gateway.core.incoming import Answer, Incoming
 from gateway.core.plain_route import PlainRoute
-from gateway.core.schema import TEXT, ref
+from gateway.description.endpoint_route import ANSWER_ERRORS, CALL_ERRORS, CALL_HEADERS
+from gateway.description.schema import TEXT, errors_in, ref
 
 
 async def predict(gateway: Gateway, incoming: Incoming) -> Answer:
@@ -110,7 +110,8 @@ PREDICTIONS = PlainRoute(
             "200": {
                 "description": "Successful Response",
                 "content": {"application/json": {"schema": ref("Prediction")}},
-            }
+            },
+            **errors_in(*CALL_ERRORS, *ANSWER_ERRORS),
         },
     },
 )

@@ -15,14 +15,14 @@ from gateway.apis.torchserve.prediction import model_name
 from gateway.apis.torchserve.prediction_schemas import PREDICTION_SCHEMAS
 from gateway.apis.torchserve.predictions import PREDICTIONS
 from gateway.apis.torchserve.torchserve_model import described, listed, name_of, version_of
-from gateway.core.api import Api
 from gateway.core.context import Gateway, GatewayDep
 from gateway.core.model_card import card_of
-from gateway.core.schema import shows
+from gateway.description.api import Api
+from gateway.description.schema import Kinds, errors_in, shows
 from gateway.http.query import known_only
 from shared.fleet.registry import ModelInfo
 from shared.fleet.scale_decisions import WorkerRange
-from shared.job.errors import AutoscalerSilent, BadRequest
+from shared.job.errors import AutoscalerSilent, BadRequest, ModelNotFound, NotSupported, NoWorker
 from shared.store.redis.depths import depths
 
 router = APIRouter(tags=["TorchServe"], dependencies=[known_only])
@@ -31,6 +31,8 @@ _MAX_WORKERS = 10_000
 _SYNCHRONOUS_S, _POLL_S = 120.0, 0.5
 _ALL = "/all"
 _PROCESSING = {"status": "Processing worker updates..."}
+
+_NO_MODEL: Kinds = (ModelNotFound, NoWorker)
 
 Workers = Annotated[int | None, Query(ge=0, le=_MAX_WORKERS)]
 
@@ -41,7 +43,9 @@ async def describe(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
-@router.get("/predictions/{model:path}/v1/models", openapi_extra=shows("ModelList"))
+@router.get(
+    "/predictions/{model:path}/v1/models", openapi_extra=shows("ModelList", errors=_NO_MODEL)
+)
 @router.post("/predictions/{model:path}/v1/models", include_in_schema=False)
 async def list_own_models(model: str, gateway: GatewayDep) -> dict[str, Any]:
     """OpenAI's list with this model alone."""
@@ -68,7 +72,7 @@ async def list_models(
     return more | {"models": [listed(model) for model in models[next_page_token:end]]}
 
 
-@router.get("/models/{model:path}")
+@router.get("/models/{model:path}", responses=errors_in(*_NO_MODEL, NotSupported))
 async def describe_model(
     model: str, gateway: GatewayDep, customized: bool = False
 ) -> list[dict[str, Any]]:
@@ -92,7 +96,7 @@ async def describe_model(
     ]
 
 
-@router.put("/models/{model:path}/set-default")
+@router.put("/models/{model:path}/set-default", responses=errors_in(*_NO_MODEL))
 async def set_default(model: str, gateway: GatewayDep) -> dict[str, str]:
     """Send the requests that name no version of a model to this one, whatever the weights are."""
     found = await _model(gateway, model)
@@ -103,7 +107,7 @@ async def set_default(model: str, gateway: GatewayDep) -> dict[str, str]:
     return {"status": status}
 
 
-@router.put("/models/{model:path}", response_model=None)
+@router.put("/models/{model:path}", responses=errors_in(*_NO_MODEL, AutoscalerSilent))
 async def scale_workers(
     model: str,
     gateway: GatewayDep,

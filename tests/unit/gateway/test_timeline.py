@@ -22,13 +22,13 @@ def shown(found: Job) -> list[tuple[str, float, float | None, int, str]]:
 
 
 def events(found: Job) -> list[tuple[str, str]]:
-    return [(each["event"], each["text"]) for each in timeline(found)["events"]]
+    return [(each.event, each.text) for each in timeline(found).events]
 
 
 def why(found: Job, pool: PoolSituation = POOL, position: int | None = None, **more: Any) -> str:
     wait_s, message = more.get("wait_s"), more.get("message", "")
     explanation = explain(found, pool, position, wait_s, message, NOW)
-    assert all(name and text for name, text in explanation.facts)
+    assert all(fact.name and fact.text for fact in explanation.facts)
     return explanation.sentence
 
 

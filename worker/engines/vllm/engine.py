@@ -20,8 +20,7 @@ from shared.platform import tracing
 from shared.platform.settings import SettingsError
 from worker.demo import MODEL_DIR
 from worker.engines.interface import Capacity, Load
-from worker.engines.vllm import parent_death
-from worker.engines.vllm import stream as vllm_stream
+from worker.engines.vllm import parent_death, plain_chunks
 from worker.engines.vllm.gpu_args import with_gpus
 from worker.engines.vllm.guards import Guards
 from worker.engines.vllm.server_args import (
@@ -115,7 +114,7 @@ class VllmEngine:
         app = v.build_app(args, tasks, self._engine.model_config)
         engine = self._guards.install(app, self._engine, config)
         await v.init_app_state(engine, app.state, args, tasks)
-        vllm_stream.install(app.state)
+        plain_chunks.install(app.state)
         # When the engine dies, vLLM's error handlers set this attribute of their server. Here the
         # worker polls `dead` instead.
         app.state.server = SimpleNamespace(should_exit=False)

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 
 from gateway.core.context import Gateway
 from gateway.core.plain_route import PlainRoute
-from gateway.core.schema import Schema
+from gateway.description.schema import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

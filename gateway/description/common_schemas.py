@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.schema import (
+from gateway.description.schema import (
     ANYTHING,
     MAYBE_NUMBER,
     MAYBE_OBJECT,
@@ -17,7 +17,7 @@ from gateway.core.schema import (
 )
 from shared.job.states import JobState
 
-CORE_SCHEMAS: dict[str, Schema] = {
+COMMON_SCHEMAS: dict[str, Schema] = {
     "Error": obj(
         "error",
         error=obj(

@@ -1,10 +1,13 @@
-"""Parts of JSON schemas, for the API's description (`gateway/apis/openapi.py`)."""
+"""Parts of JSON schemas, for the API's description (`gateway/description/openapi.py`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from shared.job.errors import FlotillaError
+
 Schema = dict[str, Any]
+Kinds = tuple[type[FlotillaError], ...]
 
 TEXT: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "number"}
@@ -31,15 +34,31 @@ def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def shows(name: str, status: int = 200, *, events: bool = False) -> Schema:
+def shows(name: str, status: int = 200, *, events: bool = False, errors: Kinds = ()) -> Schema:
     """A route's `openapi_extra`: its answer has the schema of this name, or none if it is empty.
 
-    `events`: or it is server-sent events.
+    `events`: or it is server-sent events. `errors`: those of this route, as for `errors_in`.
     """
     content = {"application/json": {"schema": ref(name)}} if name else {}
     if events:
         content["text/event-stream"] = {"schema": TEXT}
-    return {"responses": {str(status): {"content": content}}}
+    return {"responses": {str(status): {"content": content}, **errors_in(*errors)}}
+
+
+def errors_in(*kinds: type[FlotillaError]) -> dict[int | str, dict[str, Any]]:
+    """The errors of a route or router, for its `responses`, beside those that `openapi.py` adds."""
+    answers: dict[int | str, dict[str, Any]] = {}
+    for kind in kinds:
+        add_error(answers, kind)
+    return answers
+
+
+def add_error(answers: dict[Any, dict[str, Any]], kind: type[FlotillaError]) -> None:
+    """Add an error with its code to the answers of an operation, unless it is there."""
+    line = f"`{kind.code or kind.type}`: {(kind.__doc__ or '').splitlines()[0]}"
+    answer = answers.setdefault(str(kind.status), {"description": line})
+    if line not in answer["description"]:
+        answer["description"] += f"\n\n{line}"
 
 
 def takes(schema: Schema, *, required: bool = True) -> Schema:

@@ -1,4 +1,4 @@
-"""Hooks for tests/e2e/test_hooks.py."""
+"""Hooks for tests/e2e/hooks/test_hooks.py."""
 
 from __future__ import annotations
 

@@ -436,3 +436,29 @@ async def test_requests_in_any_order(side: Side, seed: int) -> None:
                 expected.append(f"a{step}")
         assert len(running) <= 1
         assert await side.texts(conversation) == expected
+
+
+async def test_responses_and_conversations_live_and_end(
+    old_queue: JobQueue, old_store: Redis
+) -> None:
+    side = Side(old_queue)
+    conversation = await side.new("p" * 5_000)
+    first = await answered(side, "one", conversation=conversation.id, input="in")
+    assert await side.texts(conversation) == ["p" * 5_000, "in", "one"]
+    now = await side.conversations.get(TENANT, conversation.id)
+    await side.conversations.append(now, [{"role": "user", "content": "more"}])
+    page_of_one = await side.items(conversation, limit=1, descending=True)
+    assert page_of_one["has_more"]
+    await side.conversations.remove(now, page_of_one["last_id"])
+    previous = first
+    for _ in range(3):
+        previous = await answered(side, "out", previous_response_id=response_id(previous))
+    assert (await side.input_texts(previous))[:3] == ["p" * 5_000, "in", "one"]
+    await side.responses.delete(await stored_response(old_queue, TENANT, response_id(previous)))
+    await side.conversations.delete(now)
+    kept = keys.kept(0, TENANT)
+    assert old_store.zscore(kept, conversation.id) is None
+    for member in old_store.zrange(keys.base(0) + keys.EXPIRING, 0, -1):
+        old_store.zadd(keys.base(0) + keys.EXPIRING, {member: 1})
+    await old_queue.sweep(0)
+    assert not old_store.exists(kept)

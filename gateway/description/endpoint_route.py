@@ -7,11 +7,14 @@ from typing import Any
 
 from gateway.core.answer_call import answer_call
 from gateway.core.plain_route import PlainRoute
-from gateway.core.schema import NUMBER, TEXT, Schema, ref
+from gateway.description.schema import NUMBER, TEXT, Kinds, Schema, errors_in, ref
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
+from shared.job import errors
+from shared.job.errors import FlotillaError
 
 _JSON, _FORM = "application/json", "multipart/form-data"
+_HOSTED = "/invocations"
 _BYTES = {"/v1/embeddings", "/pooling"}
 """With `encoding_format: bytes` they are answered with numbers, one after the other."""
 ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
@@ -38,26 +41,50 @@ CALL_HEADERS: tuple[Schema, ...] = (
 PREFER: Schema = header("Prefer", TEXT, _PREFER)
 
 
-def endpoint_routes(*paths: str) -> tuple[PlainRoute, ...]:
-    """The routes of these endpoints."""
+def _with_subclasses(kind: type[FlotillaError]) -> Kinds:
+    return kind, *(each for sub in kind.__subclasses__() for each in _with_subclasses(sub))
+
+
+CALL_ERRORS: Kinds = (
+    errors.IdempotencyKeyReused,
+    errors.ModelNotFound,
+    errors.NoWorker,
+    errors.IntakeStopped,
+    errors.QueueFull,
+    errors.QuotaExceeded,
+)
+"""Of every request that creates a job."""
+ANSWER_ERRORS: Kinds = (
+    errors.UnknownRoute,  # of a worker that does not have the endpoint
+    errors.StreamReset,
+    errors.AnswerTooLarge,
+    *_with_subclasses(errors.JobFailed),
+)
+"""Of every request that is answered with the answer of a job."""
+
+
+def endpoint_routes(*paths: str, further: Kinds = ()) -> tuple[PlainRoute, ...]:
+    """The routes of these endpoints. `further`: errors that they have beside those of all."""
     return tuple(
         PlainRoute(
             method="POST",
             path=path,
             begin=partial(answer_call, source=ENDPOINTS[path]),
-            description=_operation(ENDPOINTS[path]),
+            description=_operation(ENDPOINTS[path], further),
         )
         for path in paths
     )
 
 
-def _operation(row: Endpoint) -> Schema:
+def _operation(row: Endpoint, further: Kinds) -> Schema:
     media_type = _FORM if row.body is BodyKind.MULTIPART else _JSON
     answer: dict[str, Any] = {_JSON: {"schema": ref(row.response_schema)}}
     if row.stream:
         answer["text/event-stream"] = {"schema": TEXT}
     if row.path in _BYTES:
         answer["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
+    if row.path == _HOSTED:
+        further = (*further, errors.NotSupported)  # for some headers
     return {
         "tags": ["OpenAI"],
         "summary": row.summary,
@@ -72,5 +99,6 @@ def _operation(row: Endpoint) -> Schema:
                 "description": "The job, for a request with `Prefer`",
                 "content": {_JSON: {"schema": ref("Job")}},
             },
+            **errors_in(*CALL_ERRORS, *ANSWER_ERRORS, *further),
         },
     }

@@ -26,7 +26,7 @@ from worker.plugins.hooks.hook_calls import Hook, HookCalls, import_hooks
 from worker.plugins.hooks.hook_types import Answer, Refusal, Request
 from worker.plugins.hooks.hooks_plugin import HooksPlugin, load_hooks
 
-HERE = "tests.unit.worker.test_hooks"
+HERE = "tests.unit.worker.hooks.test_hooks"
 TEN = {"max_tokens": 10, "ignore_eos": True}
 STREAM = TEN | {"stream": True}
 JSON, EVENTS = "application/json", "text/event-stream; charset=utf-8"

@@ -1,27 +1,38 @@
 """The OpenAPI description of the HTTP API: `/openapi.json`, shown by `/docs`.
 
 FastAPI describes the routes and their parameters. Bodies are parsed and answered without FastAPI,
-so each route names their schemas (`shows`, `takes`), which its API registers.
+so each route names their schemas (`shows`, `takes`), which its API registers, and its errors, but
+for those of all routes. Errors of vLLM are passed on with their own status: `4XX` and `5XX`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from gateway.apis import error_answers
-from gateway.core.api import Api
-from gateway.core.core_schemas import CORE_SCHEMAS
-from gateway.core.schema import Schema, ref
-from gateway.http.middleware import PUBLIC_PATHS
+from gateway.description.api import Api
+from gateway.description.common_schemas import COMMON_SCHEMAS
+from gateway.description.schema import Schema, add_error, ref
+from gateway.http.middleware import PUBLIC_PATHS, needs_admin
 from shared.api.endpoint import ErrorStyle
 from shared.api.error_shapes import error_style
+from shared.job import errors
+from shared.job.errors import FlotillaError
 
 _JSON = "application/json"
 _ERRORS = {ErrorStyle.OPENAI: "Error", ErrorStyle.ANTHROPIC: "AnthropicError"}
+_EVERYWHERE = (
+    errors.BadRequest,
+    errors.UnknownHost,
+    errors.MethodNotAllowed,
+    errors.HeadersTimeout,
+    errors.HeadersTooLarge,
+    errors.TooManyConnections,
+    errors.GatewayStopped,
+)
 
 
 def install(app: FastAPI, apis: Iterable[Api], *, with_keys: bool) -> None:
@@ -43,7 +54,7 @@ def _describe(app: FastAPI, apis: Iterable[Api], *, with_keys: bool) -> Schema:
     found = components.get("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         found.pop(name, None)
-    components["schemas"] = found | CORE_SCHEMAS
+    components["schemas"] = found | COMMON_SCHEMAS
     for api in apis:
         components["schemas"] |= api.schemas
         for row in api.plain:
@@ -70,15 +81,34 @@ def _name_body(operation: Schema, schemas: Schema) -> None:
 
 def _complete(operation: Schema, method: str, path: str) -> None:
     answers = operation["responses"]
-    # Wrong parameters are answered with 400, like all other invalid requests.
-    answers.pop("422", None)
+    wrong = answers.get("422", {})
+    wrong.pop("content", None)
+    if wrong.get("description") == "Validation Error":  # FastAPI's; wrong parameters get a 400
+        del answers["422"]
     for answer in answers.values():
         answer.setdefault("description", "The job; there is no answer yet")
         shown = answer.get("content", {}).get(_JSON, {})
         if name := shown.get("schema", {}).get("$ref"):
             shown["schema"] = {"$ref": name}  # without what FastAPI has found in its place
-    content = {_JSON: {"schema": ref(_ERRORS[error_style(path)])}}
-    errors = error_answers.descriptions(method, path, public=path in PUBLIC_PATHS)
-    for status, description in errors.items():
-        answers.setdefault(status, {"description": description, "content": content})
-    answers["4XX"] = answers["5XX"] = {"description": "Another error", "content": content}
+    for kind in _errors_of(operation, method, path):
+        add_error(answers, kind)
+    answers["4XX"] = answers["5XX"] = {"description": "Another error"}
+    for status, answer in answers.items():
+        if status >= "400":
+            answer.setdefault("content", {_JSON: {"schema": ref(_ERRORS[error_style(path)])}})
+    operation["responses"] = dict(sorted(answers.items()))
+
+
+def _errors_of(operation: Schema, method: str, path: str) -> Iterator[type[FlotillaError]]:
+    """Those that a route has whatever it does."""
+    yield from _EVERYWHERE
+    if method not in ("get", "head", "options"):
+        yield from (errors.ForeignSite, errors.UnsupportedMediaType)
+    if path not in PUBLIC_PATHS:
+        yield from (errors.Unauthorized, errors.TooManyWrongKeys, errors.RedisUnavailable)
+    if needs_admin(method.upper(), path):
+        yield errors.AdminOnly
+    if "requestBody" in operation:
+        yield from (errors.BodyTimeout, errors.BodyTooLarge)
+    if "{" in path:
+        yield errors.NotFound

@@ -18,7 +18,7 @@ from worker.plugins.hooks.examples import rag
 from worker.plugins.hooks.hook_types import Request
 
 CHAT = "/v1/chat/completions"
-HOOKS = "tests.e2e.stand_ins.hooks"
+HOOKS = "tests.e2e.hooks.stand_in"
 FAST: dict[str, Any] = {"sim_step_ms": 2, "sim_step_us_per_seq": 0}
 LONGEST = 500
 

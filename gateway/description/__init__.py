@@ -1,0 +1,1 @@
+"""The HTTP API as its routes describe it: what an API registers, schemas, errors, OpenAPI."""

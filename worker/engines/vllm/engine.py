@@ -53,10 +53,7 @@ DEMO_ARGS = (
     "--max-model-len 4096 --max-num-seqs 64 --enforce-eager --dtype bfloat16 "
     "--kv-cache-memory-bytes 268435456 --enable-auto-tool-choice --tool-call-parser hermes"
 )
-"""The KV cache has room for about 87,000 tokens. The kernel frees the memory of a killed engine
-before its worker can notice the end: 0.1 s for each GB."""
-
-
+"""A small KV cache: a killed engine frees its memory, 0.1 s for a GB, before its end shows."""
 _TRACES = "--otlp-traces-endpoint"
 
 

@@ -88,16 +88,16 @@ KINDS = {
 
 
 @pytest.fixture(scope="session")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Kind]]:
+def start_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Kind]]:
     """Starts a kind of server, or returns the one that runs."""
     with contextlib.ExitStack() as stack:
         yield cache(lambda name: KINDS[name](stack, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, started: Callable[[str], Kind]) -> Kind:
+def kind(request: pytest.FixtureRequest, start_kind: Callable[[str], Kind]) -> Kind:
     """Each kind of server in turn, emptied."""
-    kind = started(request.param)
+    kind = start_kind(request.param)
     for server in kind.servers:
         with server.client() as client:
             client.flushall()

@@ -266,7 +266,8 @@ def test_a_job_that_the_engine_refuses_to_continue(
         assert json.loads(mark.body.decode().rstrip().rpartition("data: ")[2])["error"]
     else:
         assert json.loads(mark.body)["usage"]["completion_tokens"] == 40
-        assert survivor.metric("flotilla_tokens_decoded_again_total") >= 10
+        # The last steps of the killed worker may not have left it.
+        assert survivor.metric("flotilla_tokens_decoded_again_total") >= 5
 
 
 def queued_again(gateway: Process) -> str:

@@ -1,4 +1,4 @@
-"""A class that inherits a Protocol may leave a method out, which then returns None without a word."""
+"""A class that inherits a Protocol may lack a method, which then returns None."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class Unreachable:
         self, wanted: int, workers: list[WorkerInfo], draining: list[str]
     ) -> list[str]:
         self.asked = [*getattr(self, "asked", []), wanted]
-        raise httpx.ConnectError("nobody there")
+        raise httpx.ConnectError("connection refused")
 
 
 class DrainsOneMore:

@@ -107,7 +107,7 @@ async def test_depths_of_released_jobs(queue: JobQueue) -> None:
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
 async def test_pages_show_every_job_once_newest_first(sharded: JobQueue, limit: int) -> None:
     ids = [(await submit(sharded, id=job_id(i % SHARDS, i))).id for i in range(7)]
-    await submit(sharded, tenant="somebody else")
+    await submit(sharded, tenant="another-tenant")
     seen: list[str] = []
     before = None
     while rows := await page(sharded, [TENANT], before, limit):
@@ -155,7 +155,7 @@ async def test_sweeping_removes_deleted_jobs_and_nothing_else(
     queue: JobQueue, store: Redis
 ) -> None:
     jobs = [await submit(queue) for _ in range(4)]
-    other = await submit(queue, tenant="somebody else", ttl_s=0.001)
+    other = await submit(queue, tenant="another-tenant", ttl_s=0.001)
     ended = [*jobs[::2], other]
     for job in ended:
         await queue.cancel(job.id, job.tenant)

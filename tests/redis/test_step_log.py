@@ -626,7 +626,7 @@ async def end_others(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
 
 async def read_only_calls(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     """Calls that are refused, or only read."""
-    assert await queue.cancel(job.id, "somebody else") is None
+    assert await queue.cancel(job.id, "another-tenant") is None
     assert await queue.reap(0, LEASE_S) == {}
     assert await queue.reject_unreceived(POOL, WORKER, [job.id], 0.0) == {}
     await queue.expire(0, 100)

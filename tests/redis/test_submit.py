@@ -34,7 +34,7 @@ async def test_a_full_lane_refuses_a_job_and_stores_nothing(queue: JobQueue, sto
     for _ in range(2):
         await submit_one(queue, make_job(), 2)
     there = set(store.keys())
-    refused = make_job(tenant="somebody else", deadline_s=5)
+    refused = make_job(tenant="another-tenant", deadline_s=5)
     with pytest.raises(QueueFull, match="2 jobs wait"):
         await submit_one(queue, refused, 2)
     assert set(store.keys()) == there

@@ -31,7 +31,7 @@ _NEVER_DOWN_MS = 60_000
 
 
 class Kind(NamedTuple):
-    """Servers of one kind, and how a fleet is told of them."""
+    """Servers of one kind, and the URLs that a fleet is configured with."""
 
     servers: Sequence[RedisServer]
     """Those to be emptied. The first one holds shard 0."""

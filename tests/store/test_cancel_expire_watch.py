@@ -39,7 +39,7 @@ async def test_cancelled_twice_is_cancelled_once(queue: Store) -> None:
 
 async def test_another_tenants_job_is_not_found(queue: Store) -> None:
     job = await submit(queue)
-    assert await queue.cancel(job.id, "somebody else") is None
+    assert await queue.cancel(job.id, "another-tenant") is None
     assert await queue.cancel(new_job_id(1), TENANT) is None
     assert await queue.cancel("nonsense", TENANT) is None
     assert await state_of(queue, job.id) == ("queued", "")

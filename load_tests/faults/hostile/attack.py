@@ -57,7 +57,7 @@ def call(
     headers: Mapping[str, str] | None = None,
 ) -> RawResponse:
     """Send one request; return the answer to its end."""
-    # Not `dumps`, which would stop the bystanders' threads for as long as it takes.
+    # `dumps` holds the interpreter's lock: the bystanders' threads could not run meanwhile.
     data = b"" if body is None else "".join(json.JSONEncoder().iterencode(body)).encode()
     return exchange(target.port, request(method, path, data, key=key, headers=headers), CALL_S)
 

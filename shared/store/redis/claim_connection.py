@@ -23,7 +23,7 @@ _SILENCE_S = 2.0
 
 
 class ClaimConnection:
-    """Of one worker to the server with this number. Methods raise StoreError."""
+    """One worker's connection to the server with this number. Methods raise StoreError."""
 
     def __init__(self, queue: JobQueue, server: int, *, worker: str, lease_s: float) -> None:
         self.shards = queue.shards_on(server)

@@ -235,7 +235,7 @@ async def test_a_call_whose_connection_breaks_is_sent_again_once(
     queue.error, queue.fails_on = StoreUnavailable("closed by server"), False
     await submitter.submit(job(0))
     assert queue.calls == [(0, [0])] * 2
-    queue.error, queue.fails_on = StoreUnavailable("nobody there"), True
+    queue.error, queue.fails_on = StoreUnavailable("connection refused"), True
     with pytest.raises(StoreUnavailable):
         await submitter.submit(job(1))
     assert queue.calls[2:] == [(0, [1])] * 2

@@ -53,7 +53,7 @@ DEMO_ARGS = (
     "--max-model-len 4096 --max-num-seqs 64 --enforce-eager --dtype bfloat16 "
     "--kv-cache-memory-bytes 268435456 --enable-auto-tool-choice --tool-call-parser hermes"
 )
-"""A small KV cache: a killed engine frees its memory, 0.1 s for a GB, before its end shows."""
+"""The KV cache is small: the kernel frees it, 0.1 s per GB, before a killed engine's end shows."""
 _TRACES = "--otlp-traces-endpoint"
 
 

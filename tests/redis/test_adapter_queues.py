@@ -16,9 +16,10 @@ from shared.store.redis import keys
 from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import LEASE_S, POOL, WORKER, submit
-from tests.redis.executors import chat, serving
+from tests.redis.worker_loops import chat, serving
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
+from worker.core.membership import Membership
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.slot_adverts import AdvertisedSlots
 
@@ -46,15 +47,12 @@ class ClaimingWorker:
 @contextlib.asynccontextmanager
 async def claims(queue: JobQueue, places: int) -> AsyncIterator[ClaimingWorker]:
     runs = dict[str, str]()
-    queues = AdapterQueues(queue, POOL, places, lambda: runs)
-    slots = AdvertisedSlots(
-        lambda: 0, pool=POOL, worker=WORKER, lease_s=LEASE_S, shards=queue.shards
-    )
+    queues = AdapterQueues(queue, POOL, places, runs)
     consumer = QueueConsumer(
-        ClaimConnection(queue, 0, worker=WORKER, lease_s=LEASE_S),
-        pool=POOL,
-        advertised_slots=slots,
-        adapter_queues=queues,
+        ClaimConnection(queue, 0, WORKER, LEASE_S),
+        POOL,
+        AdvertisedSlots(Membership(queue, POOL, WORKER, LEASE_S), lambda: 0),
+        queues,
         on_suspects=lambda: None,
     )
     try:
@@ -159,9 +157,9 @@ async def test_a_worker_with_adapters_advertises_no_slots(
     async def none() -> bool:
         return advertised() == 0
 
-    async with serving(queue, redis_url, slots=8) as executor:
+    async with serving(queue, redis_url, slots=8) as loop:
         await eventually(many, "slots are advertised")
-        await executor.read_adapter_queues([HOT])
+        await loop.read_adapter_queues([HOT])
         await eventually(none, "they are withdrawn")
         for pool in (HOT, POOL):
             job = await submit(queue, pool=pool, body=chat(2), stream=False)
@@ -185,12 +183,12 @@ async def test_suspects_of_an_adapter_wait_in_its_pools_lane(queue: JobQueue, st
 async def test_a_paused_executor_claims_nothing_until_it_is_resumed(
     queue: JobQueue, redis_url: str, store: Redis
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as executor:
-        await executor.pause("paused by a test")
+    async with serving(queue, redis_url, slots=4) as loop:
+        await loop.pause("paused by a test")
         job = await submit(queue, body=chat(2), stream=False)
         assert store.zcard(keys.waiting(0, POOL, "default")) == 1
-        assert executor.decision.state == "paused"
-        executor.resume()
+        assert loop.slots.decision.state == "paused"
+        loop.resume()
 
         async def done() -> bool:
             found = await queue.get(job.id)

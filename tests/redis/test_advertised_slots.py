@@ -39,10 +39,10 @@ from tests.redis.conftest import (
     submit,
     submit_one,
 )
-from tests.redis.executors import chat, serving
+from tests.redis.worker_loops import chat, serving
 from tests.waiting import eventually
 from worker.core import control_channel as module
-from worker.core.executor import Executor
+from worker.core.loop import WorkerLoop
 
 ADVERTISER = advertiser(WORKER, LEASE_S)
 
@@ -364,7 +364,7 @@ async def test_other_entries_in_the_lane_do_no_harm(
 async def test_a_worker_advertises_its_slots_and_withdraws_them_when_it_drains(
     queue: JobQueue, store: Redis, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as executor:
+    async with serving(queue, redis_url, slots=4) as loop:
 
         async def advertises_all() -> bool:
             return advertised(store) == {WORKER: 4}
@@ -382,7 +382,7 @@ async def test_a_worker_advertises_its_slots_and_withdraws_them_when_it_drains(
 
         await eventually(all_done, "every job is done, assigned or claimed")
         await eventually(advertises_all, "all slots are advertised again")
-        executor.drain()
+        loop.drain()
 
         async def advertises_nothing() -> bool:
             return advertised(store) == {}
@@ -393,7 +393,7 @@ async def test_a_worker_advertises_its_slots_and_withdraws_them_when_it_drains(
 async def test_a_cancelled_job_is_aborted_by_its_worker(
     queue: JobQueue, store: Redis, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as executor:
+    async with serving(queue, redis_url, slots=4) as loop:
 
         async def advertises_all() -> bool:
             return advertised(store) == {WORKER: 4}
@@ -403,13 +403,13 @@ async def test_a_cancelled_job_is_aborted_by_its_worker(
         assert await submit_one(queue, job, 100) == 0
 
         async def runs() -> bool:
-            return job.id in executor.runs
+            return job.id in loop.runs
 
         await eventually(runs, "the job runs")
         assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
 
         async def aborted() -> bool:
-            return not executor.runs
+            return not loop.runs
 
         await eventually(aborted, "the run has ended")
         await eventually(advertises_all, "its slot is advertised again")
@@ -419,7 +419,7 @@ async def test_a_lost_control_message_delays_the_job_and_does_not_lose_it(
     queue: JobQueue, store: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_DELIVERY_S", 0.05)
-    async with serving(queue, redis_url, slots=4) as executor:
+    async with serving(queue, redis_url, slots=4) as loop:
 
         async def advertises_all() -> bool:
             return advertised(store) == {WORKER: 4}
@@ -427,7 +427,7 @@ async def test_a_lost_control_message_delays_the_job_and_does_not_lose_it(
         await eventually(advertises_all, "the idle worker advertises its slots")
         lost: list[bytes] = []
         with monkeypatch.context() as patch:
-            patch.setattr(executor.control, "on_message", lost.append)
+            patch.setattr(loop.control, "on_message", lost.append)
             job = make_job(body=chat(3), gateway="")
             assert await submit_one(queue, job, 100) == 0
 
@@ -435,7 +435,7 @@ async def test_a_lost_control_message_delays_the_job_and_does_not_lose_it(
                 return bool(lost)
 
             await eventually(published, "the message was published")
-        executor.control.on_reconnect()  # as the subscription does
+        loop.control.on_reconnect()  # as the subscription does
 
         async def done() -> bool:
             ended = await queue.get(job.id)
@@ -452,15 +452,15 @@ async def test_no_worker_ever_holds_more_jobs_than_slots(
     queue: JobQueue, redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 0
-    start = Executor._start
+    start = WorkerLoop._start
 
-    def count(executor: Executor, job: LeasedJob) -> None:
+    def count(loop: WorkerLoop, job: LeasedJob) -> None:
         nonlocal most
-        start(executor, job)
-        entering = sum(map(executor.slots._is_starting, executor.slots._starting))
-        most = max(most, executor._engine.load().unfinished + entering)
+        start(loop, job)
+        entering = sum(map(loop.slots._is_starting, loop.slots._starting))
+        most = max(most, loop._engine.load().unfinished + entering)
 
-    monkeypatch.setattr(Executor, "_start", count)
+    monkeypatch.setattr(WorkerLoop, "_start", count)
     async with contextlib.AsyncExitStack() as workers:
         for name in ("w-1", "w-2", "w-3"):
             await workers.enter_async_context(serving(queue, redis_url, slots=4, worker=name))

@@ -25,9 +25,9 @@ from tests.redis.conftest import (
     make_job,
     submit_one,
 )
-from tests.redis.executors import chat, serving
+from tests.redis.worker_loops import chat, serving
 from tests.waiting import eventually
-from worker.core.executor import Executor
+from worker.core.loop import WorkerLoop
 from worker.core.output_buffer import OutputBuffer
 
 N_TOKENS = 100
@@ -46,23 +46,23 @@ async def lost_after(
     async def never(buffer: OutputBuffer, result: JobResult) -> str:
         return await asyncio.get_running_loop().create_future()
 
-    async with serving(queue, redis_url, slots=4, worker="w-lost") as executor:
-        executor.publisher.finish = never  # type: ignore[method-assign]
+    async with serving(queue, redis_url, slots=4, worker="w-lost") as loop:
+        loop.publisher.finish = never  # type: ignore[method-assign]
 
         async def written() -> bool:
             return await tokens_logged(queue, job) >= n_tokens
 
         await eventually(written, f"{n_tokens} tokens are written")
-        leased = executor.runs[job.id].job
-    kill(executor)
+        leased = loop.runs[job.id].job
+    kill(loop)
     expire_lease(store, leased)
     assert await queue.reap(0, LEASE_S) == {job.id: "queued"}
     yield
 
 
-def kill(executor: Executor) -> None:
+def kill(loop: WorkerLoop) -> None:
     """The publisher has ended already, so nothing is sent any more."""
-    for task in executor._tasks:
+    for task in loop.runs.tasks:
         task.cancel()
 
 

@@ -14,11 +14,12 @@ from shared.job.lanes import DEFAULT
 from shared.store.redis import keys
 from shared.store.redis.depths import FreeSlots, free_slots
 from shared.store.redis.job_queue import JobQueue
-from tests.redis.conftest import POOL, WORKER, claim, submit
-from tests.redis.executors import chat, serving
+from tests.redis.conftest import LEASE_S, POOL, WORKER, claim, submit
+from tests.redis.worker_loops import chat, serving
 from tests.waiting import eventually
 from worker.core.drain import Drain
-from worker.core.executor import Executor
+from worker.core.loop import WorkerLoop
+from worker.core.membership import Membership
 
 OTHER = "w-2"
 SOON_S = 20.0
@@ -27,11 +28,11 @@ LONG = chat(4000, ignore_eos=True)
 
 
 async def drain(
-    executor: Executor, queue: JobQueue, deadline_s: float = 600.0, *, engine_failed: bool = False
+    loop: WorkerLoop, queue: JobQueue, deadline_s: float = 600.0, *, engine_failed: bool = False
 ) -> None:
-    executor.drain()
+    loop.drain()
     await queue.withdraw_slots(POOL, WORKER, 10.0)
-    drain = Drain(queue, executor, POOL, WORKER)
+    drain = Drain(Membership(queue, POOL, WORKER, LEASE_S), loop)
     async with asyncio.timeout(SOON_S):
         await drain.run(deadline_s, asyncio.Event(), lambda: engine_failed)
 
@@ -42,24 +43,24 @@ async def found(queue: JobQueue, job: NewJob) -> Job:
     return shown
 
 
-async def start(queue: JobQueue, executor: Executor, bodies: Sequence[bytes]) -> list[NewJob]:
+async def start(queue: JobQueue, loop: WorkerLoop, bodies: Sequence[bytes]) -> list[NewJob]:
     """Jobs that the worker runs."""
     jobs = [await submit(queue, stream=False, gateway="", body=body) for body in bodies]
 
     async def running() -> bool:
-        return len(executor.runs) == len(jobs)
+        return len(loop.runs) == len(jobs)
 
     await eventually(running, "they run")
     return jobs
 
 
 async def test_all_jobs_move_when_another_worker_has_room(queue: JobQueue, redis_url: str) -> None:
-    async with serving(queue, redis_url, slots=4) as executor:
-        jobs = await start(queue, executor, [LONG] * 3)
+    async with serving(queue, redis_url, slots=4) as loop:
+        jobs = await start(queue, loop, [LONG] * 3)
         async with serving(queue, redis_url, slots=4, worker=OTHER) as other:
             await advertises(queue, 4)
-            await drain(executor, queue)
-            assert not executor.runs
+            await drain(loop, queue)
+            assert not loop.runs
 
             async def moved() -> bool:
                 return other.runs.keys() == {job.id for job in jobs}
@@ -74,11 +75,11 @@ async def test_all_jobs_move_when_another_worker_has_room(queue: JobQueue, redis
 async def test_only_as_many_move_as_there_is_room_for_and_the_others_finish(
     queue: JobQueue, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as executor:
-        jobs = await start(queue, executor, [chat(300, ignore_eos=True)] * 3)
+    async with serving(queue, redis_url, slots=4) as loop:
+        jobs = await start(queue, loop, [chat(300, ignore_eos=True)] * 3)
         async with serving(queue, redis_url, slots=1, worker=OTHER):
             await advertises(queue, 1)
-            await drain(executor, queue)
+            await drain(loop, queue)
 
             async def completed() -> bool:
                 return {(await found(queue, job)).state for job in jobs} == {"completed"}
@@ -90,17 +91,17 @@ async def test_only_as_many_move_as_there_is_room_for_and_the_others_finish(
 
 
 async def test_a_worker_that_is_alone_finishes_its_jobs(queue: JobQueue, redis_url: str) -> None:
-    async with serving(queue, redis_url, slots=4) as executor:
-        (job,) = await start(queue, executor, [chat(50, ignore_eos=True)])
-        await drain(executor, queue)
+    async with serving(queue, redis_url, slots=4) as loop:
+        (job,) = await start(queue, loop, [chat(50, ignore_eos=True)])
+        await drain(loop, queue)
         shown = await found(queue, job)
         assert (shown.state, len(shown.attempts)) == ("completed", 1)
 
 
 async def test_after_the_deadline_jobs_are_released(queue: JobQueue, redis_url: str) -> None:
-    async with serving(queue, redis_url, slots=4) as executor:
-        (job,) = await start(queue, executor, [LONG])
-        await drain(executor, queue, deadline_s=0.05)
+    async with serving(queue, redis_url, slots=4) as loop:
+        (job,) = await start(queue, loop, [LONG])
+        await drain(loop, queue, deadline_s=0.05)
         shown = await found(queue, job)
         assert (shown.state, shown.attempts[0].outcome) == ("queued", "drained")
 
@@ -108,9 +109,9 @@ async def test_after_the_deadline_jobs_are_released(queue: JobQueue, redis_url: 
 async def test_jobs_of_an_engine_that_fails_while_the_worker_drains_are_blamed(
     queue: JobQueue, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as executor:
-        (job,) = await start(queue, executor, [LONG])
-        await drain(executor, queue, engine_failed=True)
+    async with serving(queue, redis_url, slots=4) as loop:
+        (job,) = await start(queue, loop, [LONG])
+        await drain(loop, queue, engine_failed=True)
         shown = await found(queue, job)
         assert (shown.state, shown.attempts[0].outcome) == ("queued", "engine_died")
 

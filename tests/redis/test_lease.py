@@ -16,6 +16,7 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     LEASE_S,
+    POOL,
     TENANT,
     WORKER,
     claim,
@@ -27,6 +28,7 @@ from tests.redis.conftest import (
 )
 from tests.waiting import eventually
 from worker.core.lease import Lease
+from worker.core.membership import Membership
 
 
 class Worker:
@@ -35,7 +37,9 @@ class Worker:
     def __init__(self, queue: JobQueue) -> None:
         self.held: list[JobStream] = []
         self.lost: dict[str, str] = {}
-        self.lease = Lease(queue, WORKER, LEASE_S, lambda: self.held, self._on_lost)
+        self.lease = Lease(
+            Membership(queue, POOL, WORKER, LEASE_S), lambda: self.held, self._on_lost
+        )
 
     def _on_lost(self, job: LeasedJob, state: str) -> None:
         self.lost[job.id] = state

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from shared.job.job import LeasedJob
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import submit
-from tests.redis.executors import chat
+from tests.redis.worker_loops import chat
 from tests.settings import Settings
 from worker.core import stalls
 from worker.core.lifecycle import Worker

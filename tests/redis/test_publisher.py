@@ -35,6 +35,7 @@ from tests.redis.conftest import (
 from tests.waiting import eventually
 from worker.core import publisher as module
 from worker.core.lease import Lease
+from worker.core.membership import Membership
 from worker.core.output_buffer import OutputBuffer
 from worker.core.publisher import Publisher
 from worker.core.slot_adverts import AdvertisedSlots
@@ -49,12 +50,9 @@ class Worker:
         self.free = 0
         self.buffers: dict[str, OutputBuffer] = {}
         self.lost: dict[str, str] = {}
-        self.slots = AdvertisedSlots(
-            lambda: self.free, pool=POOL, worker=WORKER, lease_s=LEASE_S, shards=queue.shards
-        )
-        self.lease = Lease(
-            queue, WORKER, LEASE_S, lambda: list(self.buffers.values()), self._on_lost
-        )
+        member = Membership(queue, POOL, WORKER, LEASE_S)
+        self.slots = AdvertisedSlots(member, lambda: self.free)
+        self.lease = Lease(member, lambda: list(self.buffers.values()), self._on_lost)
         metrics = WorkerMetrics(CollectorRegistry())
         self.publisher = Publisher(queue, metrics, self.lease, self.slots)
         self.task = asyncio.create_task(self.publisher.run())

@@ -20,6 +20,7 @@ from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
+from worker.core.membership import Membership
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.slot_adverts import AdvertisedSlots
 
@@ -29,14 +30,11 @@ DEADLINE_S = 3.0
 
 @contextlib.asynccontextmanager
 async def opened(queue: JobQueue, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
-    slots = AdvertisedSlots(
-        lambda: 0, pool=POOL, worker=worker, lease_s=LEASE_S, shards=queue.shards
-    )
     consumer = QueueConsumer(
-        ClaimConnection(queue, 0, worker=worker, lease_s=LEASE_S),
-        pool=POOL,
-        advertised_slots=slots,
-        adapter_queues=AdapterQueues(queue, POOL, 0, lambda: ()),
+        ClaimConnection(queue, 0, worker, LEASE_S),
+        POOL,
+        AdvertisedSlots(Membership(queue, POOL, worker, LEASE_S), lambda: 0),
+        AdapterQueues(queue, POOL, 0, ()),
         on_suspects=lambda: None,
     )
     try:

@@ -32,7 +32,7 @@ from tests.redis.conftest import (
     repair,
     submit,
 )
-from tests.redis.executors import chat, serving
+from tests.redis.worker_loops import chat, serving
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 

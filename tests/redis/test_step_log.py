@@ -53,6 +53,7 @@ from tests.redis.conftest import (
 )
 from worker.core import publisher as publisher_module
 from worker.core.lease import Lease
+from worker.core.membership import Membership
 from worker.core.output_buffer import OutputBuffer
 from worker.core.publisher import Publisher
 
@@ -735,9 +736,7 @@ class Worker:
         self.produced: dict[str, list[str]] = {}
         """By lease id, the texts that Redis has stored."""
         self.lease = Lease(
-            queue,
-            name,
-            LEASE_S,
+            Membership(queue, POOL, name, LEASE_S),
             lambda: [run.buffer for run in self.runs.values()],
             self._on_lost,
         )
@@ -750,7 +749,7 @@ class Worker:
             self.runs[job.id].buffer.discarded = True
 
     def start(self, job: LeasedJob) -> OutputBuffer:
-        """Start a run as worker/core/executor.py does."""
+        """Start a run as worker/core/loop.py does."""
         if job.id in self.runs:
             self.runs[job.id].buffer.discarded = True
         buffer = OutputBuffer(job, self.publisher.notify)

@@ -28,10 +28,10 @@ from tests.redis.conftest import (
     expire_lease,
     submit,
 )
-from tests.redis.executors import chat, serving
+from tests.redis.worker_loops import chat, serving
 from tests.waiting import eventually
 from worker.core.claim_policy import PATIENCE_S
-from worker.core.executor import Executor
+from worker.core.loop import WorkerLoop
 
 ALONE, DRAINING, NONE = IsolationStage.ALONE, IsolationStage.DRAINING, IsolationStage.NONE
 
@@ -197,16 +197,16 @@ async def almost_suspect(queue: JobQueue) -> LeasedJob:
     return leased
 
 
-def watch_suspects(executor: Executor) -> list[int]:
+def watch_suspects(loop: WorkerLoop) -> list[int]:
     """How many jobs the worker ran each time when it started a suspect."""
     beside: list[int] = []
-    start = executor.isolation._start
+    start = loop._isolation._start
 
     def counted(job: LeasedJob) -> None:
-        beside.append(len(executor.runs))
+        beside.append(len(loop.runs))
         start(job)
 
-    executor.isolation._start = counted
+    loop._isolation._start = counted
     return beside
 
 
@@ -214,41 +214,41 @@ async def test_an_idle_worker_runs_a_suspect_at_once_and_goes_on(
     queue: JobQueue, redis_url: str
 ) -> None:
     leased = await almost_suspect(queue)
-    async with serving(queue, redis_url, 4) as executor:
+    async with serving(queue, redis_url, 4) as loop:
         first = await submit(queue, gateway="", body=chat(4))
         await eventually(lambda: is_over(queue, first.id), "the worker is ready")
-        beside = watch_suspects(executor)
+        beside = watch_suspects(loop)
         await lose(queue, leased)
         await eventually(lambda: is_over(queue, leased.id), "the suspect has ended", PATIENCE_S * 5)
         assert beside == [0]
         later = await submit(queue, gateway="", body=chat(4))
         await eventually(lambda: is_over(queue, later.id), "an ordinary job has ended")
-        assert not executor.isolation.isolated
+        assert not loop.slots.isolated
 
 
 async def test_a_busy_worker_ends_its_jobs_runs_the_suspects_one_by_one_and_goes_on(
     queue: JobQueue, redis_url: str
 ) -> None:
     leased = [await almost_suspect(queue) for _ in range(3)]
-    async with serving(queue, redis_url, 8) as executor:
-        beside = watch_suspects(executor)
+    async with serving(queue, redis_url, 8) as loop:
+        beside = watch_suspects(loop)
         long = [
             (await submit(queue, body=chat(1200, ignore_eos=True), gateway="")).id for _ in range(3)
         ]
 
         async def busy() -> bool:
-            return len(executor.runs) == 3
+            return len(loop.runs) == 3
 
         await eventually(busy, "three jobs run")
         for job in leased:
             await lose(queue, job)
 
         async def isolated() -> bool:
-            return executor.isolation.isolated
+            return loop.slots.isolated
 
         await eventually(isolated, "it stops claiming")
         waits = await submit(queue, gateway="", body=chat(4))
-        assert executor.decision.count == 0
+        assert loop.slots.decision.count == 0
         for job_id in (*long, *(job.id for job in leased), waits.id):
             await eventually(partial(is_over, queue, job_id), "it has ended")
         assert beside[0] == 0

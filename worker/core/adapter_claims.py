@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from shared.job.job import LeasedJob
 from shared.store.redis.depths import with_waiting_jobs
@@ -14,13 +14,11 @@ from worker.core.adapter_turns import QueuesSnapshot, Turns, turns
 class AdapterQueues:
     """Decides from which queues to claim, and counts what was claimed from each.
 
-    `places` is how many adapters the engine can run at once, `runs` returns the ids of the
+    `places` is how many adapters the engine can run at once, `runs` holds the ids of the
     worker's jobs.
     """
 
-    def __init__(
-        self, queue: JobQueue, pool: str, places: int, runs: Callable[[], Collection[str]]
-    ) -> None:
+    def __init__(self, queue: JobQueue, pool: str, places: int, runs: Collection[str]) -> None:
         self.names: tuple[str, ...] = ()
         """The adapter queues. While there are some the worker advertises no slots: a job that is
         leased as it is submitted would go before those that wait in another queue."""
@@ -40,7 +38,7 @@ class AdapterQueues:
 
     async def next_turns(self, shards: Iterable[int]) -> Turns:
         """From which queues to claim jobs of these shards now. Raises StoreError."""
-        waiting = await self.waiting(self.names, shards)
+        waiting = await with_waiting_jobs(self._queue, self.names, shards)
         now = time.monotonic()
         running = self._running()
         self._since = {queue: self._since.get(queue, now) for queue in running}
@@ -67,10 +65,5 @@ class AdapterQueues:
         return queue in self._since
 
     def _running(self) -> set[str]:
-        runs = self._runs()
-        self._taken = {job: queue for job, queue in self._taken.items() if job in runs}
+        self._taken = {job: queue for job, queue in self._taken.items() if job in self._runs}
         return set(self._taken.values())
-
-    async def waiting(self, names: Collection[str], shards: Iterable[int]) -> set[str]:
-        """Those of these adapter queues that have waiting jobs. Raises StoreError."""
-        return await with_waiting_jobs(self._queue, names, shards)

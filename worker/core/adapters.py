@@ -1,35 +1,47 @@
-"""The LoRA adapters of one worker: those that its engine holds, and those that it shall hold."""
+"""The LoRA adapters of one worker: those that its engine holds, and those that it shall hold.
+
+The worker claims from the queues of those that it holds.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from shared.api.operator_actions import LOAD_ADAPTER, UNLOAD_ADAPTER
 from shared.fleet.worker_answer import WorkerAnswer
+from shared.job.adapter_queues import adapter_queue, is_adapter_queue
 from shared.platform.backoff import Backoff
+from shared.store.interface import StoreError
+from shared.store.redis.depths import pool_names, with_waiting_jobs
 from worker.core.engine_call import model_cards, operate, refusal
+from worker.core.loop import WorkerLoop
+from worker.core.membership import Membership
+from worker.core.registration import Registration
 from worker.engines.interface import Engine
 
 log = logging.getLogger("flotilla.adapters")
 
 _RETRY_BASE_S = 2.0
 _RETRY_CAP_S = 300.0
-Cards = list[dict[str, Any]]
 
 
 class Adapters:
     """Loads and unloads adapters, one at a time."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.held: dict[str, str] = {}
-        """Name -> path."""
-        self.on_change: Callable[[Cards], Awaitable[None]] | None = None
-        """Awaited with the engine's model cards when they may have changed."""
+    def __init__(
+        self, member: Membership, engine: Engine, loop: WorkerLoop, registration: Registration
+    ) -> None:
+        self._member = member
         self._engine = engine
+        self._loop = loop
+        self._registration = registration
+        self._held: dict[str, str] = {}  # name -> path
+        self._desired: Collection[str] = ()
         self._loaded_here: set[str] = set()  # not by the engine's own arguments
         self._retries: dict[str, tuple[float, Backoff]] = {}  # of those that can't be loaded
         self._lock = asyncio.Lock()
@@ -45,25 +57,42 @@ class Adapters:
             return await self._unload(name)
 
     async def refresh(self) -> None:
-        """Read from the engine what it holds."""
+        """Read from the engine what it holds, and announce it."""
         cards = await model_cards(self._engine)
-        self.held = {card["id"]: str(card["root"]) for card in cards if card.get("parent")}
-        if self.on_change is not None:
-            await self.on_change(cards)
+        self._held = {card["id"]: str(card["root"]) for card in cards if card.get("parent")}
+        await self._registration.set_models(cards)
+        with contextlib.suppress(StoreError):  # then the next heartbeat tries again
+            await self._read_queues()
 
     async def follow(self, desired: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load and unload until the engine holds the desired adapters.
+        """Load and unload until the engine holds the desired adapters. Raises StoreError.
 
         One that can't be loaded is tried again later. Those of the engine's own arguments stay.
         """
+        self._desired = desired.keys()
         async with self._lock:
             for name, options in desired.items():
-                if self.held.get(name) == options["lora_path"]:
+                if self._held.get(name) == options["lora_path"]:
                     self._loaded_here.add(name)
                 elif self._is_due(name):
-                    await self._load({**options, "load_inplace": name in self.held})
+                    await self._load({**options, "load_inplace": name in self._held})
             for name in self._loaded_here - desired.keys():
                 await self._unload(name)
+        await self._read_queues()
+
+    async def _read_queues(self) -> None:
+        """Claim from the queues of the adapters that are held. Raises StoreError.
+
+        Also from those with jobs for adapters that were unloaded: they get the engine's error. Not
+        from those of adapters that are desired and not held: other workers may hold them.
+        """
+        queue, pool, _, _ = self._member
+        held = {adapter_queue(pool, name) for name in self._held}
+        awaited = {adapter_queue(pool, name) for name in self._desired}
+        known = {name for name in await pool_names(queue) if is_adapter_queue(name, pool)}
+        left = known - held - awaited
+        waiting = await with_waiting_jobs(queue, left, range(queue.shards)) if left else set()
+        await self._loop.read_adapter_queues(held | waiting)
 
     def _is_due(self, name: str) -> bool:
         return name not in self._retries or time.monotonic() >= self._retries[name][0]
@@ -73,7 +102,7 @@ class Adapters:
         in_place = options.get("load_inplace", False)
         if not self._engine.capacity.max_loras:
             return refusal(400, "The engine takes no adapters: start it with --enable-lora.")
-        if self.held.get(name) == path and not in_place:
+        if self._held.get(name) == path and not in_place:
             return WorkerAnswer(200, f"LoRA adapter '{name}' is loaded already.")
         answer = await operate(self._engine, LOAD_ADAPTER, options)
         if answer.ok:
@@ -91,7 +120,7 @@ class Adapters:
     async def _unload(self, name: str) -> WorkerAnswer:
         self._loaded_here.discard(name)
         self._retries.pop(name, None)
-        if name not in self.held:
+        if name not in self._held:
             return WorkerAnswer(200, f"LoRA adapter '{name}' is not loaded.")
         answer = await operate(self._engine, UNLOAD_ADAPTER, {"lora_name": name})
         log.info("unloaded the adapter %s: %s", name, answer.message or "done")

@@ -1,7 +1,7 @@
 """A claimer takes jobs from one Redis server as long as slots are free.
 
 A worker has one for each server, so that a server that is away does not delay the others. Request
-path: `shared/store` -> Redis -> here -> `worker/core/executor.py`.
+path: `shared/store` -> Redis -> here -> `worker/core/loop.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from shared.job.job import LeasedJob
 from shared.platform.backoff import Backoff
 from shared.store.interface import StoreError
-from worker.core.claim_policy import ClaimDecision
 from worker.core.queue_consumer import QueueConsumer
+from worker.core.slots import SlotAccounting
 
 log = logging.getLogger("flotilla.claimer")
 
@@ -28,27 +28,24 @@ _RECONNECT_CAP_S = 0.25
 
 
 class Claimer:
-    """Calls `start` with each job that it claims.
-
-    `decide` returns how many jobs to claim now. `requested` is how many the claim in flight may
-    return, 0 if none is in flight.
-    """
+    """Calls `start` with each job that it claims. It is one of `claimers` of a worker."""
 
     def __init__(
         self,
         consumer: QueueConsumer,
-        decide: Callable[[], ClaimDecision],
+        slots: SlotAccounting,
+        claimers: int,
         start: Callable[[LeasedJob], None],
     ) -> None:
-        self.requested = 0
         self.turn_began: float | None = None
         """When it last decided what to do, on the monotonic clock; None when it has ended."""
         self._consumer = consumer
-        self._decide = decide
+        self._slots = slots
+        self._claimers = claimers
         self._start = start
         self._stopped = False
         self._backoff = Backoff(_RECONNECT_BASE_S, _RECONNECT_CAP_S)
-        self._changed = asyncio.Event()
+        self._changed = slots.watch()
         self._wake_up: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
@@ -65,10 +62,6 @@ class Claimer:
             self.turn_began = None
             await self._consumer.close()
 
-    def slots_changed(self) -> None:
-        """A slot may have become free: decide again."""
-        self._changed.set()
-
     def stop(self) -> None:
         """Claim nothing more."""
         self._stopped = True
@@ -79,16 +72,16 @@ class Claimer:
     async def _claim_once(self) -> None:
         self.turn_began = time.monotonic()
         self._changed.clear()
-        decision = self._decide()
+        decision = self._slots.next_claim(self._claimers)
         if decision.count == 0:
             await self._consumer.forward_wake_up()
             await self._wait_for_change()
             return
-        self.requested = decision.count
+        self._slots.requested += decision.count
         try:
             jobs = await self._consumer.claim(decision.count, left_over=decision.left_over)
         finally:
-            self.requested = 0
+            self._slots.requested -= decision.count
         self._backoff.reset()
         for job in jobs:
             self._start(job)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from shared.job.frames import ControlKind, decode_control
 from shared.job.job import LeasedJob
 from shared.platform.malformed import MalformedValues
-from shared.store.interface import Store, StoreError
+from shared.store.interface import StoreError
 from shared.store.redis.scripts.acquire import parse_jobs
+from worker.core.membership import Membership
+from worker.core.runs import Runs
 from worker.core.slot_adverts import AdvertisedSlots
 
 log = logging.getLogger("flotilla.control")
@@ -28,31 +30,23 @@ _DELIVERY_S = 0.25
 class ControlChannel:
     """Handles the messages of one worker's control channel.
 
-    `start(job)` is called for each assigned job, `abort(job_id)` for each that was ended.
-    `known_jobs` returns the ids of all jobs that the worker has received and not given up.
+    `start(job)` is called for each assigned job.
     """
 
     def __init__(
         self,
-        queue: Store,
+        member: Membership,
         advertised_slots: AdvertisedSlots,
-        *,
-        pool: str,
-        worker_id: str,
+        runs: Runs,
         start: Callable[[LeasedJob], None],
-        abort: Callable[[str], None],
-        known_jobs: Callable[[], Iterable[str]],
         malformed: MalformedValues,
     ) -> None:
-        self.operate: Callable[[str, str, bytes], None] = lambda *_: None
-        """Called with id, action and options of each operator call; calls may be repeated."""
-        self._queue = queue
+        self.operator_calls: asyncio.Queue[tuple[str, str, bytes]] = asyncio.Queue()
+        """Id, action and options of each operator call. Calls may be repeated."""
+        self._member = member
         self._advertised_slots = advertised_slots
-        self._pool = pool
-        self._worker_id = worker_id
+        self._runs = runs
         self._start = start
-        self._abort = abort
-        self._known_jobs = known_jobs
         self._malformed = malformed
         self._rejecting: asyncio.Task[None] | None = None
 
@@ -63,7 +57,8 @@ class ControlChannel:
             jobs = parse_jobs(*parts) if kind is ControlKind.JOBS else []
             ended_id = parts[0].decode() if kind is ControlKind.DROP else ""
             if kind is ControlKind.OPERATE:
-                self.operate(parts[0].decode(), parts[1].decode(), parts[2])
+                call = parts[0].decode(), parts[1].decode(), parts[2]
+                self.operator_calls.put_nowait(call)
         except Exception as error:
             # Jobs in it are returned to the queue when their leases expire.
             self._malformed.skip("control message", f"{len(message)} bytes", error)
@@ -73,7 +68,7 @@ class ControlChannel:
             self._start(job)
         if ended_id:
             # Redis would refuse the job's next write anyway; this saves the engine the work.
-            self._abort(ended_id)
+            self._runs.abort(ended_id)
 
     def on_reconnect(self) -> None:
         """The channel is subscribed (again): messages may have been lost before."""
@@ -92,9 +87,9 @@ class ControlChannel:
             await asyncio.sleep(0)
         self._advertised_slots.reset()
         with contextlib.suppress(StoreError):  # then their leases expire
-            lost = await self._queue.reject_unreceived(
-                self._pool, self._worker_id, list(self._known_jobs()), _DELIVERY_S
-            )
+            queue, pool, worker_id, _ = self._member
+            known = self._runs.known_jobs()
+            lost = await queue.reject_unreceived(pool, worker_id, known, _DELIVERY_S)
             for job_id, state in lost.items():
                 log.warning(
                     "returned a job whose assignment was not received, it is %s now",

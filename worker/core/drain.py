@@ -9,22 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import FIRST_COMPLETED
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from shared.platform.tasks import end
 from shared.store.interface import StoreError
 from shared.store.redis.depths import free_slots
-from shared.store.redis.job_queue import JobQueue
-from worker.core.executor import Executor
 from worker.core.job_run import JobRun
+from worker.core.loop import WorkerLoop
+from worker.core.membership import Membership
 
 log = logging.getLogger("flotilla.worker")
 
 _AGAIN_S = 0.5
 """Between two looks at the room that other workers have."""
 _CHECK_S = 0.25
-_RELEASE_TIMEOUT_S = 10.0
-_RETRY_S = 0.1
 
 
 def how_many(free_slots: int, waiting: int, jobs: int, sequences: int) -> int:
@@ -52,19 +50,17 @@ def cheapest(runs: Iterable[JobRun], count: int) -> list[JobRun]:
 class Drain:
     """The end of one worker's jobs. Nothing is claimed any more."""
 
-    def __init__(self, queue: JobQueue, executor: Executor, pool: str, worker_id: str) -> None:
-        self._queue = queue
-        self._executor = executor
-        self._pool = pool
-        self._worker_id = worker_id
+    def __init__(self, member: Membership, loop: WorkerLoop) -> None:
+        self._member = member
+        self._loop = loop
 
     async def run(
         self, deadline_s: float, forced: asyncio.Event, engine_failed: Callable[[], bool]
     ) -> None:
         """Return when no job is left, after `deadline_s`, when `forced` is set or the engine has
         failed; jobs that are left then are released. They are blamed for a failed engine."""
-        if self._executor.runs:
-            log.info("draining %d jobs, at most %.0f s", len(self._executor.runs), deadline_s)
+        if self._loop.runs:
+            log.info("draining %d jobs, at most %.0f s", len(self._loop.runs), deadline_s)
         stop = asyncio.ensure_future(forced.wait())
         emptying = asyncio.ensure_future(self._empty(deadline_s))
         failed = False
@@ -77,46 +73,22 @@ class Drain:
         if not emptying.cancelled() and (error := emptying.exception()):
             log.error("jobs not handed over", exc_info=error)
         if failed:
-            await release_all(self._executor, "engine_died", blame=True)
+            await self._loop.releases.all("engine_died", blame=True)
         else:
-            await release_all(self._executor, "drained", blame=False)
+            await self._loop.releases.all("drained", blame=False)
 
     async def _empty(self, deadline_s: float) -> None:
         clock = asyncio.get_running_loop().time
         until = clock() + deadline_s
-        while self._executor.runs and clock() < until:
+        while self._loop.runs and clock() < until:
             await self._move_jobs()
-            await self._executor.wait_until_empty(min(_AGAIN_S, until - clock()))
+            await self._loop.runs.wait_until_empty(min(_AGAIN_S, until - clock()))
 
     async def _move_jobs(self) -> None:
-        executor = self._executor
+        loop, member = self._loop, self._member
         try:
-            free = await free_slots(self._queue, self._pool, but_of=self._worker_id)
-            count = how_many(free.slots, free.waiting, len(executor.runs), executor.sequences)
-            states = await executor.release(cheapest(executor.runs.values(), count), "handed_over")
+            free = await free_slots(member.queue, member.pool, but_of=member.worker_id)
+            count = how_many(free.slots, free.waiting, len(loop.runs), loop.sequences)
+            await loop.releases.some(cheapest(loop.runs.values(), count), "handed_over")
         except StoreError as error:
             log.warning("jobs not handed over, trying again: %s", error)
-            return
-        _log_released("handed_over", states)
-
-
-async def release_all(executor: Executor, reason: str, *, blame: bool) -> None:
-    """Abort and release all jobs; if Redis does not answer for some time, their leases expire."""
-    try:
-        async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-            while True:
-                try:
-                    states = await executor.release_all(reason, blame=blame)
-                    break
-                except StoreError as error:
-                    log.warning("jobs not released, trying again: %s", error)
-                    await asyncio.sleep(_RETRY_S)
-    except TimeoutError:
-        log.warning("jobs not released: their leases will expire")
-        return
-    _log_released(reason, states)
-
-
-def _log_released(reason: str, states: Mapping[str, str]) -> None:
-    for job_id, state in states.items():
-        log.info("job released (%s), it is %s now", reason, state, extra={"job_id": job_id})

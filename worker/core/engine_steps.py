@@ -1,10 +1,17 @@
-"""How long an engine may make no step before it counts as hung. Pure: times in, a limit out.
+"""How long an engine may make no step before it counts as hung, and whether it has taken longer.
 
 What is known to take long is not a hang: the first steps after the start compile, and nobody can
 tell how long the prefill of a prompt takes that is longer than any before it.
 """
 
 from __future__ import annotations
+
+import time
+
+from worker.core.output_buffer import OutputBuffer
+from worker.core.runs import Runs
+from worker.core.slots import SlotAccounting
+from worker.engines.interface import Engine
 
 SHORTEST_S = 10.0
 TIMES_LONGEST = 20
@@ -16,6 +23,8 @@ SHORT_PROMPT = 64
 """Tokens of a prompt that is short on every machine."""
 _OF_LATE = 500
 """Steps; the longest one is that of the last 500 to 1,000."""
+_ENTERING_S = 1.0
+"""A job that began so long after the last step is not in the one that hangs."""
 _BETWEEN_LOOKS_S = 1.0
 """A longer time between two looks means that the worker itself stood still: it does not count."""
 
@@ -76,3 +85,52 @@ class EngineSteps:
         else:
             self.stalled_s += min(now - max(self._looked, self.last), _BETWEEN_LOOKS_S)
         self._looked = now
+
+
+class EngineProgress:
+    """The steps of one engine, and whether they take longer than they may."""
+
+    def __init__(self, engine: Engine, runs: Runs, slots: SlotAccounting) -> None:
+        self._engine = engine
+        self._runs = runs
+        self._slots = slots
+        self._steps = EngineSteps(time.monotonic())
+        self._answered_tokens = 0
+
+    def on_step(self) -> None:
+        """The engine has ended a step."""
+        self._steps.step(time.monotonic())
+
+    def answered(self, buffer: OutputBuffer) -> None:
+        """Remember the length of a job's prompt if it has had output."""
+        if buffer.first_output_at is not None:
+            self._answered_tokens = max(self._answered_tokens, buffer.prompt_tokens)
+
+    def progressing(self, most_s: float) -> bool:
+        """Whether the engine is idle or makes steps; `most_s`: see `stall_limit_s`.
+
+        Call it several times a second.
+        """
+        steps = self._steps
+        steps.look(time.monotonic(), idle=self._engine.load().unfinished == 0)
+        if steps.stalled_s < min(SHORTEST_S, most_s):
+            return True
+        return steps.stalled_s < self._limit_s(most_s)
+
+    def _limit_s(self, most_s: float) -> float:
+        in_step = self._steps.last + _ENTERING_S
+        waiting = [
+            run.buffer.prompt_tokens
+            for run in self._runs.values()
+            if run.buffer.first_output_at is None and run.started < in_step
+        ]
+        for run in self._runs.values():
+            self.answered(run.buffer)
+        return stall_limit_s(
+            most_s,
+            n_steps=self._steps.n,
+            longest_s=self._steps.longest_s,
+            prompt_tokens=max(waiting, default=0),
+            answered_tokens=self._answered_tokens,
+            paused=bool(self._slots.paused),
+        )

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from shared.job.states import WorkerState
+from shared.platform.settings import SettingsError
 
 Status = Callable[[], tuple[WorkerState, str]]
 """Returns the worker's state and the reason for it, a short sentence. Called in another thread."""
@@ -40,7 +41,7 @@ class HealthServer:
 
     def __init__(self, host: str, port: int, status: Status) -> None:
         self.port = port
-        self._status = status
+        self.status = status
         app = Starlette(
             routes=[
                 Route("/healthz", self._healthz),
@@ -52,9 +53,15 @@ class HealthServer:
         self._server = _Server(config)
 
     def start(self) -> None:
-        """Listen; `port` is the real one afterwards. Raises OSError if the port can't be used."""
-        config = self._server.config
-        listener = socket.create_server((config.host, config.port))
+        """Listen; `port` is the real one afterwards. Raises SettingsError if it can't be used."""
+        host, port = self._server.config.host, self._server.config.port
+        try:
+            listener = socket.create_server((host, port))
+        except OSError as error:
+            raise SettingsError(
+                f"can't listen on {host}:{port} ({error.strerror}): "
+                "choose another FLOTILLA_WORKER_PORT"
+            ) from error
         self.port = listener.getsockname()[1]
         threading.Thread(
             target=lambda: asyncio.run(self._server.serve([listener])), name="health", daemon=True
@@ -64,7 +71,7 @@ class HealthServer:
         return JSONResponse({"status": "ok"})
 
     def _readyz(self, _: Request) -> Response:
-        state, reason = self._status()
+        state, reason = self.status()
         status = 200 if state.serving else 503
         return JSONResponse({"state": state, "reason": reason}, status)
 

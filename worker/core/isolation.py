@@ -12,16 +12,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from shared.job.advertised_slots import UNKNOWN
 from shared.job.job import LeasedJob
 from shared.job.replies import AcquiredSuspect, IsolationStage
 from shared.store.interface import StoreError
 from shared.store.redis import suspects
-from shared.store.redis.job_queue import JobQueue
 from worker.core.claim_policy import SuspectSnapshot, SuspectStep, next_suspect_step
+from worker.core.membership import Membership
+from worker.core.runs import Runs
 from worker.core.slot_adverts import AdvertisedSlots
+from worker.core.slots import SlotAccounting
 
 log = logging.getLogger("flotilla.isolation")
 
@@ -37,40 +39,21 @@ lost writes, and the next repair corrects it."""
 
 
 class Isolation:
-    """One worker's part in running the suspects of its pool.
-
-    `start` is called with each suspect. `runs` returns the worker's jobs by id, and whether each
-    has made output. `claiming` returns how many more jobs its claims in flight may bring, `usable`
-    whether the engine can run jobs.
-    `on_end` is called when the worker may claim other jobs again.
-    """
+    """One worker's part in running its pool's suspects. `start` is called with each."""
 
     def __init__(
         self,
-        queue: JobQueue,
+        member: Membership,
         advertised_slots: AdvertisedSlots,
-        *,
-        pool: str,
-        worker: str,
-        lease_s: float,
+        slots: SlotAccounting,
+        runs: Runs,
         start: Callable[[LeasedJob], None],
-        runs: Callable[[], Mapping[str, bool]],
-        claiming: Callable[[], int],
-        usable: Callable[[], bool],
-        on_end: Callable[[], None],
     ) -> None:
-        self.isolated = False
-        """The worker claims nothing but suspects."""
-        self._queue = queue
+        self._queue, self._pool, self._worker, self._lease_s = member
         self._advertised_slots = advertised_slots
-        self._pool = pool
-        self._worker = worker
-        self._lease_s = lease_s
-        self._start = start
+        self._slots = slots
         self._runs = runs
-        self._claiming = claiming
-        self._usable = usable
-        self._on_end = on_end
+        self._start = start
         self._found = asyncio.Event()
         self._stopped = False
         self._ignored_until = 0.0
@@ -112,9 +95,9 @@ class Isolation:
                 return
             if now.isolated or step is SuspectStep.ISOLATE:
                 await self._isolate(now)
-            if now.isolated and self.isolated and step is SuspectStep.TAKE:
+            if now.isolated and self._slots.isolated and step is SuspectStep.TAKE:
                 misses = 0 if await self._take() else misses + 1
-            if now.unproven or (self.isolated and misses == 0 and not now.others):
+            if now.unproven or (self._slots.isolated and misses == 0 and not now.others):
                 await asyncio.sleep(_POLL_UNPROVEN_S)
             else:
                 await asyncio.sleep(_POLL_S)
@@ -122,26 +105,26 @@ class Isolation:
         self._ignored_until = time.monotonic() + _IGNORED_S
 
     def _snapshot(self, *, waiting: bool, waited_s: float) -> SuspectSnapshot:
-        runs = self._runs()
-        self._taken &= set(runs)
+        runs, slots = self._runs, self._slots
+        self._taken &= runs.keys()
         return SuspectSnapshot(
             waiting=waiting,
             waited_s=waited_s,
-            isolated=self.isolated,
-            others=len(runs) - len(self._taken) + self._claiming(),
-            unproven=sum(not runs[job_id] for job_id in self._taken),
-            draining=self._stopped or not self._usable(),
+            isolated=self._slots.isolated,
+            others=len(runs) - len(self._taken) + slots.requested,
+            unproven=sum(not runs[job_id].buffer.log_started for job_id in self._taken),
+            draining=self._stopped or not slots.usable,
         )
 
     async def _isolate(self, now: SuspectSnapshot) -> None:
         """Take the right to run suspects, or keep it."""
         stage = IsolationStage.DRAINING if now.others else IsolationStage.ALONE
         if await suspects.isolate_worker(self._queue, self._pool, self._worker, stage):
-            if not self.isolated:
+            if not self._slots.isolated:
                 log.info("claims nothing but suspects of %s", self._pool)
-                self.isolated = True
+                self._slots.isolated = True
                 await self.withdraw()
-        elif self.isolated and not now.unproven:
+        elif self._slots.isolated and not now.unproven:
             await self._end()
 
     async def withdraw(self) -> int:
@@ -184,11 +167,11 @@ class Isolation:
 
     async def _end(self) -> None:
         """Claim other jobs again."""
-        if not self.isolated:
+        if not self._slots.isolated:
             return
-        self.isolated = False
+        self._slots.isolated = False
         self._taken.clear()
         with contextlib.suppress(StoreError):  # then the lock ends by itself
             none = IsolationStage.NONE
             await suspects.isolate_worker(self._queue, self._pool, self._worker, none)
-        self._on_end()
+        self._slots.changed()

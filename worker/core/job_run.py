@@ -1,7 +1,7 @@
 """The run of one job, from its lease to its end: call the engine, pass its output on, report how
 it ended.
 
-Request path: `worker/core/executor.py` -> here -> the engine's ASGI application.
+Request path: `worker/core/loop.py` -> here -> the engine's ASGI application.
 """
 
 from __future__ import annotations
@@ -96,8 +96,10 @@ class JobRun:
         self.started = time.monotonic()
         self.has_begun = False
         """The engine was alive when the run began, so the job may be what has ended it."""
+        self.released = False
+        """The job was released; the engine ends the request, and nothing else of it is left."""
         self.task: asyncio.Task[None] | None = None
-        """The task that executes it; set by its executor."""
+        """The task that executes it; set by the worker's loop."""
         self._exchange = Exchange(self._on_chunk)
         self._first_chunk_seen = False
         self._failed = False  # the stream has ended with an error
@@ -142,7 +144,7 @@ class JobRun:
         self._metrics.job_seconds.observe(time.monotonic() - self.started)
         if outcome != "ok":
             log.info("result not stored: the job is already %s", outcome)
-            if outcome == self.final_state:  # `Executor.on_lease_lost` counts the other states
+            if outcome == self.final_state:  # `Runs.lease_lost` counts the other states
                 self._metrics.fenced.labels(outcome).inc()
             return Outcome.LOST
         return Outcome.FINISHED

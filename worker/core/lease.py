@@ -15,7 +15,8 @@ from math import inf
 
 from shared.job.job import LeasedJob
 from shared.job.step_log import JobStream
-from shared.store.interface import Store, StoreError
+from shared.store.interface import StoreError
+from worker.core.membership import Membership
 
 log = logging.getLogger("flotilla.lease")
 
@@ -33,19 +34,16 @@ class Lease:
 
     def __init__(
         self,
-        queue: Store,
-        worker_id: str,
-        lease_s: float,
+        member: Membership,
         held_jobs: Callable[[], Iterable[JobStream]],
         on_lost: Callable[[LeasedJob, str], None],
     ) -> None:
-        self.worker_id = worker_id
-        self.lease_s = lease_s
+        self._queue, _, self.worker_id, self.lease_s = member
+        queue = self._queue
         self.renewed_at = [-inf] * queue.shards
         """For each shard, when Redis last renewed the leases, on the monotonic clock."""
         self._fence_tokens = [""] * queue.shards
         self._losses = [0] * queue.shards  # `queue.losses` when the token was issued
-        self._queue = queue
         self._held_jobs = held_jobs
         self._on_lost = on_lost
         self._locks = [asyncio.Lock() for _ in range(queue.shards)]

@@ -36,7 +36,8 @@ from shared.store.redis.operation_answers import OperationAnswers
 from worker.core.adapters import Adapters
 from worker.core.drain import cheapest
 from worker.core.engine_call import operate, refusal
-from worker.core.executor import Executor
+from worker.core.loop import WorkerLoop
+from worker.core.membership import Membership
 from worker.engines.interface import Engine
 
 log = logging.getLogger("flotilla.operations")
@@ -47,29 +48,26 @@ _TRIES = 20
 _EMPTY_CHECK_S = 0.5
 PAUSED = "paused by an operator"
 ASLEEP = "the engine sleeps"
-Call = tuple[str, str, bytes]
 
 
 class Operations:
-    """Receives operator calls by `receive` and carries them out in `run`."""
+    """Carries out the operator calls that the control channel receives."""
 
     def __init__(
         self,
-        worker_id: str,
+        member: Membership,
         engine: Engine,
-        executor: Executor,
+        loop: WorkerLoop,
         adapters: Adapters,
-        answers: OperationAnswers,
         stop: Callable[[], None],
     ) -> None:
         """`stop` has the worker drain and end; it may be called again."""
-        self._worker_id = worker_id
+        self._worker_id = member.worker_id
         self._engine = engine
-        self._executor = executor
+        self._loop = loop
         self._adapters = adapters
-        self._answers = answers
+        self._answers = OperationAnswers(member.queue.servers.primary)
         self._received: deque[str] = deque(maxlen=_REMEMBERED)
-        self._waiting: asyncio.Queue[Call] = asyncio.Queue()
         self._paused = False
         self._asleep = False
         self._stop = stop
@@ -85,16 +83,13 @@ class Operations:
             DRAIN.name: self._drain,
         }
 
-    def receive(self, call_id: str, action: str, options: bytes) -> None:
-        """A call has arrived. The gateway repeats it until it has the answer."""
-        if call_id not in self._received:
-            self._received.append(call_id)
-            self._waiting.put_nowait((call_id, action, options))
-
     async def run(self) -> None:
         """Carry out the calls until cancellation."""
         while True:
-            call_id, name, options = await self._waiting.get()
+            call_id, name, options = await self._loop.control.operator_calls.get()
+            if call_id in self._received:  # the gateway repeats it until it has the answer
+                continue
+            self._received.append(call_id)
             began = time.monotonic()
             answer = await self._answer(name, options)
             answer = replace(answer, seconds=round(time.monotonic() - began, 3))
@@ -146,10 +141,10 @@ class Operations:
     async def _drain(self, _: Mapping[str, Any]) -> WorkerAnswer:
         """Answer first: the process that drains ends its connections."""
         self._draining = True
-        return WorkerAnswer(200, {"status": "draining", "jobs": len(self._executor.runs)})
+        return WorkerAnswer(200, {"status": "draining", "jobs": len(self._loop.runs)})
 
     async def _pause(self) -> WorkerAnswer:
-        await self._executor.pause(ASLEEP if self._asleep else PAUSED)
+        await self._loop.pause(ASLEEP if self._asleep else PAUSED)
         self._paused = True
         return WorkerAnswer(200, {"status": "paused"})
 
@@ -168,14 +163,13 @@ class Operations:
         lets all of them end here.
         """
         self._asleep, done = True, False
-        executor = self._executor
+        runs = self._loop.runs
         try:
-            await executor.pause(ASLEEP)
-            while executor.runs:
+            await self._loop.pause(ASLEEP)
+            while runs:
                 if options.get("mode") != "wait":
-                    runs = executor.runs.values()
-                    await executor.release(cheapest(runs, len(runs)), "asleep")
-                await executor.wait_until_empty(_EMPTY_CHECK_S)
+                    await self._loop.releases.some(cheapest(runs.values(), len(runs)), "asleep")
+                await runs.wait_until_empty(_EMPTY_CHECK_S)
             answer = await operate(self._engine, SLEEP, {"level": options.get("level", 1)})
             done = answer.ok
         finally:
@@ -195,6 +189,6 @@ class Operations:
     def _claim_again(self) -> None:
         """Claim jobs, unless another reason not to is left."""
         if self._asleep or self._paused:
-            self._executor.slots.paused = ASLEEP if self._asleep else PAUSED
+            self._loop.slots.paused = ASLEEP if self._asleep else PAUSED
         else:
-            self._executor.resume()
+            self._loop.resume()

@@ -27,7 +27,6 @@ class QueueConsumer:
     def __init__(
         self,
         connection: ClaimConnection,
-        *,
         pool: str,
         advertised_slots: AdvertisedSlots,
         adapter_queues: AdapterQueues,

@@ -9,13 +9,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from shared.fleet.pool import Pool
 from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, WorkerInfo
 from shared.job.adapter_queues import adapter_queue
 from shared.job.states import WorkerState
@@ -23,8 +23,8 @@ from shared.platform.metrics import WorkerMetrics
 from shared.store.interface import StoreError
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FORMAT_VERSION
-from worker.core.executor import Executor
-from worker.core.totals import ages
+from worker.core.health import HealthServer
+from worker.core.loop import WorkerLoop
 from worker.engines.interface import Engine
 
 log = logging.getLogger("flotilla.worker")
@@ -41,37 +41,28 @@ class WorkerIdTaken(Exception):
 
 
 class Registration:
-    """One worker process in the registry.
-
-    `status` returns the worker's state and the reason for it, `metrics_port` the port of its health
-    server. `executor` is set once the model is loaded. `version` and `weight` are the pool's.
-    """
+    """One worker process in the registry."""
 
     def __init__(
         self,
         registry: Registry,
+        worker_id: str,
+        pool: Pool,
         engine: Engine,
         metrics: WorkerMetrics,
-        *,
-        worker_id: str,
-        pool: str,
-        version: str = "",
-        weight: int = 100,
-        status: Callable[[], tuple[WorkerState, str]],
-        metrics_port: Callable[[], int],
+        health: HealthServer,
     ) -> None:
-        self.worker_id = worker_id
-        self.pool = pool
-        self._version = version
-        self._weight = weight
         self.models: list[dict[str, Any]] = []
         """The engine's entries of /v1/models."""
-        self.executor: Executor | None = None
+        self._worker_id = worker_id
+        # A guess until the engine has loaded: a worker that loads counts for its pool.
+        self.pool = pool.name
+        self._pool = pool
+        self._loop: WorkerLoop | None = None
         self._registry = registry
         self._engine = engine
         self._metrics = metrics
-        self._status = status
-        self._metrics_port = metrics_port
+        self._health = health
         self._start_s: float | None = None
         # Distinguishes this process from another worker with the same id.
         self._process = secrets.token_hex(8)
@@ -80,11 +71,11 @@ class Registration:
         """Reserve the id; a killed process keeps it for five heartbeats. Raises WorkerIdTaken."""
         left_s = EXPIRY_S
         try:
-            while not await self._registry.reserve(self.worker_id, self._process):
-                before_s, left_s = left_s, await self._registry.reserved_s(self.worker_id)
+            while not await self._registry.reserve(self._worker_id, self._process):
+                before_s, left_s = left_s, await self._registry.reserved_s(self._worker_id)
                 if left_s > before_s:  # the other process is alive and has extended it
                     raise WorkerIdTaken(
-                        f"FLOTILLA_WORKER_ID={self.worker_id}: a running worker has this id; "
+                        f"FLOTILLA_WORKER_ID={self._worker_id}: a running worker has this id; "
                         "give each worker its own id, or none"
                     )
                 await asyncio.sleep(_RETRY_S)
@@ -96,34 +87,34 @@ class Registration:
 
         `failure`: why the worker ends, other than in good order.
         """
-        state, reason = self._status()
+        state, reason = self._health.status()
         for each in WorkerState:
             self._metrics.state.labels(each).set(each is state)
-        executor = self.executor
-        load = self._engine.load() if executor else None
+        loop = self._loop
+        load = self._engine.load() if loop else None
         info = WorkerInfo(
-            id=self.worker_id,
+            id=self._worker_id,
             format=FORMAT_VERSION,
             pool=self.pool,
             state=state,
             engine=self._engine.kind,
             models=tuple(card["id"] for card in self.models),
-            slots=self._engine.capacity.max_num_seqs if executor else 0,
+            slots=self._engine.capacity.max_num_seqs if loop else 0,
             running=load.unfinished if load else 0,
-            jobs=len(executor.runs) if executor else 0,
+            jobs=len(loop.runs) if loop else 0,
             kv_usage=load.kv_usage if load else 0.0,
             host=socket.gethostname(),
             pid=os.getpid(),
             version=_VERSION,
-            metrics_port=self._metrics_port(),
+            metrics_port=self._health.port,
             reason=reason,
             start_s=self._start_s,
-            ages=ages(executor.runs.values()) if executor else (),
-            job_ids=tuple(islice(executor.runs, _JOB_IDS)) if executor else (),
+            ages=loop.runs.ages if loop else (),
+            job_ids=tuple(islice(loop.runs, _JOB_IDS)) if loop else (),
             clock_s=time.monotonic(),
             waits=self._metrics.queue_wait.counts,
             failure=failure,
-            **(asdict(executor.totals.with_running(executor.runs.values())) if executor else {}),
+            **(asdict(loop.runs.totals) if loop else {}),
         )
         await self._registry.announce(info, expiry_s=expiry_s)
 
@@ -156,22 +147,29 @@ class Registration:
             await self._register_models()
 
     async def _register_models(self) -> None:
-        await self._registry.register_models(self.pool, self.models, self._version, self._weight)
+        version, weight = self._pool.version, self._pool.weight
+        await self._registry.register_models(self.pool, self.models, version, weight)
 
-    def started(self) -> None:
-        """The worker can claim from now on: its start time is complete."""
+    def loaded(self, models: list[dict[str, Any]]) -> None:
+        """The engine has loaded these models."""
+        self.models = models
+        self.pool = self._pool.name_with(models[0]["id"])
+
+    def started(self, loop: WorkerLoop) -> None:
+        """The worker claims from now on: its start time is complete."""
+        self._loop = loop
         self._start_s = _process_age_s()
 
     async def run_heartbeats(self) -> None:
         """Announce the worker until cancellation. Raises WorkerIdTaken."""
         while True:
             try:
-                if not await self._registry.reserve(self.worker_id, self._process):
-                    raise WorkerIdTaken(f"another worker has taken the id {self.worker_id}")
+                if not await self._registry.reserve(self._worker_id, self._process):
+                    raise WorkerIdTaken(f"another worker has taken the id {self._worker_id}")
                 await self._register_models()
                 await self.announce()
-                if self.executor is not None:
-                    self.executor.advertised_slots.mark_stale()
+                if self._loop is not None:
+                    self._loop.advertised_slots.mark_stale()
             except StoreError as error:
                 log.warning("heartbeat failed: %s", error)
             await asyncio.sleep(HEARTBEAT_S)
@@ -184,10 +182,10 @@ class Registration:
         """
         with contextlib.suppress(StoreError):
             if not failure:
-                await self._registry.leave(self.worker_id, self._process)
-            elif await self._registry.reserve(self.worker_id, self._process):
+                await self._registry.leave(self._worker_id, self._process)
+            elif await self._registry.reserve(self._worker_id, self._process):
                 await self.announce(failure=failure)
-                await self._registry.release_id(self.worker_id, self._process)
+                await self._registry.release_id(self._worker_id, self._process)
 
 
 def _process_age_s() -> float | None:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate, advertiser
+from worker.core.membership import Membership
 
 # A slot becomes free with nearly every job's end. More free slots are advertised only once they
 # exceed the advertised number by one in so many.
@@ -21,15 +22,14 @@ _TOLERANCE = 16
 class AdvertisedSlots:
     """One worker's advertised slots, an equal share of its free slots for each shard.
 
-    `free` returns how many slots are free now; `lease_s` is the length of the worker's leases.
+    `free` returns how many slots are free now.
     """
 
-    def __init__(
-        self, free: Callable[[], int], *, pool: str, worker: str, lease_s: float, shards: int
-    ) -> None:
+    def __init__(self, member: Membership, free: Callable[[], int]) -> None:
+        shards = member.queue.shards
         self._free = free
-        self._pool = pool
-        self._advertiser = advertiser(worker, lease_s)
+        self._pool = member.pool
+        self._advertiser = advertiser(member.worker_id, member.lease_s)
         self._advertised: list[int | None] = [None] * shards  # None: not known
         self._stale = [True] * shards
         self._settled = [asyncio.Event() for _ in range(shards)]  # no update is in flight

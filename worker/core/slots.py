@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from worker.core.claim_policy import ClaimDecision, SlotSnapshot, decide, free_slots
-from worker.core.isolation import Isolation
 from worker.core.job_run import JobRun
 from worker.engines.interface import Engine
 
@@ -25,10 +25,29 @@ class SlotAccounting:
         self._kv_high_watermark = kv_high_watermark
         self._slots = engine.capacity.max_num_seqs
         self._starting: list[JobRun] = []  # those that may not have reached the engine yet
+        self._watches: list[asyncio.Event] = []
+        self.requested = 0
+        """How many jobs the claims in flight may bring."""
         self.draining = False
+        self.isolated = False
+        """The worker claims nothing but suspects."""
         self.paused = ""
         """Why an operator has the worker claim nothing, in words; empty if none has."""
-        self.isolation: Isolation | None = None
+
+    @property
+    def usable(self) -> bool:
+        """The engine can run jobs, and no operator has paused the worker."""
+        return not (self._engine.dead or self.paused)
+
+    def watch(self) -> asyncio.Event:
+        """An event of the caller's own, which is set when slots may have become free."""
+        self._watches.append(asyncio.Event())
+        return self._watches[-1]
+
+    def changed(self) -> None:
+        """Slots may have become free."""
+        for event in self._watches:
+            event.set()
 
     def add(self, run: JobRun) -> None:
         """Count a job that was just claimed."""
@@ -40,13 +59,17 @@ class SlotAccounting:
             self._starting = [run for run in self._starting if self._is_starting(run)]
         return free_slots(self._snapshot(len(self._starting)))
 
-    def decide(self, requested: int = 0, claimers: int = 1) -> ClaimDecision:
-        """How much one of `claimers` may claim now, while claims in flight ask for `requested`.
+    @property
+    def decision(self) -> ClaimDecision:
+        """What may be claimed now, and why. Safe to call from another thread."""
+        return decide(self._snapshot(self._n_starting()))
 
-        Safe to call from another thread.
-        """
-        starting = sum(map(self._is_starting, list(self._starting)))
-        return decide(self._snapshot(starting + requested), claimers)
+    def next_claim(self, claimers: int) -> ClaimDecision:
+        """What one of `claimers` may claim now, beside the claims in flight."""
+        return decide(self._snapshot(self._n_starting() + self.requested), claimers)
+
+    def _n_starting(self) -> int:
+        return sum(map(self._is_starting, list(self._starting)))
 
     def _snapshot(self, starting: int) -> SlotSnapshot:
         load = self._engine.load()
@@ -57,7 +80,7 @@ class SlotAccounting:
             kv_usage=load.kv_usage,
             kv_high_watermark=self._kv_high_watermark,
             draining=self.draining or self._engine.dead,
-            isolated=self.isolation is not None and self.isolation.isolated,
+            isolated=self.isolated,
             paused=self.paused,
         )
 

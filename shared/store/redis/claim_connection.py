@@ -25,7 +25,7 @@ _SILENCE_S = 2.0
 class ClaimConnection:
     """One worker's connection to the server with this number. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue, server: int, *, worker: str, lease_s: float) -> None:
+    def __init__(self, queue: JobQueue, server: int, worker: str, lease_s: float) -> None:
         self.shards = queue.shards_on(server)
         """Those that lie on the server."""
         self._queue = queue

@@ -21,6 +21,7 @@ from shared.store.redis.scripts.emit import Step, parse_emit
 from tests.unit.steps import SentOutput, SentResult, parse_step
 from worker.core.job_run import JobRun
 from worker.core.lease import Lease
+from worker.core.membership import Membership
 from worker.core.publisher import Publisher
 
 CHAT = "/v1/chat/completions"
@@ -103,7 +104,7 @@ class Bench:
         self.engine = engine
         self.metrics = WorkerMetrics(CollectorRegistry())
         queue: Any = self.queue
-        lease = Lease(queue, "w-1", 9.0, list, lambda *lost: None)
+        lease = Lease(Membership(queue, "pool", "w-1", 9.0), list, lambda *lost: None)
         lease._fence_tokens = ["e-1"]
         self.publisher = Publisher(queue, self.metrics, lease)
         self.engine.on_step = self.publisher.on_step

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 from shared.job.advertised_slots import UNKNOWN
+from worker.core.membership import Membership
 from worker.core.slot_adverts import AdvertisedSlots
 
 
 class Worker:
     def __init__(self, shards: int = 1) -> None:
         self.free = 8
-        self.slots = AdvertisedSlots(
-            lambda: self.free, pool="p", worker="w", lease_s=1.5, shards=shards
-        )
+        queue: Any = SimpleNamespace(shards=shards)
+        self.slots = AdvertisedSlots(Membership(queue, "p", "w", 1.5), lambda: self.free)
 
     def send_update(self, shard: int = 0) -> tuple[int, int | str] | None:
         """Slots, and those believed to be left; None if there was no update to send."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -35,16 +36,9 @@ def test_a_malformed_message_is_skipped_and_counted(message: bytes) -> None:
     aborted: list[str] = []
     started: list[Any] = []
     nothing: Any = None
-    channel = ControlChannel(
-        nothing,
-        nothing,
-        pool="pool",
-        worker_id="w-1",
-        start=started.append,
-        abort=aborted.append,
-        known_jobs=list,
-        malformed=MalformedValues(WorkerMetrics(registry).malformed),
-    )
+    runs: Any = SimpleNamespace(abort=aborted.append)
+    malformed = MalformedValues(WorkerMetrics(registry).malformed)
+    channel = ControlChannel(nothing, nothing, runs, started.append, malformed)
     channel.on_message(message)
     labels = {"kind": "control message"}
     assert registry.get_sample_value("flotilla_malformed_values_total", labels) == 1

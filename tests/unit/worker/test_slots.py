@@ -46,7 +46,7 @@ class Worker:
     def free(self) -> int:
         """As the advertised slots see it and as the claimers do."""
         free = self.slots.free()
-        decision = self.slots.decide()
+        decision = self.slots.decision
         assert decision.count + decision.left_over == free
         return free
 

@@ -1,4 +1,4 @@
-"""A worker's executor on a real queue, with the simulated engine."""
+"""A worker's loop on a real queue, with the simulated engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.subscription import Subscription
 from tests.redis.conftest import LEASE_S, POOL, WORKER
 from tests.settings import Settings
-from worker.core.executor import Executor
+from worker.core.loop import WorkerLoop
+from worker.core.membership import Membership
 from worker.engines.simulated.engine import SimulatedEngine
 
 
@@ -31,28 +32,25 @@ def chat(max_tokens: int, **more: Any) -> bytes:
 @contextlib.asynccontextmanager
 async def serving(
     queue: JobQueue, redis_url: str | Sequence[str], slots: int, worker: str = WORKER
-) -> AsyncIterator[Executor]:
-    """An executor that claims jobs and is subscribed to its control channel."""
+) -> AsyncIterator[WorkerLoop]:
+    """An loop that claims jobs and is subscribed to its control channel."""
     urls = [redis_url] if isinstance(redis_url, str) else redis_url
     engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=1.0))
     await engine.start()
-    executor = Executor(
-        queue,
+    loop = WorkerLoop(
+        Membership(queue, POOL, worker, LEASE_S),
         engine,
         WorkerMetrics(CollectorRegistry()),
-        pool=POOL,
-        worker_id=worker,
-        lease_s=LEASE_S,
         kv_high_watermark=0.95,
     )
     # Looked up at each message, so that a test may replace it.
     channel = keys.control_channel(worker)
     controls = [
-        Subscription(url, channel, lambda data: executor.control.on_message(data)) for url in urls
+        Subscription(url, channel, lambda data: loop.control.on_message(data)) for url in urls
     ]
-    tasks = [asyncio.create_task(each.run()) for each in (*controls, executor, executor.publisher)]
+    tasks = [asyncio.create_task(each.run()) for each in (*controls, loop, loop.publisher)]
     try:
-        yield executor
+        yield loop
     finally:
         await end(tasks)
         engine.close()

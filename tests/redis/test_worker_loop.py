@@ -1,4 +1,4 @@
-"""The executor on a real queue: its jobs are cancelled, requeued and watched while they run."""
+"""The loop on a real queue: its jobs are cancelled, requeued and watched while they run."""
 
 from __future__ import annotations
 
@@ -32,48 +32,46 @@ from tests.redis.conftest import (
     submit,
     submit_one,
 )
-from tests.redis.executors import chat, serving
+from tests.redis.worker_loops import chat, serving
 from tests.settings import Settings
 from tests.waiting import eventually
-from worker.core.executor import Executor
 from worker.core.job_run import JobRun
+from worker.core.loop import WorkerLoop
+from worker.core.membership import Membership
 from worker.engines.simulated.engine import SimulatedEngine
 
 
 @pytest.fixture
-async def executor(queue: JobQueue) -> AsyncIterator[Executor]:
-    """An executor that sends the output of its runs, and does nothing else."""
-    executor = Executor(
-        queue,
+async def loop(queue: JobQueue) -> AsyncIterator[WorkerLoop]:
+    """An loop that sends the output of its runs, and does nothing else."""
+    loop = WorkerLoop(
+        Membership(queue, POOL, WORKER, 10.0),
         SimulatedEngine(Settings()),
         WorkerMetrics(CollectorRegistry()),
-        pool=POOL,
-        worker_id=WORKER,
-        lease_s=10.0,
         kv_high_watermark=0.95,
     )
-    publishing = asyncio.create_task(executor.publisher.run())
-    yield executor
+    publishing = asyncio.create_task(loop.publisher.run())
+    yield loop
     await end([publishing])
 
 
-async def leased_run(executor: Executor, queue: JobQueue) -> JobRun:
+async def leased_run(loop: WorkerLoop, queue: JobQueue) -> JobRun:
     """A run of the only queued job; it is not executed."""
-    job, metrics = await claim_one(queue), executor._metrics
-    run = JobRun(job, executor._engine, executor.publisher, metrics, queue)
-    executor.runs[run.job.id] = run
+    job, metrics = await claim_one(queue), loop._metrics
+    run = JobRun(job, loop._engine, loop.publisher, metrics, queue)
+    loop.runs[run.job.id] = run
     return run
 
 
 @pytest.mark.parametrize("together", [True, False])
 async def test_a_refused_write_of_an_old_lease_leaves_the_new_one_alone(
-    queue: JobQueue, executor: Executor, together: bool
+    queue: JobQueue, loop: WorkerLoop, together: bool
 ) -> None:
     await submit(queue)
-    old = await leased_run(executor, queue)
-    await executor.lease.renew(0)
+    old = await leased_run(loop, queue)
+    await loop.lease.renew(0)
     await queue.release([old.job], "drained", blame=False)
-    new = await leased_run(executor, queue)
+    new = await leased_run(loop, queue)
     job_id = new.job.id
 
     async def logged() -> list[object]:
@@ -95,25 +93,25 @@ async def test_a_refused_write_of_an_old_lease_leaves_the_new_one_alone(
 
 
 async def test_a_job_that_is_leased_again_ends_its_old_run_at_once(
-    queue: JobQueue, executor: Executor
+    queue: JobQueue, loop: WorkerLoop
 ) -> None:
     await submit(queue, body=chat(4000))
-    old = await leased_run(executor, queue)
+    old = await leased_run(loop, queue)
     await queue.release([old.job], "drained", blame=False)
-    executor._start(await claim_one(queue))
+    loop._start(await claim_one(queue))
     assert old.buffer.discarded, "although it has sent nothing that could be refused"
-    assert not executor.runs[old.job.id].buffer.discarded
-    await end(list(executor._tasks))
+    assert not loop.runs[old.job.id].buffer.discarded
+    await end(list(loop.runs.tasks))
 
 
 async def test_a_refused_write_of_one_job_does_not_delay_another(
-    queue: JobQueue, executor: Executor
+    queue: JobQueue, loop: WorkerLoop
 ) -> None:
     await submit(queue)
-    lost = await leased_run(executor, queue)
+    lost = await leased_run(loop, queue)
     await submit(queue, gateway="")
-    kept = await leased_run(executor, queue)
-    await executor.lease.renew(0)
+    kept = await leased_run(loop, queue)
+    await loop.lease.renew(0)
     await queue.cancel(lost.job.id, TENANT)
     await queue.watch(kept.job.id, GATEWAY, follow=True)
     for run in (lost, kept):
@@ -129,7 +127,7 @@ async def test_a_refused_write_of_one_job_does_not_delay_another(
 
 
 async def test_the_output_of_a_lost_run_does_not_get_into_the_log_of_the_next_run(
-    queue: JobQueue, store: Redis, executor: Executor
+    queue: JobQueue, store: Redis, loop: WorkerLoop
 ) -> None:
     async def send(run: JobRun, n: int) -> None:
         run.buffer.delta(0, 0, [n], "x")
@@ -141,12 +139,12 @@ async def test_the_output_of_a_lost_run_does_not_get_into_the_log_of_the_next_ru
         await eventually(logged_last, f"entry {n} of {run.job.id}")
 
     await submit(queue, stream=False)
-    failed = await leased_run(executor, queue)
+    failed = await leased_run(loop, queue)
     await submit(queue, gateway="")
-    other = await leased_run(executor, queue)
+    other = await leased_run(loop, queue)
     await send(failed, 1)
     # As if the run failed because of a bug; the reaper requeues the job.
-    del executor.runs[failed.job.id]
+    del loop.runs[failed.job.id]
     expire_lease(store, failed.job)
     assert await queue.reap(0, LEASE_S) == {failed.job.id: "queued"}
     for n in range(1, FLUSH_AFTER + 2):
@@ -187,7 +185,7 @@ async def test_a_new_watcher_gets_every_step_from_then_on(
 async def test_a_job_that_is_leased_again_to_the_same_worker_is_completed_once(
     queue: JobQueue, redis_url: str, store: Redis
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as executor:
+    async with serving(queue, redis_url, slots=4) as loop:
         job = make_job(body=chat(300, ignore_eos=True), stream=False, gateway="")
         await submit_one(queue, job, 100)
 
@@ -195,7 +193,7 @@ async def test_a_job_that_is_leased_again_to_the_same_worker_is_completed_once(
             return bool(await log_entries(queue, job.id, 0))
 
         await eventually(has_output, "the job has output")
-        old = executor.runs[job.id]
+        old = loop.runs[job.id]
         await queue.release([old.job], "why", blame=False)
 
         async def done() -> bool:
@@ -218,11 +216,11 @@ async def test_a_job_that_is_leased_again_to_the_same_worker_is_completed_once(
 
 
 async def test_a_result_that_comes_too_late_publishes_nothing(
-    queue: JobQueue, executor: Executor, gateway: ChannelSubscriber
+    queue: JobQueue, loop: WorkerLoop, gateway: ChannelSubscriber
 ) -> None:
     """The worker is about to end the job as failed; another process has just done so."""
     await submit(queue)
-    run = await leased_run(executor, queue)
+    run = await leased_run(loop, queue)
     run.buffer.chunk(b"first")
 
     async def logged_last() -> bool:
@@ -234,5 +232,5 @@ async def test_a_result_that_comes_too_late_publishes_nothing(
     run.buffer.chunk(b"last")
     run.final_state = JobState.FAILED
     last = answer(event=JobEvent.FAIL, error_code="engine_error")
-    await executor.publisher.finish(run.buffer, last)
+    await loop.publisher.finish(run.buffer, last)
     assert gateway.frames() == []

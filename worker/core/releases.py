@@ -1,0 +1,106 @@
+"""Releases: jobs of a worker go back to the queue before they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from shared.platform.metrics import WorkerMetrics
+from shared.store.interface import Store, StoreError
+from worker.core.job_run import JobRun
+from worker.core.runs import Runs
+
+log = logging.getLogger("flotilla.worker")
+
+_TIMEOUT_S = 10.0
+_RETRY_S = 0.1
+_ENGINE_S = 2.0
+"""The engine's time to end requests before their jobs are released."""
+
+
+class Releases:
+    """Releases the jobs of one worker, which are in `runs`. `reason` is a label of the metrics."""
+
+    def __init__(self, queue: Store, runs: Runs, metrics: WorkerMetrics) -> None:
+        self._queue = queue
+        self._runs = runs
+        self._metrics = metrics
+
+    async def failed(self, run: JobRun) -> None:
+        """Release a job whose run has failed, while its last entries are still in the step log."""
+        reason = "run_failed"
+        _trace([run], reason)
+        run.abort()
+        self._metrics.released.labels(reason).inc()
+        with contextlib.suppress(StoreError):  # then its lease expires
+            states = await self._queue.release([run.job], reason, blame=True)
+            for state in states.values():
+                log.warning("job released (%s), it is %s now", reason, state)
+
+    async def some(self, runs: Sequence[JobRun], reason: str) -> None:
+        """Abort some runs and release their jobs at once, without blame.
+
+        Raises StoreError; the jobs wait for `all` then.
+        """
+        _trace(runs, reason)
+        for run in runs:
+            del self._runs[run.job.id]
+            run.released = True
+            run.abort(release=True)
+        if not runs:
+            return
+        try:
+            # Sent behind all output that was, so the jobs' logs are complete.
+            states = await self._queue.release([run.job for run in runs], reason, blame=False)
+        except StoreError:
+            self._runs.unreleased += runs
+            raise
+        self._metrics.released.labels(reason).inc(len(states))
+        _log(reason, states)
+
+    async def all(self, reason: str, *, blame: bool) -> None:
+        """Abort and release all jobs; if Redis does not answer for some time, their leases expire.
+
+        `blame` counts the attempt against each job that has begun.
+        """
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                while True:
+                    try:
+                        states = await self._all(reason, blame=blame)
+                        break
+                    except StoreError as error:
+                        log.warning("jobs not released, trying again: %s", error)
+                        await asyncio.sleep(_RETRY_S)
+        except TimeoutError:
+            log.warning("jobs not released: their leases will expire")
+            return
+        _log(reason, states)
+
+    async def _all(self, reason: str, *, blame: bool) -> dict[str, str]:
+        _trace(self._runs.values(), reason)
+        for run in self._runs.values():
+            run.abort(release=True)
+        if self._runs.tasks:
+            await asyncio.wait(set(self._runs.tasks), timeout=_ENGINE_S)
+        runs = {*self._runs.unreleased, *self._runs.values()}
+        states: dict[str, str] = {}
+        for blamed in (True, False):
+            jobs = [run.job for run in runs if (blame and run.has_begun) is blamed]
+            if jobs:
+                states |= await self._queue.release(jobs, reason, blame=blamed)
+        self._metrics.released.labels(reason).inc(len(states))
+        return states
+
+
+def _trace(runs: Iterable[JobRun], reason: str) -> None:
+    for run in runs:
+        if run.trace is not None:
+            run.trace.released(reason)
+
+
+def _log(reason: str, states: Mapping[str, str]) -> None:
+    for job_id, state in states.items():
+        log.info("job released (%s), it is %s now", reason, state, extra={"job_id": job_id})

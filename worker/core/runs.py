@@ -1,0 +1,123 @@
+"""The jobs that a worker holds: those that run, and those that ended here and are still leased.
+
+With sums over all that it has held since its start, for its heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+
+from shared.job.job import LeasedJob
+from shared.job.states import JobState
+from shared.platform.metrics import WorkerMetrics
+from worker.core.job_run import JobRun
+from worker.core.output_buffer import OutputBuffer
+from worker.core.run_trace import REVOKED
+
+log = logging.getLogger("flotilla.worker")
+
+_AGES = 16
+"""Most ages in a heartbeat."""
+
+
+@dataclass(slots=True)
+class WorkTotals:
+    """Sums over all jobs; see the fields of the same names in WorkerInfo."""
+
+    finished: int = 0
+    job_seconds: float = 0.0
+    request_bytes: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, run: JobRun) -> None:
+        """Count a job that has ended, or was lost; released jobs do not count."""
+        self.finished += 1
+        self.job_seconds += time.monotonic() - run.started
+        self.request_bytes += len(run.job.body)
+        self.prompt_tokens += run.buffer.prompt_tokens
+        self.completion_tokens += run.buffer.completion_tokens
+
+
+class Runs(dict[str, JobRun]):
+    """The runs of one worker by job id. The run of a job's newest lease replaces older ones."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        super().__init__()
+        self.unreleased: list[JobRun] = []
+        """Runs that have ended without the job's end: their jobs must be released."""
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Those of all runs that the engine has not ended yet."""
+        self._totals = WorkTotals()
+        self._metrics = metrics
+        self._removed = asyncio.Event()
+
+    def buffers(self) -> list[OutputBuffer]:
+        """The output of all jobs that run."""
+        return [run.buffer for run in self.values()]
+
+    def known_jobs(self) -> list[str]:
+        """The ids of all jobs that the worker has received and not given up."""
+        return [*self, *(run.job.id for run in self.unreleased)]
+
+    def remove(self, run: JobRun, *, released: bool) -> None:
+        """A run has ended; `released`: its job has not, and goes on elsewhere."""
+        self._totals.output_tokens += run.buffer.new_tokens
+        if not released:
+            self._totals.add(run)
+        if self.get(run.job.id) is run:  # else the job runs again, under a newer lease
+            del self[run.job.id]
+        self._removed.set()
+
+    @property
+    def totals(self) -> WorkTotals:
+        """The sums, with the tokens of those that run."""
+        running = sum(run.buffer.new_tokens for run in self.values())
+        return replace(self._totals, output_tokens=self._totals.output_tokens + running)
+
+    @property
+    def ages(self) -> tuple[float, ...]:
+        """Seconds since each run started, the oldest first; of many runs, an even sample."""
+        now = time.monotonic()
+        seconds = sorted((now - run.started for run in self.values()), reverse=True)
+        return tuple(round(age, 1) for age in seconds[:: -(-len(seconds) // _AGES) or 1])
+
+    def abort(self, job_id: str) -> None:
+        """Abort a job, if it runs, that has ended otherwise."""
+        run = self.get(job_id)
+        if run is not None:
+            if run.trace is not None:
+                run.trace.lease_lost(REVOKED)
+            run.abort()
+
+    def lease_lost(self, job: LeasedJob, state: str) -> None:
+        """Abort a job whose lease is not this worker's any more; `state` is the job's state now."""
+        run = self.get(job.id)
+        # The job may run again, under a newer lease.
+        if run is None or run.buffer.discarded or run.job.lease_id != job.lease_id:
+            return
+        if run.final_state == state:  # ended by this worker; the reply is on its way
+            return
+        if run.trace is not None:
+            run.trace.lease_lost(state)
+        self._metrics.fenced.labels(state).inc()
+        # Clients cancel all the time; a job that another worker has taken is worth a warning.
+        ended_by_client = state in {JobState.CANCELLED, JobState.EXPIRED}
+        level = logging.DEBUG if ended_by_client else logging.WARNING
+        log.log(level, "lease lost, run aborted: the job is %s", state, extra=job.log_fields)
+        run.abort()
+
+    async def wait_until_empty(self, deadline_s: float) -> bool:
+        """Wait until no job runs; False if the deadline came first."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self:
+                    self._removed.clear()
+                    await self._removed.wait()
+        except TimeoutError:
+            return False
+        return True

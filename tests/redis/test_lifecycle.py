@@ -16,6 +16,7 @@ from tests.redis.worker_loops import chat
 from tests.settings import Settings
 from worker.core import stalls
 from worker.core.lifecycle import Worker
+from worker.core.loop import WorkerLoop
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.registration import Registration
 from worker.engines.simulated.engine import SimulatedEngine
@@ -62,8 +63,8 @@ async def test_a_worker_that_is_stopped_exits_without_an_error(
     serving = asyncio.Event()
     started = Registration.started
 
-    def started_and_serving(registration: Registration) -> None:
-        started(registration)
+    def started_and_serving(registration: Registration, loop: WorkerLoop) -> None:
+        started(registration, loop)
         serving.set()
 
     monkeypatch.setattr(Registration, "started", started_and_serving)

@@ -274,7 +274,7 @@ async def test_of_two_busy_workers_only_one_stops_claiming(queue: JobQueue, redi
             await lose(queue, job)
 
         async def over() -> bool:
-            alone.append((one.isolation.isolated, two.isolation.isolated))
+            alone.append((one.slots.isolated, two.slots.isolated))
             return all([await is_over(queue, job.id) for job in leased])
 
         await eventually(over, "the suspects have ended")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from load_tests.harness.table import Table
@@ -33,11 +33,6 @@ class HostileRow:
     """The same some seconds after the request."""
     failures: dict[str, int]
     """Failed streams and probes of other clients, by reason."""
-
-
-def baseline_ms(rows: Iterable[HostileRow]) -> float:
-    """Return the longest silence in the rows for comparison; 0 if there are none."""
-    return max((row.stall_ms for row in rows), default=0.0)
 
 
 def broken(row: HostileRow, idle_ms: float) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from load_tests.faults.hostile.catalogue import BASELINES, HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS
-from load_tests.faults.hostile.row import HostileRow, baseline_ms, broken
+from load_tests.faults.hostile.row import HostileRow, broken
 
 
 def row(**changes: Any) -> HostileRow:
@@ -41,11 +41,6 @@ def test_a_row_breaks_limits(changes: dict[str, Any], words: list[str]) -> None:
     found = broken(row(**changes), idle_ms=50.0)
     assert len(found) == len(words)
     assert all(each in line for each, line in zip(words, found, strict=True))
-
-
-def test_the_longest_silence_of_the_baselines_counts() -> None:
-    assert baseline_ms([row(stall_ms=40.0), row(stall_ms=90.0)]) == 90.0
-    assert baseline_ms([]) == 0.0
 
 
 def test_both_engines_have_the_baselines() -> None:

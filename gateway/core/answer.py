@@ -40,7 +40,7 @@ with its own status; afterwards it comes as an event in the stream."""
 
 
 _END = LogEvent(0, FrameKind.ENDED, b"")
-"""For a job whose record says how it ended."""
+"""For a job that had ended when it was read."""
 
 
 class JobAnswer:
@@ -163,7 +163,7 @@ class JobAnswer:
                 await self._end_stream(events[-1])
                 return True
             if settings.stream_pace_s:
-                await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
+                await asyncio.sleep(settings.stream_pace_s)  # what comes meanwhile is one write
             elif self._reader.last_write_at:
                 writer = self._response.chunk_writer()
 
@@ -201,7 +201,7 @@ class JobAnswer:
     ) -> bytes:
         """What of `data` the client of a resumed answer does not have.
 
-        Raises BadRequest or StreamReset if the log is not what the client has the beginning of.
+        Raises BadRequest or StreamReset if the log does not begin with the events it has.
         """
         data = had.behind(data)
         if self._reader.is_current and not (events and events[-1].last):

@@ -25,7 +25,7 @@ from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.scale_store import ScaleStore
 
 _REFRESH_S = HEARTBEAT_S
-# The name of an unknown model causes a refresh, but not for each of a thousand wrong requests.
+# An unknown model causes a refresh, but a thousand such requests do not cause a thousand.
 _MIN_REFRESH_S = 0.25
 
 
@@ -122,7 +122,7 @@ class FleetView:
     async def model(self, name: str, version: str = "") -> ModelInfo:
         """A model by a client's name for it, with or without workers; empty: the default model.
 
-        Of several versions, `version` names one; if it is empty, the weights decide each time anew.
+        Of several versions, `version` names one; if it is empty, each call draws one by weight.
         Raises ModelNotFound, NoWorker, BadRequest, and StoreError.
         """
         share = random.random()

@@ -6,8 +6,8 @@ A filter is words with spaces between them; a job has to match all of them.
 |---|---|
 | `state:failed`, `state:queued,in_progress` | the state; of several values, any |
 | `model:qwen`, `endpoint:chat`, `error:worker_lost` | a part of the name |
-| `pool:p`, `lane:flex`, `worker:w-1`, `id:job_000*` | the whole name; `*` stands for any text |
-| `worker:` matches any attempt's worker | |
+| `pool:p`, `lane:flex`, `id:job_000*` | the whole name; `*` stands for any text |
+| `worker:w-1` | the same, of the worker of any attempt |
 | `tenant:team`, `tenant:*` | jobs of other tenants; needs an operator's key |
 | `since:1h`, `until:10m` | submitted within the last hour; before the last 10 minutes |
 | `ended:1h` | ended within the last hour |

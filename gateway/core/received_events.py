@@ -67,7 +67,7 @@ class ReceivedEvents:
         return data[begin:]
 
     def check_end(self) -> None:
-        """The stream has no more. Raises StreamReset or BadRequest if the client has more."""
+        """Call it at the stream's end. Raises StreamReset or BadRequest if the client has more."""
         if self.complete or self.position.awaited:
             return
         after, there = self.position.after, self.position.after - self._left

@@ -19,7 +19,7 @@ class Prefer(NamedTuple):
 
     respond_async: bool = False
     wait_s: int | None = None
-    """None: it does not say."""
+    """None: without `wait`."""
 
     def applied(self, *, in_time: bool) -> bytes:
         """The header `Preference-Applied` of an answer that is complete `in_time`, or of a 202."""

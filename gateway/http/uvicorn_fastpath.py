@@ -52,8 +52,8 @@ def cycle_of(bound: Any) -> RequestResponseCycle | None:
 class TransportWriter:
     """A ChunkWriter that writes chunks of a chunked response onto the transport."""
 
-    # Between two tokens of a stream its objects have left the processor's caches, so the cost is
-    # the number of objects that are read.
+    # Between two tokens of a stream its objects are no longer in the processor's caches, so the
+    # cost depends on how many objects are read.
     __slots__ = ("_transport",)
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -174,5 +174,5 @@ class DisconnectEvent:
                 callback()
 
     def stop(self) -> None:
-        """Call nothing any more, and break the reference cycle with uvicorn's."""
+        """Stop calling the callback, and break the reference cycle with uvicorn's request cycle."""
         self._watched = None

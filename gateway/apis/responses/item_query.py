@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 @dataclass(frozen=True, slots=True)
 class Included:
-    """OpenAI's `include`, which clients spell in two ways: accepted, and without effect."""
+    """OpenAI's `include`, which clients spell in two ways: accepted, but it has no effect."""
 
     include: Annotated[list[str] | None, Query()] = None
     include_list: Annotated[list[str] | None, Query(alias="include[]")] = None

@@ -1,4 +1,4 @@
-"""The items of responses and conversations: what is said, called and returned. Pure.
+"""The items of responses and conversations: messages, calls and what they returned. Pure.
 
 An item is a JSON object of OpenAI's Responses API. Where a client sends a text, it is one message.
 """
@@ -70,7 +70,7 @@ class History(NamedTuple):
 
 
 def is_reference(item: Item) -> bool:
-    """Whether it stands for an item of the history."""
+    """Whether it refers to an item of the history."""
     return item.get("type") == "item_reference"
 
 

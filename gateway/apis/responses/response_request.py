@@ -1,4 +1,4 @@
-"""The body of `POST /v1/responses`: what is for the gateway, and what is for vLLM. Pure.
+"""The body of `POST /v1/responses`: the fields for the gateway, and those for vLLM. Pure.
 
 vLLM gets a response that is not stored, does not run in the background and has no predecessor: the
 items of the history are at the beginning of its input.
@@ -140,7 +140,7 @@ def response_request(fields: Mapping[str, Any]) -> ResponseRequest:
     if request.has_history:
         return request
     given = request.input
-    if given is None:  # vLLM says what is missing
+    if given is None:  # vLLM answers with the error
         return request._replace(body=options.prefix() + members + b"}")
     if isinstance(given, list) and all(isinstance(item, dict) for item in given):
         given = without_empty(given)

@@ -36,7 +36,7 @@ _AFTER_BYTES = 256
 
 
 class StoredResponse(NamedTuple):
-    """A response and what its client asked for."""
+    """A response and its request."""
 
     job: Job
     body: bytes
@@ -51,16 +51,8 @@ class StoredResponse(NamedTuple):
 
     @property
     def options(self) -> ResponseOptions:
-        """What the client asked of the gateway."""
+        """The options for the gateway."""
         return ResponseOptions.of_body(self.body)
-
-    @property
-    def input(self) -> bytes:
-        """All that the answer was made from, the history first, as JSON.
-
-        Empty if it is elsewhere (`up_to`).
-        """
-        return self.options.input_of(self.body)
 
 
 def is_response(job: Job) -> bool:
@@ -81,14 +73,6 @@ async def stored_response(queue: Store, tenant: str, response: str) -> StoredRes
         f"Response with id {response[:64]!r} not found: the id is wrong, it was deleted, it was "
         "created with `store: false`, or it has expired."
     )
-
-
-async def begins_at_once(queue: Store, job: Job) -> bool:
-    """Whether the first event of the job's stream was sent before a worker has made it."""
-    if not job.stream or not is_response(job):
-        return False
-    body, _ = await queue.stored_request(job.id)
-    return ResponseOptions.of_body(body).background
 
 
 async def previous_response(queue: Store, tenant: str, previous: str) -> StoredResponse:

@@ -1,4 +1,4 @@
-"""TorchServe's management calls, as far as they have a meaning here; it has them on port 8081.
+"""TorchServe's management calls that have a meaning here; TorchServe has them on port 8081.
 
 The others are refused (gateway/http/refused_routes.py). Predictions: predictions.py.
 """
@@ -164,7 +164,7 @@ async def _scaled(gateway: Gateway, pool: str, chosen: WorkerRange) -> bool:
 async def _model(gateway: Gateway, model: str) -> ModelInfo:
     """The model of a path. Raises ModelNotFound, NoWorker, and StoreError."""
     name = model_name(model, gateway.fleet.models)
-    # Of several versions the default one, where a request would get one by weight.
+    # Of several versions the default one; a request would get one by weight.
     return gateway.fleet.models.get(name) or await gateway.fleet.model(name)
 
 

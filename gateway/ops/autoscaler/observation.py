@@ -51,7 +51,7 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """What one snapshot leaves for the next, so that rates can be computed."""
+    """What is kept of one snapshot until the next, so that rates can be computed."""
 
     at_s: float
     waiting: int
@@ -63,7 +63,7 @@ class RateState:
     arrivals_per_s: float
     """Smoothed. Below zero for a moment when counters are announced a little late."""
     recent: Work
-    """Decayed sums: only the ratios of its parts mean something."""
+    """Decayed sums, of which only the ratios are used."""
     slots: int | None
     start_s: float | None
 
@@ -117,7 +117,7 @@ def _rates(snapshot: PoolSnapshot, before: RateState | None) -> RateState:
         arrivals_per_s = before.arrivals_per_s
         if passed_s:
             arrivals_per_s = kept * arrivals_per_s + (1 - kept) * arrived / passed_s
-        # While no job ends, nothing is learnt about their duration, so the sums do not decay.
+        # While no job ends there is no new duration, so the sums do not decay.
         recent = done.plus(before.recent, kept) if done.finished else before.recent
         loading = {worker_id: before.loading.get(worker_id, s) for worker_id, s in loading.items()}
     return RateState(

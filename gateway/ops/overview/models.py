@@ -31,7 +31,7 @@ class _Shown(BaseModel):
 
 
 class LaneOverview(_Shown):
-    """What waits in one lane of a pool, with the queues of its adapters."""
+    """The jobs that wait in one lane of a pool, with the queues of its adapters."""
 
     lane: str
     waiting: int
@@ -123,7 +123,7 @@ class RedisOverview(_Shown):
 
 
 class Action(_Shown):
-    """A request that mends something, as a button can offer it."""
+    """A request that ends a problem, for a button."""
 
     text: str
     method: str

@@ -29,7 +29,7 @@ _SIMULATED = "simulated"
 _READ_S = 2.0
 """A reading that takes longer counts as failed."""
 _WINDOW_S = 300.0
-"""Percentiles are of so long."""
+"""The time that percentiles are of."""
 
 
 class Overview:

@@ -1,4 +1,4 @@
-"""Reads the fleet's state from Redis: a few round trips, however many people look at it."""
+"""Reads the fleet's state from Redis in a few round trips."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _CHAT = ("--backend", "openai-chat", "--endpoint", "/v1/chat/completions")
 _MOST_WAITS = 1000
 """Jobs whose wait is read, the newest first."""
 _CLOCK_S = 1.0
-"""Added to the age of the jobs that are read, as the load began a moment before it was measured."""
+"""Added to the age of the jobs that are read: they get older until the gateway reads them."""
 
 app = typer.Typer()
 

@@ -33,7 +33,7 @@ class Turn:
     job_id: str = ""
     ttft_s: float | None = None
     last_s: float | None = None
-    """When its last token came, since the request."""
+    """Time from the request to its last token."""
     usage: dict[str, Any] = field(default_factory=dict)
 
 

@@ -23,14 +23,14 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_S = 3.0
 _PAGE = 100
 _SILENCE_S = 45.0
-"""A stream without a byte for so long has lost its gateway; those send comments every 10 s."""
+"""A stream without a byte for so long has lost its gateway, which sends a comment every 10 s."""
 ATTEMPTS = 5
 """In a row, to take up a stream of events again."""
 RETRY_S = 0.3
 
 
 class Address(NamedTuple):
-    """A gateway and the headers with which it lets a client in."""
+    """A gateway's URL, and the header with the API key."""
 
     url: str
     headers: dict[str, str]
@@ -205,7 +205,7 @@ class GatewayClient:
                 time.sleep(RETRY_S * failures)
 
     def resuming(self) -> httpx.Client:
-        """A client for `/v1` calls whose streams survive the loss of a connection."""
+        """A client for `/v1` calls that continues a stream after the loss of its connection."""
         return httpx.Client(
             base_url=self.url,
             headers=self.where.headers,

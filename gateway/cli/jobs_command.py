@@ -125,7 +125,7 @@ def result(
 
 
 def await_end(session: Session, job_id: str, wait_s: float) -> None:
-    """Return when the job has ended, at the latest after so many seconds."""
+    """Return when the job has ended, or after so many seconds."""
     until = time.monotonic() + wait_s
     session.on_interrupt = f"{job_id} goes on; `flotilla jobs result {job_id}` prints its answer."
     while (left_s := until - time.monotonic()) > 0:

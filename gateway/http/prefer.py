@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_PREFERENCE = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+')
+_PREFERENCE = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # without an end quote, up to the end
 _WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,7})"?', re.IGNORECASE)
 
 

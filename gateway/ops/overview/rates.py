@@ -51,7 +51,7 @@ class JobRates:
 
     def increases(self) -> dict[str, int]:
         """How much each counter has grown within the window."""
-        (_, first), (_, last) = self._moments[0], self._moments[-1]
+        first, last = (self._moments[0][1], self._moments[-1][1]) if self._moments else ({}, {})
         both = first.keys() & last.keys()
         return {name: last[name] - first[name] for name in self.NAMES if name in both}
 

@@ -45,8 +45,8 @@ def bench(
 ) -> ExitCode:
     """Run `vllm bench serve` against a fleet; print its table and the waits in the fleet's queue.
 
-    Address, key, model and tokenizer are the fleet's unless the options say otherwise. `vllm bench
-    serve --help=all` lists the options. Needs vLLM on this machine.
+    Address, key, model and tokenizer are the fleet's unless options replace them. `vllm bench serve
+    --help=all` lists the options. Needs vLLM on this machine.
     """
     given = options or []
     if importlib.util.find_spec("vllm") is None:

@@ -58,7 +58,7 @@ def address(url: str | None = None, key_file: Path | None = None) -> Address:
         settings = load_settings(ClientSettings, url=url)
         key = settings.api_key.get_secret_value()
         if key_file is not None:
-            key = (key_file.read_text().split("\n") or [""])[0].strip()
+            key = key_file.read_text().partition("\n")[0].strip()
     except (SettingsError, OSError, UnicodeDecodeError) as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
     if not key.isascii() or not key.isprintable():

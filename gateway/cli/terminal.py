@@ -26,7 +26,7 @@ def alone_in_foreground() -> Iterator[None]:
     if not shared or not sys.stdout.isatty():
         yield
         return
-    # A shell would not notice that only this group is suspended, so Ctrl-Z is off.
+    # The shell would go on waiting if only this group were suspended, so Ctrl-Z is off.
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     os.setpgid(0, 0)
     _give_terminal(terminal, os.getpgrp())

@@ -99,7 +99,7 @@ def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
 
 
 async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") -> ModelInfo:
-    """The model of a request that may be queued; `version` is the one asked for, if one is.
+    """The model of a request that may be queued. `version`: of the model; empty: any.
 
     Raises ModelNotFound, NoWorker, IntakeStopped, BadRequest, and StoreError.
     """

@@ -1,4 +1,4 @@
-"""How large an answer a request asks for: sequences, tokens and alternatives are one limit.
+"""The limit of an answer's size: sequences, tokens and alternatives together.
 
 Each may be within its own limit, and the answer still so large that storing and sending it delays
 all others. The size is an upper estimate from the request alone.

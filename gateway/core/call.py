@@ -44,7 +44,7 @@ _INVOCATIONS = "/invocations"
 
 
 class JobOptions(NamedTuple):
-    """What a request asks of its job, beside the endpoint's own body. Empty or None: nothing."""
+    """The options of a job, beside the endpoint's own body. Empty or None: not set."""
 
     lane: str = ""
     on_disconnect: str = ""
@@ -59,7 +59,7 @@ _NO_OPTIONS = JobOptions()
 
 
 class Wrapped(NamedTuple):
-    """The call of an endpoint that a body of another shape stands for."""
+    """The call of an endpoint that a body of another shape contains."""
 
     endpoint: Endpoint
     fields: Mapping[str, Any]
@@ -231,7 +231,7 @@ def _tenants_headers(incoming: Incoming) -> CallHeaders:
 
 
 def _with_options(job: NewJob, sent: CallHeaders, options: JobOptions) -> NewJob:
-    """The job with what its request asks for, where that differs from its pool's deadlines."""
+    """The job with the options of its request in place of its pool's deadlines."""
     if options is _NO_OPTIONS and not (sent.queue_deadline_s or sent.run_deadline_s):
         return job
     return job._replace(

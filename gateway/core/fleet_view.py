@@ -43,8 +43,8 @@ class FleetView:
     ) -> None:
         """`pools`: those of flotilla.yaml are known from the start, with or without workers.
 
-        `allow_fields`: allowed for every pool, as in field_policy.py. `desired`: what operators
-        have asked for; None: nothing.
+        `allow_fields`: allowed for every pool, as in field_policy.py. `desired`: the states that
+        operators have requested; None: none.
         """
         self._allow_fields = tuple(allow_fields)
         self._pool_allows = {pool.name: pool.allow_fields for pool in pools.all} if pools else {}

@@ -54,7 +54,7 @@ class JobFilter:
     until_s: float = math.inf
     """Only jobs that were submitted before this time."""
     tenants: Values = ()
-    """The tenants whose jobs are asked for, with globs; empty: the caller's own."""
+    """The tenants whose jobs are searched, perhaps with `*`; empty: the caller's own."""
     tests: tuple[Callable[[Job], bool], ...] = ()
 
     def matches(self, job: Job) -> bool:
@@ -209,7 +209,7 @@ def _bad(word: str, why: str) -> BadRequest:
 
 
 def tenants_of(job_filter: JobFilter, own: str, known: list[str]) -> list[str]:
-    """The tenants whose jobs the filter asks for: of the known ones, and those that it names."""
+    """The tenants whose jobs are searched: the known ones that match, and those that it names."""
     if not job_filter.tenants:
         return [own]
     found = [name for name in sorted({*known, own}) if _any_is(job_filter.tenants, name)]

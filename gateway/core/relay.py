@@ -76,7 +76,7 @@ class Relay:
         metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))
 
     async def run(self) -> None:
-        """Receive for ever; ends by cancellation."""
+        """Receive until cancelled."""
         await asyncio.gather(
             *(subscription.run() for subscription in self._subscriptions),
             *(self._poll_ended_jobs(server) for server, _ in enumerate(self._subscriptions)),

@@ -36,7 +36,7 @@ def whole_answer(queue: Store, job: Job) -> WholeAnswer | None:
 async def answer_at_end(queue: Store, job_id: str, last: LogEvent) -> WholeAnswer | None:
     """The answer of a job whose last event this is; None if it was streamed and is complete.
 
-    Raises the error that stands for a job that ended otherwise.
+    Raises the error of a job that ended otherwise.
     """
     if last.kind == FrameKind.DONE:
         return None

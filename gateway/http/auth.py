@@ -1,4 +1,4 @@
-"""Authentication: an API key stands for a tenant. Keys are stored and compared as SHA-256 hashes.
+"""Authentication: each API key belongs to a tenant. Keys are compared as SHA-256 hashes.
 
 Wrong keys are counted and logged by address, and answered late if there are many, so that guessing
 is visible and slow. A valid key is never delayed: tenants behind one proxy share its address, and

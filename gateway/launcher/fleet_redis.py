@@ -21,7 +21,7 @@ MakeService = Callable[[str, Callable[[], Command], Callable[[], Awaitable[bool]
 
 
 class CannotStartError(Exception):
-    """Why nothing was started; the message says what to do."""
+    """Nothing was started; the message is the reason, and what to do."""
 
 
 class FleetRedis:

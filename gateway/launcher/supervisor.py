@@ -107,7 +107,7 @@ class Supervisor:
         self._http = httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False)
 
     async def run(self) -> int:
-        """Serve until a signal, or until a process can't be kept alive; the exit status."""
+        """Serve until a signal, or until a process can't be kept running; the exit status."""
         with self._signals(), self._at_end:
             serving = asyncio.create_task(self._serve(), name="serve")
             stop = asyncio.create_task(self._stop.wait(), name="stop")

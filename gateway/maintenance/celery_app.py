@@ -81,7 +81,7 @@ def configuration(settings: MaintenanceSettings) -> dict[str, Any]:
         "task_ignore_result": True,
         "task_default_queue": "maintenance",
         "task_create_missing_queues": False,
-        # A task whose worker dies runs again.
+        # A task whose worker has ended runs again.
         "task_acks_late": True,
         "task_publish_retry": False,  # beat's next message is the retry
         # 0 is no limit; the solo pool runs one task after the other anyway. With a limit of 1,

@@ -30,7 +30,7 @@ def main() -> None:
     logs.set_up(settings.log_level, settings.log_format)
     for library in ("celery", "kombu"):
         logs.show_warnings(library, settings.log_format)
-    # While Redis is away the worker logs that in one line; beat would add a traceback a second.
+    # Without Redis the worker logs that in one line; beat would add a traceback a second.
     logging.getLogger("celery.beat").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", category=SecurityWarning)  # root in a container is no risk
     with asyncio.Runner() as runner:

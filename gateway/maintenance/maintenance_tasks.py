@@ -75,7 +75,7 @@ class MaintenanceTasks:
             async with asyncio.timeout(TIMEOUT_S):
                 try:
                     await self.run_once_per_round(name)
-                except StoreUnavailable:  # an idle connection does not see that Redis restarted
+                except StoreUnavailable:  # an idle connection fails after a restart of Redis
                     await self.run_once_per_round(name)
         except TimeoutError:
             log.warning("%s: cancelled after %g s; the next round continues", name, TIMEOUT_S)

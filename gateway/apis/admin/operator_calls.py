@@ -28,7 +28,7 @@ audit = logging.getLogger("flotilla.audit")
 
 
 class OperatorCalls:
-    """Carries out what operators ask for. The methods raise StoreError."""
+    """The operator calls of one gateway process. The methods raise StoreError."""
 
     def __init__(self, gateway: Gateway) -> None:
         servers, timeout_s = gateway.queue.servers, gateway.settings.operation_timeout_s
@@ -70,7 +70,7 @@ class OperatorCalls:
         return sorted(of_models | {worker.pool for worker in self._fleet.workers})
 
     async def desired(self, pool: str) -> DesiredPool:
-        """What operators have asked for of a pool."""
+        """The state of a pool that operators have requested."""
         return await self._desired.read(pool)
 
     async def call(
@@ -181,7 +181,7 @@ class OperatorCalls:
         return done
 
     def _check_free(self, pool: str, name: str) -> None:
-        """Raise BadRequest if clients know another model by this name.
+        """Raise BadRequest if another model has this name.
 
         Versions of a model, in several pools, may have adapters of the same name.
         """

@@ -195,7 +195,7 @@ async def get_events(
         if last is not None and after.entry > last.seq:
             raise BadRequest(f"Last-Event-ID is after the last event, {last.seq}.")
         if last is not None and after.entry == last.seq:
-            return Response(status_code=204)  # tells an EventSource to stop
+            return Response(status_code=204)  # at which an EventSource stops
     headers = _job_header(job) | _SSE_HEADERS
     return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 

@@ -214,7 +214,7 @@ class Conversations:
 
 
 async def _new_items(items: Sequence[Item]) -> list[StoredItem]:
-    """New items as they are stored. In a thread, which lets others run between two items."""
+    """New items as they are stored. In a thread: other threads run between two items."""
     owner = new_job_id(1)  # their ids depend on it
     return await asyncio.to_thread(
         lambda: [stored_item(item, owner, number) for number, item in enumerate(items)]

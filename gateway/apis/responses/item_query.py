@@ -19,7 +19,7 @@ class Included:
 
 @dataclass(frozen=True, slots=True)
 class ItemQuery(Included):
-    """Which page of a list of items is wanted."""
+    """The page of a list of items that a request selects."""
 
     after: Annotated[str, Query(max_length=128)] = ""
     limit: Annotated[int, Query(ge=1, le=100)] = 20

@@ -123,7 +123,7 @@ def join_input(text: bytes, n_items: int) -> History:
 
 
 def find_items(history: History, wanted: Collection[str], owner: str) -> dict[str, bytes]:
-    """Those items of a history that are wanted: id -> JSON. `owner`: as for `shown`."""
+    """The items of a history with the ids in `wanted`: id -> JSON. `owner`: as for `shown`."""
     items = split_input(b"[%b]" % b",".join(history.parts))
     found = {id_of(item, owner, number): item for number, item in enumerate(items)}
     return {item_id: found[item_id] for item_id in wanted if item_id in found}

@@ -27,8 +27,8 @@ from shared.store.log_parts import log_parts
 from shared.store.stored_body import Body, read_whole
 
 _MOST_CONTINUED_BYTES = 4 << 20
-"""Of a response that is parsed because another one continues it. Log probabilities that the client
-asked for are a part of it, and are left out of what the engine gets."""
+"""Of a response that is parsed because another one continues it: with the log probabilities, which
+the engine does not get."""
 _MEMBER = rb'"(?:type|sequence_number)"\s*:\s*(?:"[a-z._]*"|[0-9]+)'
 _BEFORE = re.compile(rb'\{\s*(?:%b\s*,\s*)*"response"\s*:\s*(?=\{)' % _MEMBER)
 _AFTER = re.compile(rb"\}(?:\s*,\s*%b)*\s*\}\s*\Z" % _MEMBER)

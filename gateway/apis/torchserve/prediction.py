@@ -30,7 +30,7 @@ _PATHS = sorted(
 
 
 class Prediction(NamedTuple):
-    """What a path below /predictions asks for."""
+    """The model and the endpoint that a path below /predictions names."""
 
     model: str
     """The model and perhaps its version, as in the path."""
@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
 
 
 def prediction_in(path: str) -> Prediction:
-    """What a POST to a path below `PREFIX` asks for. Raises UnknownRoute."""
+    """The prediction of a POST to a path below `PREFIX`. Raises UnknownRoute."""
     rest = path.removeprefix(PREFIX).rstrip("/")
     for endpoint_path in _PATHS:
         model = rest.removesuffix(endpoint_path)

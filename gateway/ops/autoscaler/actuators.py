@@ -1,4 +1,4 @@
-"""Actuators start and drain the workers that the autoscaler wants."""
+"""Actuators start and drain workers, as the autoscaler has decided."""
 
 from __future__ import annotations
 

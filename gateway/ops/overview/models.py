@@ -84,7 +84,7 @@ class PoolOverview(_Shown):
 
 
 class WorkerOverview(_Shown):
-    """A worker that is there, or was lost lately."""
+    """A worker, also one that was lost in the last minutes."""
 
     id: str
     pool: str

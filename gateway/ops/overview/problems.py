@@ -30,7 +30,7 @@ def find_problems(state: FleetState) -> list[Problem]:
 def _check(
     limit: Limit, value: float, words: dict[str, Any], *, mild: bool = False, **fields: Any
 ) -> Iterator[Problem]:
-    """The problem that a value stands for, if it is over a limit; `mild`: it will end by itself."""
+    """The problem of a value that reaches the limit; `mild`: it will end by itself."""
     level = limit.level(value)
     if level is not Level.OK:
         yield Problem(

@@ -89,7 +89,7 @@ def redis_overview(eviction: EvictionMonitor, error: str, since_s: float | None)
 
 
 def workers(fleet: FleetView, rates: Mapping[str, float]) -> list[WorkerOverview]:
-    """The workers that are there and those that were lost lately, by id."""
+    """The present workers and the lost ones that are still shown, by id."""
     lost, ended, now_s = fleet.losses.lost, fleet.losses.ended, fleet.now_s()
     adapters = {name for name, model in fleet.models.items() if model.pool != pool_of(model.pool)}
     seen = {

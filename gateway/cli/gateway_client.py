@@ -127,7 +127,8 @@ class GatewayClient:
         try:
             return self.post(f"/jobs/{quote(job_id)}/{action}", body)
         except CommandError as error:
-            if error.code is not ExitCode.NOT_FOUND or body is not None:
+            is_id = job_id.replace("_", "").isalnum()  # else the filter would match other jobs
+            if error.code is not ExitCode.NOT_FOUND or body is not None or not is_id:
                 raise
             request = {"filter": f"tenant:* id:{job_id}", "dry_run": False}
             with contextlib.suppress(CommandError):
@@ -250,10 +251,8 @@ def _failure(answer: httpx.Response) -> CommandError:
     except (ValueError, LookupError, TypeError, AttributeError):
         return CommandError(f"{answer.url} has answered with status {answer.status_code}", code)
     if name == "unknown_route":
-        message, code = (
-            f"this gateway has no {answer.url.path}: it is of an older release",
-            ExitCode.FAILED,
-        )
+        message = f"this gateway has no {answer.url.path}: it is of an older release"
+        code = ExitCode.FAILED
     return CommandError(message, code, answer.content)
 
 

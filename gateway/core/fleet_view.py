@@ -151,7 +151,7 @@ class FleetView:
 
     def allowed_fields(self, pool: str) -> Collection[str]:
         """The fields that need permission and have it, in requests to this pool."""
-        return self._pool_allows.get(pool.partition("+")[0], self._allow_fields)
+        return self._pool_allows.get(pool_of(pool), self._allow_fields)
 
     async def set_default_version(self, name: str, version: str) -> None:
         """Send requests for `name` without a version to this one. Raises StoreError."""

@@ -41,7 +41,7 @@ class ResponseJobs:
         """The job with its body and lifetime, to be submitted; or the one that its call repeats.
 
         A repeated call joins before the history is read, which may have changed since. Raises
-        BadRequest, ConversationLocked, NotFound, BodyTooLarge, IdempotencyKeyReused, StoreError.
+        BadRequest, NotFound, BodyTooLarge, StreamReset, IdempotencyKeyReused, and StoreError.
         """
         if not request.has_history:
             return self._kept(job._replace(body=request.body), request.options)
@@ -60,7 +60,7 @@ class ResponseJobs:
     async def input_page(
         self, stored: StoredResponse, *, after: str, limit: int, descending: bool
     ) -> bytes:
-        """A page of the items that a response was made from. Raises NotFound."""
+        """A page of the items that a response was made from. Raises NotFound and StreamReset."""
         if stored.up_to.isdecimal():
             conversation = await self._conversations.get(
                 stored.job.tenant, stored.options.conversation

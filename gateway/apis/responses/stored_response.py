@@ -96,7 +96,7 @@ async def previous_response(queue: Store, tenant: str, previous: str) -> StoredR
 async def output_items(queue: Store, job: Job) -> list[StoredItem] | None:
     """The items that a response has added, as the next request sends them again; None: it has none.
 
-    Raises StreamReset if Redis has lost a part of the answer, and StoreError.
+    Raises StreamReset if Redis has lost a part of the answer, BodyTooLarge, and StoreError.
     """
     final = await final_response(queue, job)
     if final is None:

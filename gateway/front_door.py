@@ -52,7 +52,7 @@ class FrontDoor:
 
     @property
     def metrics(self) -> GatewayMetrics:
-        """Of the process."""
+        """The metrics of the process."""
         return self._shared.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

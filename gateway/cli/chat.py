@@ -88,7 +88,7 @@ def _once(session: Session, request: dict[str, Any], *, stats: bool) -> ExitCode
 
 
 def _questions() -> Iterator[str]:
-    """What is typed, line by line, up to the end of the input."""
+    """The lines that are typed, up to the end of the input."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 -- gives input() a history
     prompt = "> " if sys.stdin.isatty() else ""

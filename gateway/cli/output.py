@@ -1,4 +1,4 @@
-"""How commands write: tables, figures and durations on stdout, remarks on stderr."""
+"""The output of commands: tables, figures and durations on stdout, remarks on stderr."""
 
 from __future__ import annotations
 

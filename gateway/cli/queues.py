@@ -111,7 +111,7 @@ def _row(pool: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _switches(pool: Mapping[str, Any]) -> Text:
-    """What operators have stopped."""
+    """`open`, or what operators have stopped."""
     stopped = [
         text
         for key, text in (("paused", "PAUSED"), ("intake_stopped", "INTAKE STOPPED"))

@@ -33,7 +33,7 @@ _LANE_OF_TIER = {
 
 
 class CheckedRequest(NamedTuple):
-    """What the gateway needs of a body that it has checked. The body itself may be large."""
+    """The parts of a checked body that the gateway needs. The body itself may be large."""
 
     model: str
     """Empty: the fleet's default model."""

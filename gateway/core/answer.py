@@ -104,7 +104,7 @@ class JobAnswer:
 
     @property
     def status(self) -> int:
-        """Of the response; CLIENT_LEFT if there was none."""
+        """The status of the response; CLIENT_LEFT if there was none."""
         return self._response.status or CLIENT_LEFT
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,7 +199,7 @@ class JobAnswer:
     def _not_received_yet(
         self, had: ReceivedEvents, data: bytes, events: Sequence[LogEvent]
     ) -> bytes:
-        """What of `data` the client of a resumed answer does not have.
+        """The rest of `data`, which the client of a resumed answer does not have.
 
         Raises BadRequest or StreamReset if the log does not begin with the events it has.
         """
@@ -253,7 +253,7 @@ class JobAnswer:
             return True
 
     def _silence_s(self) -> float:
-        """How long to wait for the answer before `_on_silence`."""
+        """The time to wait for the answer before `_on_silence`."""
         return self._context.settings.keepalive_s
 
     async def _on_silence(self) -> bool:

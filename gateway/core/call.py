@@ -177,7 +177,7 @@ async def read_object(
     use: Callable[[dict[str, Any]], T],
     max_bytes: int | None = None,
 ) -> T:
-    """What `use` makes of the JSON object in a body that makes no job.
+    """The result of `use` for the JSON object in a body that makes no job.
 
     Raises as read_body, parse_json and `use`.
     """

@@ -22,11 +22,11 @@ from shared.job.job_log import Delta, Entry, Journal, Prompt, read_journal, toke
 from shared.job.packing import pack
 
 MALFORMED = (ValueError, TypeError, LookupError)
-"""What reading a malformed journal or chunk raises."""
+"""The exceptions of reading a malformed journal or chunk."""
 
 
 class _Delivered(NamedTuple):
-    """What the client has had while the log is compared with it."""
+    """The entries that the client has had, while the log is compared with them."""
 
     seq: int
     """Number of the last entry."""

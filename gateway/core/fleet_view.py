@@ -55,7 +55,7 @@ class FleetView:
         """Every name that a request can have -> its model, or the first of its versions."""
         self.workers: list[WorkerInfo] = []
         self.heartbeats: list[Heartbeat] = []
-        """Of the same workers."""
+        """The heartbeats of the same workers."""
         self.losses = WorkerLosses()
         self.switches = Switches(frozenset(), frozenset())
         self.scales: dict[str, Scale] = {}

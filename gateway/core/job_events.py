@@ -46,7 +46,7 @@ class _CutShort(Exception):
 
 
 class EventPosition(NamedTuple):
-    """What a client has had: entries up to number `entry`, and `chunks` chunks of the next one."""
+    """A client has the entries up to number `entry`, and `chunks` chunks of the next one."""
 
     entry: int
     chunks: int

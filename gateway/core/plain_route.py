@@ -57,7 +57,7 @@ class PlainRoute:
 
 
 class PlainApplications:
-    """What the applications of all plain routes share; made with the gateway's application."""
+    """The objects that all plain routes share; made with the gateway's application."""
 
     __slots__ = ("access", "authenticator", "gateway", "metrics")
 

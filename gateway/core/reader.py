@@ -51,18 +51,18 @@ _ANY_CHUNK = (_CHUNK, _LAST_CHUNK)
 
 
 class ReaderHost(Protocol):
-    """What readers use of their relay."""
+    """The part of the relay that readers use."""
 
     now: float
     """When the latest message came, on the monotonic clock in seconds."""
     gaps: dict[float, int]
     """Seconds between two writes to a client -> how many clients, for the current message."""
     buffer_bytes: int
-    """What one reader may buffer."""
+    """Bytes that one reader may buffer."""
 
     @property
     def source(self) -> Store:
-        """Where logs are read."""
+        """The store that logs are read from."""
 
     def schedule_wakeup(self, at: float) -> None:
         """Call `on_wakeup` of readers whose `wake_at` has come, at `at` or a little later."""
@@ -240,7 +240,7 @@ class Reader:
 
     @property
     def is_current(self) -> bool:
-        """What `next` has returned so far is all that the log had, and frames follow it."""
+        """`next` has returned all that the log had, and frames follow it."""
         return self._state is _LIVE
 
     @property

@@ -47,7 +47,7 @@ class ReceivedEvents:
         return self._left == 0
 
     def behind(self, data: bytes) -> bytes:
-        """What of the next part of the stream the client does not have.
+        """The rest of the next part of the stream, which the client does not have.
 
         Raises StreamReset if the events before it are others than those that the client has.
         """

@@ -1,4 +1,4 @@
-"""What an API's folder registers (`gateway/apis/table.py`)."""
+"""An API as its folder registers it in `gateway/apis/table.py`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,7})"?', re.IGNORECASE)
 
 
 class Prefer(NamedTuple):
-    """What a request prefers."""
+    """The known preferences of a request."""
 
     respond_async: bool = False
     wait_s: int | None = None

@@ -139,7 +139,7 @@ def on_disconnect(cycle: RequestResponseCycle, callback: Callable[[], None]) -> 
 
 
 class DisconnectEvent:
-    """What uvicorn sets when a request's state changes, and when its client has left.
+    """The event that uvicorn sets when a request's state changes, and when its client has left.
 
     It has the methods of asyncio.Event that uvicorn calls, and makes one only if that waits: each
     open stream has one of these, and an asyncio.Event takes 0.9 KB.

@@ -21,7 +21,7 @@ _PUMP_REST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run, and whether the terminal shows its stdout."""
+    """A program to run, and whether the terminal shows its stdout."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]

@@ -75,7 +75,7 @@ class Scaler:
         return service
 
     async def _plan(self) -> Plan | None:
-        """What to start and drain; None while there is no current decision."""
+        """The workers to start and drain; None while there is no current decision."""
         now_s, scales = await self._store.read([self._pool])
         scale = scales.get(self._pool)
         if scale is None or scale.stale(now_s):

@@ -38,7 +38,7 @@ TIMEOUT_S = 20.0
 """A round that takes longer is cancelled."""
 _PRUNE_INTERVAL_S = 600.0
 _LOCKED_SHARE = 0.9
-"""Of an interval. Not all of it: a timer that fires a little early must not miss its round."""
+"""Of an interval; less than 1, as a timer that fires a little early must not miss its round."""
 
 
 def celery_intervals(settings: MaintenanceSettings) -> dict[str, float]:

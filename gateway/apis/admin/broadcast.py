@@ -20,7 +20,7 @@ from shared.store.redis.operation_answers import OperationAnswers
 from shared.store.redis.servers import Servers
 
 OUTCOMES = ("done", "failed", "incomplete")
-"""Of operator calls."""
+"""The outcomes of operator calls."""
 
 _REPEAT_S = 1.0
 """A worker without an answer gets the message again: pub/sub may have lost it."""

@@ -30,7 +30,7 @@ BulkAction = Literal["cancel", "retry"]
 
 
 class Bulk(BaseModel):
-    """What one call has found and done."""
+    """The result of one call."""
 
     object: Literal["bulk"] = "bulk"
     action: BulkAction

@@ -72,7 +72,7 @@ def timeline(job: Job) -> Timeline:
 
 
 def spans(job: Job) -> list[Span]:
-    """Of the time from its submission on, in order."""
+    """The spans of a job from its submission on, in order."""
     found: list[Span] = []
     waits_since, name = job.created_at, "queue"
     for number, attempt in enumerate(job.attempts, 1):

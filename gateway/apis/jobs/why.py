@@ -32,7 +32,7 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class PoolSituation:
-    """What a waiting job depends on."""
+    """The state of a waiting job's pool."""
 
     running: int
     """Sequences in the engines of the pool's workers."""

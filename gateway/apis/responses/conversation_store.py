@@ -50,10 +50,10 @@ class Conversation(NamedTuple):
     version: str = ""
     """Increases with each change."""
     job: str = ""
-    """Of the response that is its turn; empty: there is none."""
+    """The job of the response that is its turn; empty: there is none."""
 
     def shown(self) -> dict[str, Any]:
-        """As the API shows it."""
+        """The object that the API shows."""
         shown = {"id": self.id, "created_at": self.created_at, "metadata": self.metadata}
         return {"object": "conversation", **shown}
 

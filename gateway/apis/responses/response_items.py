@@ -96,7 +96,7 @@ def no_such_item(item_id: str) -> BadRequest:
 
 
 class _Head(msgspec.Struct):
-    """What is read of an item that is not parsed."""
+    """The fields that are read of an item that is not parsed."""
 
     id: Any = None
     type: Any = None
@@ -156,12 +156,12 @@ def id_of(packed: bytes, owner: str, number: int) -> str:
 
 
 def pack_item(item: Item) -> bytes:
-    """As JSON."""
+    """The item as JSON."""
     return json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def stored_item(item: Item, owner: str, number: int) -> StoredItem:
-    """As a conversation keeps it."""
+    """The item as a conversation keeps it: its id, and JSON."""
     shown_item = shown(item, owner, number)
     return shown_item["id"], pack_item(shown_item)
 

@@ -151,7 +151,7 @@ class ResponseJobs:
         return job._replace(turn=Turn(conversation.id, version, own, head_bytes, ttl_s))
 
     async def _history_of(self, stored: StoredResponse) -> History:
-        """What a response was made from, and its output."""
+        """The items that a response was made from, and its output."""
         if not stored.up_to.isdecimal():
             before = join_input(await self._input_of(stored), stored.options.n_items)
         else:

@@ -35,7 +35,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 class ResponseRequest(NamedTuple):
-    """What the gateway needs of a body; the input itself only if a history precedes it."""
+    """The parts of a body; the input itself only if a history precedes it."""
 
     options: ResponseOptions
     fields: bytes
@@ -107,7 +107,7 @@ class Joined(NamedTuple):
     own: tuple[StoredItem, ...]
     """Its own items, without those that it refers to."""
     head_bytes: int
-    """Of the body, before the input."""
+    """Bytes of the body before the input."""
 
 
 def response_request(fields: Mapping[str, Any]) -> ResponseRequest:

@@ -106,7 +106,7 @@ async def output_items(queue: Store, job: Job) -> list[StoredItem] | None:
 
 
 async def final_response(queue: Store, job: Job) -> dict[str, Any] | None:
-    """What the engine answered, to be continued; None if the job ended without a response.
+    """The engine's answer, to be continued; None if the job ended without a response.
 
     Raises StreamReset if Redis has lost a part of it, BodyTooLarge, and StoreError.
     """
@@ -129,7 +129,7 @@ async def final_response(queue: Store, job: Job) -> dict[str, Any] | None:
 
 
 async def final_body(queue: Store, job: Job) -> Body | None:
-    """What the engine answered, as it is stored; None if the job ended without a response.
+    """The engine's answer, as it is stored; None if the job ended without a response.
 
     Raises StreamReset if Redis has lost a part of it, and StoreError.
     """

@@ -53,7 +53,7 @@ class PredictionAnswer:
 
     @property
     def status(self) -> int:
-        """Of the response."""
+        """The status of the response."""
         return self._answer.status
 
     @property

@@ -79,7 +79,7 @@ class Screen:
 
     @property
     def filter(self) -> str:
-        """Of the list that is shown."""
+        """The filter of the list that is shown."""
         return self.job_filter if self.rows is View.JOBS else self.worker_filter
 
 

@@ -34,7 +34,7 @@ class Shown(NamedTuple):
     jobs: Sequence[Object] = ()
     jobs_error: str = ""
     details: RenderableType | None = None
-    """Of the job that is described."""
+    """Those of the selected job."""
 
 
 def live(shown: Shown, console: Console) -> RenderableType:

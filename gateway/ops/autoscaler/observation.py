@@ -14,7 +14,7 @@ from shared.job.states import WorkerState
 WINDOW_S = 30.0
 """Averages over time are taken over about this long."""
 TOKENS_PER_BYTE = 0.25
-"""Of a request's body, until workers have announced their own figures."""
+"""Tokens per byte of a request's body, until workers have announced their own figures."""
 # A requested worker may never come: full cluster, no container, no GPU.
 _ANNOUNCES_WITHIN_S = 60.0
 # A worker that was killed while it loaded must not count as loading for an hour.
@@ -22,7 +22,7 @@ _LOADS_WITHIN_S = 600.0
 
 
 class Work(NamedTuple):
-    """What workers have done in total; see the fields of the same names in WorkerInfo."""
+    """The work of workers in total; see the fields of the same names in WorkerInfo."""
 
     finished: float = 0.0
     job_seconds: float = 0.0
@@ -144,7 +144,7 @@ def _work(worker: WorkerInfo) -> Work:
 
 
 def _since(before: dict[str, Work], now: dict[str, Work]) -> Work:
-    """What was done in between. Counters of a new or restarted worker began at 0."""
+    """The work done in between. Counters of a new or restarted worker began at 0."""
     total = Work()
     for worker_id, work in now.items():
         known = before.get(worker_id, Work())

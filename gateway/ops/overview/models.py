@@ -221,4 +221,4 @@ class FleetState:
     """Jobs submitted, completed, failed and cancelled within the window of the rates."""
     redis: RedisOverview = field(default_factory=RedisOverview)
     gateway_problems: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong with this gateway, by the name of the limit."""
+    """The problems of this gateway, by the name of the limit."""

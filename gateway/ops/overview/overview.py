@@ -33,7 +33,7 @@ _WINDOW_S = 300.0
 
 
 class Overview:
-    """Of one gateway. `take` is to be called about once a second."""
+    """The overview of one gateway. Call `take` about once a second."""
 
     def __init__(
         self,

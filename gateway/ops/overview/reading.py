@@ -30,7 +30,7 @@ _PHASES = {WorkerState.STARTING: "loading the model", WorkerState.DRAINING: "dra
 
 
 class Reading(NamedTuple):
-    """What Redis has at one moment."""
+    """The data of one reading of Redis."""
 
     lanes: Sequence[LaneDepth]
     total: Throughput
@@ -139,7 +139,7 @@ def _lost(
 
 
 def _lasting(info: WorkerInfo, adapters: Collection[str]) -> dict[str, Any]:
-    """What a worker keeps when it is lost."""
+    """The fields that are shown of a lost worker, too."""
     names = ("id", "pool", "engine", "slots", "models", "host", "pid", "version", "start_s")
     kept = {name: getattr(info, name) for name in names}
     return kept | {"held": info.jobs, "adapters": [n for n in info.models if n in adapters]}

@@ -1,4 +1,4 @@
-"""`python -m gateway` runs one gateway process. GatewaySettings come from the environment."""
+"""`python -m gateway` runs one gateway process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CLOSE_S = 1
 
 
 def main() -> None:
-    """Serve until a signal. Exits with 2 if a setting or the installed uvicorn can't be used."""
+    """Serve until a signal. Exits with 2 if settings, Redis or uvicorn can't be used."""
     try:
         settings = load_settings(GatewaySettings)
         _check_keys(settings)
@@ -79,11 +79,11 @@ _SLOW_TICKS = fast_paths.FastPath(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, with a tick each second instead of ten, and with an end to open answers.
+    """uvicorn's server, with one tick a second instead of ten, and a time limit for open answers.
 
     SIGTERM: answers that are not complete after `grace_s` seconds end with an error. SIGHUP: they
-    do at once; it is sent by the kernel when `flotilla up` has died (launcher/child.py), and by a
-    terminal that is closed.
+    end so at once; the kernel sends it when `flotilla up` has died (launcher/child.py), or when the
+    terminal is closed.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -97,7 +97,7 @@ class _Server(uvicorn.Server):
         self._grace_s = grace_s
 
     async def main_loop(self) -> None:
-        """Run until a signal requests the end."""
+        """Run until a signal, or until Redis has data of another format."""
         self._watchdog.start()
         self._exit_requested = asyncio.Event()
         self._loop = asyncio.get_running_loop()

@@ -196,7 +196,7 @@ def _make_gateway(
 
 
 async def _start(gateway: Gateway) -> None:
-    """Start the background tasks; returns when the relay is subscribed, or after a while."""
+    """Start the background tasks; returns when the relay is subscribed, or after _SUBSCRIBE_S."""
     reaper = Reaper(gateway.queue, gateway.settings.lease_s, gateway.metrics.reaper)
     lost_workers = LostWorkers(
         gateway.queue, gateway.metrics.lost_workers, gateway.fleet.worker_gone
@@ -234,7 +234,7 @@ async def _stop(gateway: Gateway) -> None:
 
 
 async def _warn_of_redis_settings(servers: Servers) -> None:
-    """Log settings of Redis that endanger jobs, as far as the servers can be asked."""
+    """Log settings of Redis that endanger jobs, of those servers that can be reached."""
     for redis in servers.all:
         with contextlib.suppress(StoreError):
             if weakness := await durability.weakness(redis):

@@ -52,7 +52,7 @@ class FrontDoor:
 
     @property
     def metrics(self) -> GatewayMetrics:
-        """Of the process."""
+        """The metrics of the process."""
         return self._shared.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,6 +86,6 @@ class FrontDoor:
 
     @property
     def format_mismatch(self) -> str:
-        """Why this release can't use its Redis; empty if it can (store/redis/format_version.py)."""
+        """Why this release can't use its Redis; empty if it can (see format_version.py)."""
         gateway: Gateway | None = getattr(self._shared, "gateway", None)
         return gateway.format.mismatch if gateway else ""

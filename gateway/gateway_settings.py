@@ -114,8 +114,8 @@ class GatewaySettings(ListenSettings, PoolSettings):
         120.0,
         gt=0,
         le=3600,
-        description="time for all workers of a pool to answer an operator call, as the load of an "
-        "adapter; a worker that takes longer still does it",
+        description="time for all workers of a pool to answer an operator call, such as the load "
+        "of an adapter; a worker that takes longer still does it",
     )
     response_ttl_s: float = Field(
         172_800.0, ge=1, description="how long a stored response of /v1/responses is kept"
@@ -148,8 +148,8 @@ class GatewaySettings(ListenSettings, PoolSettings):
         1.0,
         ge=0,
         le=1,
-        description="share of requests that are traced, where there are traces; also all of an "
-        "operator's whose `traceparent` says so, and none of a client's that says not",
+        description="share of requests that are traced, if traces are exported. Of those with a "
+        "`traceparent`: none whose flag `sampled` is not set, and all of an operator's where it is",
     )
     max_choices: int = Field(
         64, ge=1, le=1024, description="`n`; vLLM's own limit is VLLM_MAX_N_SEQUENCES"

@@ -58,7 +58,7 @@ class ListenSettings(BaseModel):
         return keys
 
     def tenants(self) -> Mapping[str, str]:
-        """SHA-256 of each API key (hex) -> the tenant it stands for. Keys themselves are not kept.
+        """SHA-256 (hex) of each API key -> its tenant.
 
         Raises SettingsError if `api_keys_file` can't be read.
         """
@@ -87,7 +87,7 @@ def _read_keys(path: Path) -> list[str]:
             _split_key(key)
     except (OSError, ValueError) as error:
         raise SettingsError(f"{where}: {error}") from error
-    if not keys:  # an empty file must not open the door
+    if not keys:  # without any key, requests need none
         raise SettingsError(f"{where}: there is no key in it")
     return keys
 

@@ -1,4 +1,4 @@
-"""The APIs of the gateway. One goes by deleting its folder, its tests and its two lines here."""
+"""The APIs of the gateway. To remove one, delete its folder, its tests and its two lines here."""
 
 from __future__ import annotations
 

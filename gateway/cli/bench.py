@@ -24,7 +24,7 @@ _CHAT = ("--backend", "openai-chat", "--endpoint", "/v1/chat/completions")
 _MOST_WAITS = 1000
 """Jobs whose wait is read, the newest first."""
 _CLOCK_S = 1.0
-"""Added to the age of the jobs that are read, as the load began a moment before it was measured."""
+"""Added to the age of the jobs that are read: they get older until the gateway reads them."""
 
 app = typer.Typer()
 
@@ -45,8 +45,8 @@ def bench(
 ) -> ExitCode:
     """Run `vllm bench serve` against a fleet; print its table and the waits in the fleet's queue.
 
-    Address, key, model and tokenizer are the fleet's unless the options say otherwise. `vllm bench
-    serve --help=all` lists the options. Needs vLLM on this machine.
+    Address, key, model and tokenizer are the fleet's unless options replace them. `vllm bench serve
+    --help=all` lists the options. Needs vLLM on this machine.
     """
     given = options or []
     if importlib.util.find_spec("vllm") is None:

@@ -33,7 +33,7 @@ class Turn:
     job_id: str = ""
     ttft_s: float | None = None
     last_s: float | None = None
-    """When its last token came, since the request."""
+    """Time from the request to its last token."""
     usage: dict[str, Any] = field(default_factory=dict)
 
 
@@ -88,7 +88,7 @@ def _once(session: Session, request: dict[str, Any], *, stats: bool) -> ExitCode
 
 
 def _questions() -> Iterator[str]:
-    """What is typed, line by line, up to the end of the input."""
+    """The lines that are typed, up to the end of the input."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 -- gives input() a history
     prompt = "> " if sys.stdin.isatty() else ""

@@ -52,12 +52,12 @@ AsJson = Annotated[
 
 @dataclass
 class Session:
-    """What a command works with."""
+    """One run of a command: its client and the form of its output."""
 
     client: GatewayClient
     as_json: bool
     on_interrupt: str = ""
-    """What goes on after Ctrl-C, in a sentence."""
+    """A sentence that is printed after Ctrl-C."""
 
     def show(self, body: Any, render: Callable[[Any], RenderableType]) -> None:
         """Print an answer: its JSON, or what `render` makes of it."""
@@ -84,10 +84,9 @@ def gateway_command(
 ]:
     """Register a function whose first parameter is a Session; `commands` are examples of it.
 
-    With `passes_on` unknown options go to the function's list of arguments.
-
-    The options of the gateway and `--json` come from here. Errors end the command with their exit
-    code; what the function returns is the exit code otherwise.
+    With `passes_on` unknown options go to the function's list of arguments. The options of the
+    gateway and `--json` are added here. Errors end the command with their exit code; what the
+    function returns is the exit code otherwise.
     """
 
     def register(

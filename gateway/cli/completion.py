@@ -1,4 +1,4 @@
-"""What the shell proposes for an argument: asked of the gateway, nothing if it does not answer."""
+"""What the shell proposes for an argument, from the gateway; nothing if it does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flotilla config`: checks flotilla.yaml and all other settings, and shows what they add up to."""
+"""`flotilla config`: checks flotilla.yaml and all other settings, and shows their values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`flotilla doctor`: checks the fleet from this machine; every finding comes with what to do.
 
-What is wrong with the fleet is in the overview. Here are the checks that take this machine (clock,
-key, version), and those that work without an operator's key.
+Problems of the fleet come from the overview. Here are the checks of this machine (clock, key,
+version), and those that work without an operator's key.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def doctor(session: Session) -> ExitCode:
 
 
 def _findings(client: GatewayClient, checks: Mapping[str, str]) -> Iterator[Finding]:
-    """All checks, in the order in which people would make them."""
+    """All checks, in the order in which one would make them by hand."""
     yield Finding("gateway", Level.OK, f"{client.where.url} answers")
     for name, text in checks.items():
         good = text == "ok"

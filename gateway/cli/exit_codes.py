@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and the error that carries one."""
+"""The exit codes of commands, and the error that carries one."""
 
 from __future__ import annotations
 

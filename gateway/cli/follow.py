@@ -22,7 +22,7 @@ _ENDS = {
 
 
 def follow_job(session: Session, job_id: str, after: str = "", *, raw: bool = False) -> ExitCode:
-    """Print what the job generates up to its end; the exit code says how it has ended.
+    """Print what the job generates up to its end; returns an exit code for how it has ended.
 
     `raw`: print the events themselves. With `--json` each is one line of JSON.
     """

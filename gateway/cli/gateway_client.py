@@ -23,14 +23,14 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_S = 3.0
 _PAGE = 100
 _SILENCE_S = 45.0
-"""A stream without a byte for so long has lost its gateway; those send comments every 10 s."""
+"""A stream without a byte for so long has lost its gateway, which sends a comment every 10 s."""
 ATTEMPTS = 5
 """In a row, to take up a stream of events again."""
 RETRY_S = 0.3
 
 
 class Address(NamedTuple):
-    """A gateway and the headers with which it lets a client in."""
+    """A gateway's URL, and the header with the API key."""
 
     url: str
     headers: dict[str, str]
@@ -58,7 +58,7 @@ def address(url: str | None = None, key_file: Path | None = None) -> Address:
         settings = load_settings(ClientSettings, url=url)
         key = settings.api_key.get_secret_value()
         if key_file is not None:
-            key = (key_file.read_text().split("\n") or [""])[0].strip()
+            key = key_file.read_text().partition("\n")[0].strip()
     except (SettingsError, OSError, UnicodeDecodeError) as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
     if not key.isascii() or not key.isprintable():
@@ -127,7 +127,8 @@ class GatewayClient:
         try:
             return self.post(f"/jobs/{quote(job_id)}/{action}", body)
         except CommandError as error:
-            if error.code is not ExitCode.NOT_FOUND or body is not None:
+            is_id = job_id.replace("_", "").isalnum()  # else the filter would match other jobs
+            if error.code is not ExitCode.NOT_FOUND or body is not None or not is_id:
                 raise
             request = {"filter": f"tenant:* id:{job_id}", "dry_run": False}
             with contextlib.suppress(CommandError):
@@ -205,7 +206,7 @@ class GatewayClient:
                 time.sleep(RETRY_S * failures)
 
     def resuming(self) -> httpx.Client:
-        """A client for `/v1` calls whose streams survive the loss of a connection."""
+        """A client for `/v1` calls that continues a stream after the loss of its connection."""
         return httpx.Client(
             base_url=self.url,
             headers=self.where.headers,
@@ -250,10 +251,8 @@ def _failure(answer: httpx.Response) -> CommandError:
     except (ValueError, LookupError, TypeError, AttributeError):
         return CommandError(f"{answer.url} has answered with status {answer.status_code}", code)
     if name == "unknown_route":
-        message, code = (
-            f"this gateway has no {answer.url.path}: it is of an older release",
-            ExitCode.FAILED,
-        )
+        message = f"this gateway has no {answer.url.path}: it is of an older release"
+        code = ExitCode.FAILED
     return CommandError(message, code, answer.content)
 
 

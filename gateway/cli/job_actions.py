@@ -115,7 +115,7 @@ def _outcome(action: str, job: str, done: Any) -> str:
 def _by_filter(
     session: Session, action: str, selected: str | None, *, dry_run: bool, reason: str, yes: bool
 ) -> ExitCode:
-    """Preview, ask, do it: in as many calls as the gateway needs for all jobs."""
+    """Print what would change, ask, then do it, in as many calls as it takes."""
     path = f"/admin/jobs/{action}"
     request = {"filter": selected, "reason": reason}
     body = session.client.post(path, request | {"dry_run": True})

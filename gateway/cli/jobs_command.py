@@ -74,7 +74,7 @@ def show_timeline(session: Session, job: JobId) -> None:
     app, "why", "flotilla jobs why job_000a1b2c", "flotilla jobs why job_000a1b2c --json"
 )
 def why(session: Session, job: JobId) -> None:
-    """Say why a job waits, or why it has ended as it has."""
+    """Show why a job waits, or why it has ended as it has."""
     session.show(session.client.of_job(job, "/why"), why_text)
 
 
@@ -113,7 +113,7 @@ def result(
     if answer.status_code == 202:
         state = answer.json()["state"]
         raise CommandError(
-            f"{job} is {state}; `flotilla jobs why {job}` says why, --wait waits",
+            f"{job} is {state}; `flotilla jobs why {job}` explains it, --wait waits for its end",
             ExitCode.TIMED_OUT,
             answer.content,
         )
@@ -125,7 +125,7 @@ def result(
 
 
 def await_end(session: Session, job_id: str, wait_s: float) -> None:
-    """Return when the job has ended, at the latest after so many seconds."""
+    """Return when the job has ended, or after so many seconds."""
     until = time.monotonic() + wait_s
     session.on_interrupt = f"{job_id} goes on; `flotilla jobs result {job_id}` prints its answer."
     while (left_s := until - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""How commands write: tables, figures and durations on stdout, remarks on stderr."""
+"""The output of commands: tables, figures and durations on stdout, remarks on stderr."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def note(text: str) -> None:
 
 
 def json_text(body: Any, indent: int | None = None) -> str:
-    """A value as JSON that can't control the terminal, and means the same."""
+    """A value as JSON, with control characters escaped."""
     return escaped(json.dumps(body, indent=indent, ensure_ascii=False))
 
 
 def line(text: Any) -> str:
-    """The same on one line."""
+    """A value as text on one line."""
     return printable(" ".join(str(text).splitlines()).replace("\t", " "))
 
 
@@ -82,7 +82,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
 
 
 def state(name: str) -> Text:
-    """The state of a job or a worker in its colour; the word says the same."""
+    """The state of a job or a worker, in its colour."""
     return Text(name, _STATES.get(name, ""))
 
 

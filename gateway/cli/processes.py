@@ -209,7 +209,7 @@ def _usage_errors() -> Iterator[None]:
 
 
 def _become(process: str, module: str, **flags: Any) -> NoReturn:
-    """Replace this process, so that signals and the exit status are the program's own."""
+    """Replace this process with the program, which gets the signals and has the exit status."""
     with _usage_errors():
         settings = load_settings(declared(process)[0], **flags)
     os.execve(  # noqa: S606

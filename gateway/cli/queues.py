@@ -17,7 +17,7 @@ from gateway.cli.options import Reason
 from gateway.cli.output import duration, note, table
 
 OPERATION_S = 150.0
-"""Gateways wait so long for all workers of a pool (FLOTILLA_OPERATION_TIMEOUT_S), and longer."""
+"""Longer than a gateway waits for all workers of a pool (FLOTILLA_OPERATION_TIMEOUT_S, 120 s)."""
 
 app = typer.Typer(help="Queues of the pools: list, pause, resume.", no_args_is_help=True)
 
@@ -111,7 +111,7 @@ def _row(pool: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _switches(pool: Mapping[str, Any]) -> Text:
-    """What operators have stopped."""
+    """`open`, or what operators have stopped."""
     stopped = [
         text
         for key, text in (("paused", "PAUSED"), ("intake_stopped", "INTAKE STOPPED"))

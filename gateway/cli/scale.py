@@ -41,7 +41,7 @@ def explain(
     if name is not None:
         known = [pool for pool in pools if name in (pool["pool"], pool["model"])]
         if not known:
-            # The route knows every name of a model, and answers with the error otherwise.
+            # The route finds a pool by all names of its models; else its error ends the command.
             pool = session.client.get(f"/autoscale/{quote(name)}")["pool"]
             known = [each for each in pools if each["pool"] == pool]
         pools = known

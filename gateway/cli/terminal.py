@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def alone_in_foreground() -> Iterator[None]:
-    """Be the terminal's only foreground process for a while.
+    """Be the terminal's only foreground process during this context.
 
-    Ctrl-C goes to every foreground process: make would get it too and end as "interrupted",
-    however cleanly we stop. So a process that something else runs in the foreground becomes a
-    process group of its own and takes the terminal. Without a terminal nothing happens.
+    Ctrl-C goes to every foreground process: make would get it too and end as "interrupted", even if
+    we end without an error. So a process in the foreground group of another one becomes a process
+    group of its own and takes the terminal. Without a terminal nothing happens.
     """
     terminal = 0
     group = os.getpgrp()
@@ -26,7 +26,7 @@ def alone_in_foreground() -> Iterator[None]:
     if not shared or not sys.stdout.isatty():
         yield
         return
-    # A shell would not notice that only this group is suspended, so Ctrl-Z is off.
+    # The shell would go on waiting if only this group were suspended, so Ctrl-Z is off.
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     os.setpgid(0, 0)
     _give_terminal(terminal, os.getpgrp())

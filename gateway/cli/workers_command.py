@@ -1,4 +1,4 @@
-"""`flotilla workers`: which there are, how they are, and drain one."""
+"""`flotilla workers`: list the workers with their states, drain some."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def drain(
     wait: Annotated[float, typer.Option(min=0, help="Wait so many seconds for their end.")] = 0.0,
     reason: Reason = "",
 ) -> ExitCode:
-    """Stop workers gently: they claim nothing more, hand their jobs over, and end."""
+    """Drain workers: they claim nothing more, hand their jobs over, and end."""
     given = {"reason": reason} if reason else {}
     for worker in workers:
         done = session.client.post(

@@ -33,7 +33,7 @@ _LANE_OF_TIER = {
 
 
 class CheckedRequest(NamedTuple):
-    """What the gateway needs of a body that it has checked. The body itself may be large."""
+    """The parts of a checked body that the gateway needs. The body itself may be large."""
 
     model: str
     """Empty: the fleet's default model."""
@@ -42,7 +42,7 @@ class CheckedRequest(NamedTuple):
     """Selected by OpenAI's `service_tier`."""
     prompt: PromptSize
     on_disconnect: str = ""
-    """As in on_disconnect.py; empty: the request does not say it."""
+    """As in on_disconnect.py; empty: the request does not set it."""
     restricted: tuple[str, ...] = ()
     """Fields that need the operator's permission, as in field_policy.py."""
     prepared: Prepared | None = None
@@ -90,7 +90,7 @@ def lane_of(fields: Mapping[str, Any]) -> str:
 
 
 def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
-    """Raise IntakeStopped if operators let no requests into this pool."""
+    """Raise IntakeStopped if an operator has stopped this pool's intake."""
     if pool_of(pool) in intake_stopped:
         raise IntakeStopped(
             f"An operator has stopped the intake of the pool {pool_of(pool)}: no new requests are "
@@ -99,7 +99,7 @@ def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
 
 
 async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") -> ModelInfo:
-    """The model of a request that may be queued; `version` is the one asked for, if one is.
+    """The model of a request that may be queued. `version`: of the model; empty: any.
 
     Raises ModelNotFound, NoWorker, IntakeStopped, BadRequest, and StoreError.
     """

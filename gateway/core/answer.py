@@ -40,7 +40,7 @@ with its own status; afterwards it comes as an event in the stream."""
 
 
 _END = LogEvent(0, FrameKind.ENDED, b"")
-"""For a job whose record says how it ended."""
+"""For a job that had ended when it was read."""
 
 
 class JobAnswer:
@@ -104,7 +104,7 @@ class JobAnswer:
 
     @property
     def status(self) -> int:
-        """Of the response; CLIENT_LEFT if there was none."""
+        """The status of the response; CLIENT_LEFT if there was none."""
         return self._response.status or CLIENT_LEFT
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,7 +163,7 @@ class JobAnswer:
                 await self._end_stream(events[-1])
                 return True
             if settings.stream_pace_s:
-                await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
+                await asyncio.sleep(settings.stream_pace_s)  # what comes meanwhile is one write
             elif self._reader.last_write_at:
                 writer = self._response.chunk_writer()
 
@@ -199,9 +199,9 @@ class JobAnswer:
     def _not_received_yet(
         self, had: ReceivedEvents, data: bytes, events: Sequence[LogEvent]
     ) -> bytes:
-        """What of `data` the client of a resumed answer does not have.
+        """The rest of `data`, which the client of a resumed answer does not have.
 
-        Raises BadRequest or StreamReset if the log is not what the client has the beginning of.
+        Raises BadRequest or StreamReset if the log does not begin with the events it has.
         """
         data = had.behind(data)
         if self._reader.is_current and not (events and events[-1].last):
@@ -253,7 +253,7 @@ class JobAnswer:
             return True
 
     def _silence_s(self) -> float:
-        """How long to wait for the answer before `_on_silence`."""
+        """The time to wait for the answer before `_on_silence`."""
         return self._context.settings.keepalive_s
 
     async def _on_silence(self) -> bool:

@@ -23,7 +23,7 @@ _REPLAYED = (b"idempotent-replayed", b"true")
 
 
 async def answer_call(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap) -> Answer:
-    """Submit the request's job, and answer with what becomes of it. Raises as `new_call`."""
+    """Submit the request's job and return its answer. Raises as `new_call`, and StreamReset."""
     call = await new_call(gateway, incoming, source)
     if call.joined:
         return await _replayed(gateway, call.joined, call, incoming)

@@ -1,7 +1,7 @@
-"""How large an answer a request asks for: sequences, tokens and alternatives are one limit.
+"""The limit of an answer's size: sequences, tokens and alternatives together.
 
-Each may be within its own limit, and the answer still so large that to store, send and show it
-stops others. The size is an upper estimate from the request alone.
+Each may be within its own limit, and the answer still so large that storing and sending it delays
+all others. The size is an upper estimate from the request alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _ALTERNATIVE_BYTES = 80
 """`{"token": " word", "logprob": -12.345678, "bytes": [32, 119, 111, 114, 100]}`"""
 _CHARS_PER_TOKEN = 4
 _COMPLETION_TOKENS = 16
-"""What vLLM makes of a completion without `max_tokens`."""
+"""vLLM's default `max_tokens` of a completion."""
 _ASSUMED_TOKENS = 1024
-"""Of another answer without `max_tokens`; it may use the rest of the context, but rarely does."""
+"""Of another answer without `max_tokens`, which rarely uses the rest of the context."""
 _MOST_TOKENS = 1 << 20
 """About the longest context; vLLM itself refuses more tokens than its model's."""
 _MULTIPLIERS = frozenset({"n", "logprobs", "top_logprobs", "prompt_logprobs"})
@@ -31,8 +31,8 @@ def check_answer_size(
 ) -> None:
     """Raises BadRequest if a request to generate may have an answer of more than `limit` bytes.
 
-    `most_alternatives`: what -1 stands for, which is all. `at_once`: bytes of log probabilities of
-    generated tokens in an answer that is not streamed, which vLLM makes in one turn of its loop.
+    `most_alternatives`: for -1, which asks for all. `at_once`: bytes of generated tokens' log
+    probabilities in an answer that is not streamed: vLLM makes these in one turn of its event loop.
     """
     if _MULTIPLIERS.isdisjoint(fields) and n_prompts * _MOST_TOKENS * _TOKEN_BYTES <= limit:
         return  # the usual case

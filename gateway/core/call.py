@@ -4,10 +4,10 @@ The order is the same for all of them:
 
 1. the body: its size, then its syntax (`gateway/http/body.py`, `form.py`);
 2. its limits and shapes, and what the API of the endpoint reads in it (`_check`);
-3. the tenant and the headers (`_tenants_headers`);
+3. the headers of the tenant's call (`_tenants_headers`);
 4. the model, its pool's intake, the fields that need permission, the length of the prompt
    (`admission.admit`);
-5. what the job asks for: a header goes before a field of POST /jobs, that before `flotilla` in the
+5. the job's options: a header goes before a field of POST /jobs, that before `flotilla` in the
    endpoint's own body, and that before the pool's deadlines;
 6. the idempotency key;
 7. when it is submitted: full lanes and the tenant's quotas (`submitter.py`).
@@ -44,7 +44,7 @@ _INVOCATIONS = "/invocations"
 
 
 class JobOptions(NamedTuple):
-    """What a request asks of its job, beside the endpoint's own body. Empty or None: nothing."""
+    """The options of a job, beside the endpoint's own body. Empty or None: not set."""
 
     lane: str = ""
     on_disconnect: str = ""
@@ -59,7 +59,7 @@ _NO_OPTIONS = JobOptions()
 
 
 class Wrapped(NamedTuple):
-    """The call of an endpoint that a body of another shape stands for."""
+    """The call of an endpoint that a body of another shape contains."""
 
     endpoint: Endpoint
     fields: Mapping[str, Any]
@@ -79,7 +79,7 @@ class NewCall(NamedTuple):
     """Not to be submitted if the call has `joined` another."""
     prefer: Prefer | None
     background: EndpointStep | None
-    """What answers the call at once; None: the job is followed."""
+    """The step that answers the call at once; None: the job is followed."""
     keyed: bool
     """It has an idempotency key: the queue may have its job already."""
     joined: str = ""
@@ -98,7 +98,7 @@ class _Read(NamedTuple):
 async def new_call(
     gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap, *, attached: bool = True
 ) -> NewCall:
-    """The job of a request. `source`: the endpoint whose body it has, or what finds that in it.
+    """The job of a request. `source`: the endpoint whose body it has, or the function to find it.
 
     `attached`: its client waits for the answer. Raises what each step in the order above raises.
     """
@@ -177,7 +177,7 @@ async def read_object(
     use: Callable[[dict[str, Any]], T],
     max_bytes: int | None = None,
 ) -> T:
-    """What `use` makes of the JSON object in a body that makes no job.
+    """The result of `use` for the JSON object in a body that makes no job.
 
     Raises as read_body, parse_json and `use`.
     """
@@ -224,14 +224,14 @@ def _check(gateway: Gateway, call: Wrapped, raw: bytes) -> _Read:
 def _tenants_headers(incoming: Incoming) -> CallHeaders:
     """The headers of a tenant's request for a job. Raises BadRequest.
 
-    Every such request passes here once, after its body was checked and before the fleet is asked
-    for anything: a limit of a tenant's rate belongs here.
+    Every such request passes here once, after its body was checked and before its model is looked
+    up: a limit of a tenant's rate belongs here.
     """
     return call_headers(incoming.scope["headers"])
 
 
 def _with_options(job: NewJob, sent: CallHeaders, options: JobOptions) -> NewJob:
-    """The job with what its request asks for, where that differs from its pool's deadlines."""
+    """The job with the options of its request in place of its pool's deadlines."""
     if options is _NO_OPTIONS and not (sent.queue_deadline_s or sent.run_deadline_s):
         return job
     return job._replace(

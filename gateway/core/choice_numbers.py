@@ -22,7 +22,7 @@ class ChoiceNumbers:
         """Call it before `of` is called for these records. Raises StoreError."""
         if self._per_call is None and any(record.call for record in records):
             body, _ = await self._queue.stored_request(self._job_id)
-            # Several prompts may be large, and parsing them would hold up all streams.
+            # Several prompts may be large, and parsing them would delay all streams.
             self._per_call = await asyncio.to_thread(_choices_per_call, body)
 
     def of(self, call: int, choice: int) -> int:

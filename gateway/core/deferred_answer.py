@@ -66,7 +66,7 @@ class DeferredAnswer(JobAnswer):
         await super()._send_whole(whole, *headers)
 
     async def _answer_with_job(self) -> bool:
-        """Send 202 with the job; False, because the job goes on without this client."""
+        """Send 202 with the job; False: it has not ended, and goes on without this client."""
         if self._queued is not None:
             await self._queued
         job = await self._context.queue.get(self.job_id)

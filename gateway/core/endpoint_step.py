@@ -1,4 +1,4 @@
-"""What an API may add to the calls of an endpoint, whichever way they come (`Gateway.steps`)."""
+"""What an API may add to the calls of an endpoint, also as POST /jobs (`Gateway.steps`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shared.job.replies import JoinedJob
 
 
 class Prepared(Protocol):
-    """What a step has found in a body that was checked."""
+    """What a step has read in a body that was checked."""
 
     @property
     def conversation(self) -> str:
-        """The conversation that the call continues, in whose shard its job lies; empty: none."""
+        """The conversation that the call continues; its job lies in that shard. Empty: none."""
 
     @property
     def background(self) -> bool:
@@ -25,7 +25,7 @@ class Prepared(Protocol):
 
     @property
     def has_history(self) -> bool:
-        """The job's body gets more than what the client has sent."""
+        """The step adds earlier items to the body that the client has sent."""
 
 
 class EndpointStep(Protocol):
@@ -48,4 +48,4 @@ class EndpointStep(Protocol):
         """The answer to a call in the background that repeats an earlier one."""
 
     async def begins_at_once(self, job: Job) -> bool:
-        """Whether the first event of the job's stream was sent before a worker has made it."""
+        """Whether the gateway has sent the first event of the job's stream before its worker."""

@@ -1,8 +1,8 @@
 """Which entries of a job's log one client has had, and which one comes next. Pure.
 
 Entries come as live frames (`next_chunk`, `next_deltas`, `next_end`) and from the log (`add_part`).
-In both cases there is no gap, no repetition, and no good end of an answer that lacks tokens. A
-worker that continues the job of another one writes under the next generation: then, and whenever
+In both cases there is no gap and no repetition, and an answer that lacks tokens ends with an error.
+A worker that continues the job of another one writes under the next generation: then, and whenever
 Redis may have lost writes, the log is read from its first entry on and compared with what the
 client has had, by a running CRC-32. So a log in which other entries have taken the place of
 delivered ones is never continued. It may be read in parts, so that a long log needs little memory.
@@ -22,11 +22,11 @@ from shared.job.job_log import Delta, Entry, Journal, Prompt, read_journal, toke
 from shared.job.packing import pack
 
 MALFORMED = (ValueError, TypeError, LookupError)
-"""What reading a malformed journal or chunk raises."""
+"""The exceptions of reading a malformed journal or chunk."""
 
 
 class _Delivered(NamedTuple):
-    """What the client has had while the log is compared with it."""
+    """The entries that the client has had, while the log is compared with them."""
 
     seq: int
     """Number of the last entry."""

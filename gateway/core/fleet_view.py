@@ -25,7 +25,7 @@ from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.scale_store import ScaleStore
 
 _REFRESH_S = HEARTBEAT_S
-# The name of an unknown model causes a refresh, but not for each of a thousand wrong requests.
+# An unknown model causes a refresh, but a thousand such requests do not cause a thousand.
 _MIN_REFRESH_S = 0.25
 
 
@@ -43,8 +43,8 @@ class FleetView:
     ) -> None:
         """`pools`: those of flotilla.yaml are known from the start, with or without workers.
 
-        `allow_fields`: allowed for every pool, as in field_policy.py. `desired`: what operators
-        have asked for; None: nothing.
+        `allow_fields`: allowed for every pool, as in field_policy.py. `desired`: the states that
+        operators have requested; None: none.
         """
         self._allow_fields = tuple(allow_fields)
         self._pool_allows = {pool.name: pool.allow_fields for pool in pools.all} if pools else {}
@@ -55,7 +55,7 @@ class FleetView:
         """Every name that a request can have -> its model, or the first of its versions."""
         self.workers: list[WorkerInfo] = []
         self.heartbeats: list[Heartbeat] = []
-        """Of the same workers."""
+        """The heartbeats of the same workers."""
         self.losses = WorkerLosses()
         self.switches = Switches(frozenset(), frozenset())
         self.scales: dict[str, Scale] = {}
@@ -122,7 +122,7 @@ class FleetView:
     async def model(self, name: str, version: str = "") -> ModelInfo:
         """A model by a client's name for it, with or without workers; empty: the default model.
 
-        Of several versions, `version` names one; if it is empty, the weights decide each time anew.
+        Of several versions, `version` names one; if it is empty, each call draws one by weight.
         Raises ModelNotFound, NoWorker, BadRequest, and StoreError.
         """
         share = random.random()
@@ -151,7 +151,7 @@ class FleetView:
 
     def allowed_fields(self, pool: str) -> Collection[str]:
         """The fields that need permission and have it, in requests to this pool."""
-        return self._pool_allows.get(pool.partition("+")[0], self._allow_fields)
+        return self._pool_allows.get(pool_of(pool), self._allow_fields)
 
     async def set_default_version(self, name: str, version: str) -> None:
         """Send requests for `name` without a version to this one. Raises StoreError."""

@@ -35,15 +35,15 @@ class Answer(Protocol):
 
     @property
     def job_id(self) -> str:
-        """Of its job."""
+        """The id of its job."""
 
     @property
     def tenant(self) -> str:
-        """Whose job it is."""
+        """The tenant of its job."""
 
     @property
     def status(self) -> int:
-        """Of the response, once that has begun."""
+        """The status of the response, once that has begun."""
 
     @property
     def error(self) -> str:

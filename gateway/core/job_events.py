@@ -38,15 +38,15 @@ from shared.store.redis.depths import position
 _DONE = b"[DONE]"
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 _RETRY = b"retry: 1000\n"
-"""Goes into the first event: clients hand a block without data on as an empty event."""
+"""A part of the first event: alone it would be a block without data, an empty event to clients."""
 
 
 class _CutShort(Exception):
-    """An event is incomplete: the connection is closed, and the client comes back for it."""
+    """An event is incomplete: the connection is closed, and the client asks for it again."""
 
 
 class EventPosition(NamedTuple):
-    """What a client has had: entries up to number `entry`, and `chunks` chunks of the next one."""
+    """A client has the entries up to number `entry`, and `chunks` chunks of the next one."""
 
     entry: int
     chunks: int
@@ -67,7 +67,7 @@ class EventPosition(NamedTuple):
 async def events(context: StreamContext, job: Job, after: EventPosition) -> AsyncIterator[bytes]:
     """The events behind a position, up to the job's end, as bytes of the response.
 
-    Never raises FlotillaError, which becomes the last event; _CutShort if that is not possible.
+    A FlotillaError or StoreError becomes the last event. Raises _CutShort if that is not possible.
     """
     mode = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
     reader = context.relay.open(job.id, mode, after.entry)

@@ -137,7 +137,7 @@ class JobFactory:
 
 
 def _origin(endpoint: str, model: str, pool: str, lane: str) -> Origin:
-    """Of a job that the current request submits."""
+    """The origin of a job that the current request submits."""
     span = request_span.current()
     return NO_ORIGIN if span is None else Origin(span.submit(endpoint, model, pool, lane))
 

@@ -6,8 +6,8 @@ A filter is words with spaces between them; a job has to match all of them.
 |---|---|
 | `state:failed`, `state:queued,in_progress` | the state; of several values, any |
 | `model:qwen`, `endpoint:chat`, `error:worker_lost` | a part of the name |
-| `pool:p`, `lane:flex`, `worker:w-1`, `id:job_000*` | the whole name; `*` stands for any text |
-| `worker:` matches any attempt's worker | |
+| `pool:p`, `lane:flex`, `id:job_000*` | the whole name; `*` stands for any text |
+| `worker:w-1` | the same, of the worker of any attempt |
 | `tenant:team`, `tenant:*` | jobs of other tenants; needs an operator's key |
 | `since:1h`, `until:10m` | submitted within the last hour; before the last 10 minutes |
 | `ended:1h` | ended within the last hour |
@@ -54,7 +54,7 @@ class JobFilter:
     until_s: float = math.inf
     """Only jobs that were submitted before this time."""
     tenants: Values = ()
-    """The tenants whose jobs are asked for, with globs; empty: the caller's own."""
+    """The tenants whose jobs are searched, perhaps with `*`; empty: the caller's own."""
     tests: tuple[Callable[[Job], bool], ...] = ()
 
     def matches(self, job: Job) -> bool:
@@ -209,7 +209,7 @@ def _bad(word: str, why: str) -> BadRequest:
 
 
 def tenants_of(job_filter: JobFilter, own: str, known: list[str]) -> list[str]:
-    """The tenants whose jobs the filter asks for: of the known ones, and those that it names."""
+    """The tenants whose jobs are searched: the known ones that match, and those that it names."""
     if not job_filter.tenants:
         return [own]
     found = [name for name in sorted({*known, own}) if _any_is(job_filter.tenants, name)]

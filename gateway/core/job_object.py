@@ -77,8 +77,7 @@ async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]
 
 
 async def full(queue: JobQueue, fleet: FleetView, job: Job) -> Body:
-    """All fields, as JSON: position while it is queued, text so far once it was started, result if
-    it has one.
+    """All fields, as JSON: position while it is queued, text so far once it was started, result.
 
     The result is put in as the bytes that the worker has stored. `usage` is what the worker counted
     at the end, here as in a list. `usage_so_far` is the sum of the journal, over all attempts: for
@@ -103,7 +102,7 @@ async def full(queue: JobQueue, fleet: FleetView, job: Job) -> Body:
 
 
 async def _add_output(fields: dict[str, Any], queue: JobQueue, job: Job) -> None:
-    """The text and the usage that the log of a job that was started adds up to."""
+    """Add the text and the usage so far, from the log of a job that was started."""
     fields["text"], fields["choices"] = None, []
     try:
         transcript = await read_transcript(queue, job)

@@ -32,7 +32,7 @@ async def search(
 ) -> FoundJobs:
     """At most `limit` jobs before that time. Examines about `most_read` jobs at most.
 
-    Raises StoreError if any server is away.
+    Raises StoreError if any server can't be reached.
     """
     found: list[Job] = []
     rows_per_read = _ROWS if job_filter.tests else min(limit, _ROWS)

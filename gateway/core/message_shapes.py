@@ -132,7 +132,7 @@ ITEMS: Mapping[str, Fields] = {
     "additional_tools": {"role": one_of("developer"), "tools": listed, "id": maybe(text)},
     "item_reference": {"id": text},
 }
-"""The items that vLLM goes on with, by type. The gateway puts an item in place of a reference."""
+"""The items that vLLM accepts, by type. The gateway puts an item in place of a reference."""
 BLOCKS: Mapping[str, Fields] = {
     name: {
         **dict.fromkeys(("text", "id", "tool_use_id", "name", "tool_name"), maybe(text)),
@@ -186,7 +186,7 @@ _FUNCTION: Fields = {
 _ANY_PART = either(
     with_fields({"audio_url": maybe(text)}), with_fields({"image_pil": _NULL, "uuid": maybe(text)})
 )
-"""Two of vLLM's types of parts, which need nothing: what fits neither is wrong in several ways."""
+"""Two of vLLM's types of parts, without required fields: what fits neither has several errors."""
 _ANY_ROLE: Fields = {
     "content": optional(either(text, list_of(either(text, _ANY_PART)))),
     "name": optional(text),
@@ -261,7 +261,7 @@ def check_items(name: str, items: Any) -> None:
     """Raises BadRequest for the first item that can't be part of a response's input."""
     for at, item in objects(name, items):
         kind = item.get("type")
-        if kind is None and text(item.get("id")):  # of any fields, as far as vLLM's types say
+        if kind is None and text(item.get("id")):  # vLLM's types allow any other fields
             continue
         if kind == "message" and wrong_field(item, _ANSWER) is None:
             continue

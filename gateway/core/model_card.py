@@ -10,7 +10,7 @@ from shared.job.adapter_queues import pool_of
 
 
 def card_of(fleet: FleetView, model: ModelInfo) -> dict[str, Any]:
-    """VLLM's own card of a model, with what the fleet has for it."""
+    """VLLM's own card of a model, with the state of its pool as `flotilla`."""
     workers = fleet.workers_of(model.pool)
     serving = [worker for worker in workers if worker.state.serving]
     ours = {

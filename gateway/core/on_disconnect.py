@@ -1,6 +1,6 @@
 """What happens to a job that no client follows any more: `cancel`, `keep` or `keep_for=<seconds>`.
 
-The header `x-flotilla-on-disconnect` says so, or the field `on_disconnect` of the member `flotilla`
+The header `x-flotilla-on-disconnect` sets it, or the field `on_disconnect` of the member `flotilla`
 of a body. vLLM ignores that member, so bodies are passed on as they are.
 """
 

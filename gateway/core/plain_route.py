@@ -41,8 +41,6 @@ class PlainRoute:
     """The operation in the API's description."""
     applies: Callable[[Scope], bool] | None = None
     """For which requests of this method and path it is, if not for all."""
-    documented_as: tuple[str, ...] = ()
-    """The paths in the API's description, if not `path`."""
     _matches: Callable[[str], Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +57,7 @@ class PlainRoute:
 
 
 class PlainApplications:
-    """What the applications of all plain routes share; made with the gateway's application."""
+    """The objects that all plain routes share; made with the gateway's application."""
 
     __slots__ = ("access", "authenticator", "gateway", "metrics")
 
@@ -83,7 +81,7 @@ class PlainApplications:
         self.access.record(scope, error.status, received, request_id, error=code)
 
     async def write_lost_attempts(self, answer: Answer, span: request_span.RequestSpan) -> None:
-        """Of a traced job that has failed because its workers were lost: no further one does it."""
+        """Write the spans of a job that is out of attempts: no further worker writes them."""
         with contextlib.suppress(StoreUnavailable):
             job = await self.gateway.queue.get(answer.job_id)
             if job is not None:

@@ -1,4 +1,4 @@
-"""What a client that waits in silence is sent: a comment with the state of its job."""
+"""The comment with the state of its job that a client is sent while it gets no data."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Limits on a request's input: how many prompts, messages or documents one call may have, and how
-long.
+"""Limits on a request's input: the number and length of its prompts, messages and documents.
 
 vLLM refuses a prompt that is longer than its model's context, but only after it has tokenized all
 of it, and it accepts a text of any length if it is asked to truncate it, or only to tokenize it.
@@ -55,8 +54,7 @@ class PromptSize(NamedTuple):
 
 
 def check_input(policy: Policy, fields: Mapping[str, Any], settings: GatewaySettings) -> None:
-    """Raises BadRequest if a body has too many messages, prompts, or prompts times `n`, or asks for
-    too large an answer."""
+    """Raises BadRequest for too many messages, inputs or choices, or too large an answer."""
     limit = settings.max_sequences if policy.choices else settings.max_inputs
     most = 1
     for name in _FIELDS[policy.input]:
@@ -157,7 +155,7 @@ def _truncated_by(kind: InputKind, fields: Mapping[str, Any]) -> str:
         return "" if fields.get("truncate") == "NONE" else "texts"
     if kind is InputKind.RESPONSE:
         return "truncation" if fields.get("truncation") == "auto" else ""
-    for name in _TRUNCATION:  # a generator would cost more than all of this
+    for name in _TRUNCATION:  # a generator is slower
         if fields.get(name):
             return name
     return ""

@@ -51,18 +51,18 @@ _ANY_CHUNK = (_CHUNK, _LAST_CHUNK)
 
 
 class ReaderHost(Protocol):
-    """What readers use of their relay."""
+    """The part of the relay that readers use."""
 
     now: float
     """When the latest message came, on the monotonic clock in seconds."""
     gaps: dict[float, int]
     """Seconds between two writes to a client -> how many clients, for the current message."""
     buffer_bytes: int
-    """What one reader may buffer."""
+    """Bytes that one reader may buffer."""
 
     @property
     def source(self) -> Store:
-        """Where logs are read."""
+        """The store that logs are read from."""
 
     def schedule_wakeup(self, at: float) -> None:
         """Call `on_wakeup` of readers whose `wake_at` has come, at `at` or a little later."""
@@ -125,7 +125,7 @@ class Reader:
     # --- frames, from the relay ---
 
     def on_frame(self, frame: Frame) -> None:
-        """The relay has a frame of this job."""
+        """Called by the relay with each frame of this job."""
         _, seq, generation, kind, journal, payload = frame
         if kind in _ANY_CHUNK and self._state is _LIVE and self._mode is _CHUNKS:
             try:
@@ -192,7 +192,7 @@ class Reader:
         if self._order.accept(generation):
             self.on_frame(frame)
         elif generation > self._order.generation:
-            self.distrust()  # does it continue what was delivered?
+            self.distrust()  # the log shows whether it continues what was delivered
             self._notify()
 
     def _on_malformed(self, error: Exception) -> None:
@@ -206,7 +206,7 @@ class Reader:
         self._events.append(event)
         self._buffered_bytes += len(event.payload) if event.kind == _CHUNK else _EVENT_BYTES
         if self._buffered_bytes > self._host.buffer_bytes:
-            # A slow client: what it has not taken yet waits in the log, not in our memory.
+            # A slow client: what follows stays in the log, not in this process's memory.
             self._set_behind()
         self._notify()
 
@@ -218,7 +218,7 @@ class Reader:
         self._notify()
 
     def distrust(self) -> None:
-        """The log may lack what was delivered: read it whole before anything else is delivered."""
+        """The log may lack what was delivered: compare all of it before more is delivered."""
         self._order.read_whole()
         self._set_behind()
 
@@ -240,7 +240,7 @@ class Reader:
 
     @property
     def is_current(self) -> bool:
-        """What `next` has returned so far is all that the log had, and frames follow it."""
+        """`next` has returned all that the log had, and frames follow it."""
         return self._state is _LIVE
 
     @property
@@ -298,7 +298,7 @@ class Reader:
             silent = not self._notified
             self._notified = False
             if silent:
-                self._set_behind()  # is it silence, or a lost frame?
+                self._set_behind()  # a frame may have been lost
             events = await self._read()
             if events or silent or self._client_left:
                 return events

@@ -47,7 +47,7 @@ class ReceivedEvents:
         return self._left == 0
 
     def behind(self, data: bytes) -> bytes:
-        """What of the next part of the stream the client does not have.
+        """The rest of the next part of the stream, which the client does not have.
 
         Raises StreamReset if the events before it are others than those that the client has.
         """
@@ -67,7 +67,7 @@ class ReceivedEvents:
         return data[begin:]
 
     def check_end(self) -> None:
-        """The stream has no more. Raises StreamReset or BadRequest if the client has more."""
+        """Call it at the stream's end. Raises StreamReset or BadRequest if the client has more."""
         if self.complete or self.position.awaited:
             return
         after, there = self.position.after, self.position.after - self._left

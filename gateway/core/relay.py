@@ -27,13 +27,13 @@ from shared.store.redis.subscription import gateway_subscription
 log = logging.getLogger("flotilla.relay")
 
 _WAKEUP_INTERVAL_S = 0.1
-"""All readers are checked for due wake-ups at most so often."""
+"""Shortest time between two checks of all readers for due wake-ups."""
 _POLL_S = 0.5
 """Between two polls of Redis for jobs that have ended."""
 _WATCHES_AT_ONCE = 100
 _RETRY_S = 0.2
 _JOBS_PER_CALL = 1000
-"""Most jobs in one such call, which blocks Redis while it runs."""
+"""Most jobs in one poll, which blocks Redis while it runs."""
 
 
 class Relay:
@@ -48,14 +48,13 @@ class Relay:
         buffer_bytes: int,
     ) -> None:
         """`urls`: the Redis servers of the shards, in order. `buffer_bytes`: for one reader."""
-        self.source = queue
+        self.source = self._queue = queue
         self.buffer_bytes = buffer_bytes
         self.now = 0.0
         """When the latest message came, on the monotonic clock: one reading for all its frames."""
         self.gaps: dict[float, int] = {}
         """Seconds since the write before -> how many clients the current message was written to.
         Streams of one batch are written together, so this is one number for most."""
-        self._queue = queue
         self._metrics = metrics
         self._warn_malformed = logs.RareWarning(log)
         self._subscriptions = [
@@ -77,7 +76,7 @@ class Relay:
         metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))
 
     async def run(self) -> None:
-        """Receive for ever; ends by cancellation."""
+        """Receive until cancelled."""
         await asyncio.gather(
             *(subscription.run() for subscription in self._subscriptions),
             *(self._poll_ended_jobs(server) for server, _ in enumerate(self._subscriptions)),
@@ -176,7 +175,7 @@ class Relay:
                 for reader in self._readers.get(frame[0], ()):
                     reader.on_frame(frame)
         except Exception as error:
-            # The rest of the message is skipped; whatever it was, the logs have it.
+            # The rest of the message is skipped; the logs have its entries.
             self.report_malformed("", error)
             for server, _ in enumerate(self._subscriptions):
                 self._resync_server(server)
@@ -195,7 +194,7 @@ class Relay:
 
     async def _watch_again(self, server: int) -> None:
         """After each connect, watch the jobs of all readers: while this gateway was not subscribed
-        it may have been taken for dead, and out of their watchers."""
+        it may have been taken for lost, and removed from their watchers."""
         while True:
             await self._reconnected[server].wait()
             self._reconnected[server].clear()

@@ -1,4 +1,4 @@
-"""The one way in which a stored answer leaves: part by part, as fast as its client takes it."""
+"""Sends stored answers, part by part, as fast as their clients read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def send_body(
 async def _send_watched(
     receive: Receive, send: Send, status: int, headers: Headers, body: Body
 ) -> None:
-    """`send_body` that notices by itself if the client leaves."""
+    """`send_body` that watches for a disconnect itself."""
     left = False
 
     def on_client_left() -> None:

@@ -1,4 +1,4 @@
-"""What all answers and event streams of one gateway process share."""
+"""The objects that all answers and event streams of one gateway process share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Submits jobs to the queue in batches.
 
-The station before is `job_factory.py`, the one after `store/redis/job_queue.py`. Jobs that arrive
-while a call to a server is in flight are sent together in the next one.
+They come from `job_factory.py` and go to `shared/store/redis/job_queue.py`. Jobs that arrive while
+a call to a server is in flight are sent together in the next one.
 """
 
 from __future__ import annotations
@@ -60,17 +60,16 @@ class Submitter:
     ) -> asyncio.Future[str | None]:
         """A future that is done when the job is queued, or with the id of the job that it joins.
 
-        It fails with QueueFull, IdempotencyKeyReused or StoreError; `on_error` is called
-        with that error.
+        It fails with QueueFull, QuotaExceeded, IdempotencyKeyReused or StoreError; `on_error` is
+        called with that error.
         """
         queued: asyncio.Future[str | None] = self._loop.create_future()
         server = self._queue.server_of(job.shard)
         waiting = self._waiting[server]
         waiting.append(_Waiting(job, queued, on_error))
         if not self._calls[server] and len(waiting) == 1:
-            self._loop.call_soon(
-                self._send, server
-            )  # together with other jobs of this turn of the event loop
+            # Later, together with other jobs of this turn of the event loop.
+            self._loop.call_soon(self._send, server)
         return queued
 
     def _send(self, server: int) -> None:

@@ -9,7 +9,7 @@ from gateway.gateway_settings import GatewaySettings
 
 
 class Tenant(NamedTuple):
-    """A tenant and its keys. A key itself is kept nowhere."""
+    """A tenant, and how many keys it has."""
 
     name: str
     keys: int

@@ -1,4 +1,4 @@
-"""What the log of a job adds up to: the text and the usage of its answer so far."""
+"""The text and the usage of a job's answer so far, from its log."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from shared.store.interface import Store
 from shared.store.log_parts import LogTooLong, log_parts
 
 MOST_BYTES = 1 << 19
-"""Of a log that is added up: that of an answer of about 50,000 tokens. Log probabilities that were
-requested are in the log, too."""
+"""Of a log that is read for this: about 50,000 tokens. Log probabilities are in the log, too."""
 MOST_AT_ONCE = 1 << 16
 
 

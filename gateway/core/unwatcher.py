@@ -20,7 +20,7 @@ _RETRY_S = 1.0
 class Unwatcher:
     """The calls of `unwatch` of one gateway process that Redis has not confirmed yet.
 
-    They go on beyond the end of the requests. What becomes of a job is decided in
+    They outlast their requests. What happens to a job without watchers is decided in
     shared/store/redis/scripts/common/watchers.lua.
     """
 
@@ -32,7 +32,7 @@ class Unwatcher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, job_id: str, queued: asyncio.Future[Any] | None = None) -> None:
-        """A client of this job has left; does not wait. Retried while Redis is away.
+        """Call it when a client of this job has left; it does not wait, and retries for a while.
 
         `queued` is done once the job is in the queue; None: it is.
         """
@@ -41,7 +41,7 @@ class Unwatcher:
         task.add_done_callback(self._tasks.discard)
 
     async def drain(self) -> None:
-        """Wait for those that were started, but not longer than one retry takes."""
+        """Wait for those that were started, for one second at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RETRY_S):
                 await asyncio.gather(*self._tasks, return_exceptions=True)

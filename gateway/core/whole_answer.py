@@ -24,7 +24,7 @@ class WholeAnswer(NamedTuple):
 
 
 def whole_answer(queue: Store, job: Job) -> WholeAnswer | None:
-    """What the worker answered; None if that was streamed. Raises the error of any other end."""
+    """The worker's answer; None if that was streamed. Raises the error of any other end."""
     if job.result_bytes:
         headers = tuple((k.encode("latin-1"), v.encode("latin-1")) for k, v in job.headers.items())
         return WholeAnswer(job.status, job.content_type, Body(b"", queue, job), headers)
@@ -36,7 +36,7 @@ def whole_answer(queue: Store, job: Job) -> WholeAnswer | None:
 async def answer_at_end(queue: Store, job_id: str, last: LogEvent) -> WholeAnswer | None:
     """The answer of a job whose last event this is; None if it was streamed and is complete.
 
-    Raises the error that stands for a job that ended otherwise.
+    Raises the error of a job that ended otherwise.
     """
     if last.kind == FrameKind.DONE:
         return None

@@ -1,4 +1,4 @@
-"""What an API's folder registers (`gateway/apis/table.py`)."""
+"""An API as its folder registers it in `gateway/apis/table.py`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Api:
     """One API: its routes, and the objects behind them."""
 
     routers: tuple[APIRouter, ...] = ()
-    """What FastAPI serves."""
+    """Those that FastAPI serves."""
     plain: tuple[PlainRoute, ...] = ()
-    """What may answer with a stream of tokens."""
+    """Routes whose answers may be streams of tokens."""
     schemas: Mapping[str, Schema] = field(default_factory=dict)
     """The bodies that are passed on unchanged, by the names that `plain` refers to."""
     start: Callable[[Gateway], None] | None = None

@@ -37,7 +37,7 @@ CALL_HEADERS: tuple[Schema, ...] = (
     header("x-flotilla-queue-deadline", NUMBER, "seconds until it has to have started"),
     header("x-flotilla-run-deadline", NUMBER, "seconds from its first start to its end"),
 )
-"""Of every request that creates a job."""
+"""The headers of every request that creates a job."""
 PREFER: Schema = header("Prefer", TEXT, _PREFER)
 
 
@@ -53,14 +53,14 @@ CALL_ERRORS: Kinds = (
     errors.QueueFull,
     errors.QuotaExceeded,
 )
-"""Of every request that creates a job."""
+"""The errors of every request that creates a job."""
 ANSWER_ERRORS: Kinds = (
     errors.UnknownRoute,  # of a worker that does not have the endpoint
     errors.StreamReset,
     errors.AnswerTooLarge,
     *_with_subclasses(errors.JobFailed),
 )
-"""Of every request that is answered with the answer of a job."""
+"""The errors of every request that is answered with the answer of a job."""
 
 
 def endpoint_routes(*paths: str, further: Kinds = ()) -> tuple[PlainRoute, ...]:

@@ -89,7 +89,7 @@ def _complete(operation: Schema, method: str, path: str) -> None:
         answer.setdefault("description", "The job; there is no answer yet")
         shown = answer.get("content", {}).get(_JSON, {})
         if name := shown.get("schema", {}).get("$ref"):
-            shown["schema"] = {"$ref": name}  # without what FastAPI has found in its place
+            shown["schema"] = {"$ref": name}  # without what FastAPI has put beside it
     for kind in _errors_of(operation, method, path):
         add_error(answers, kind)
     answers["4XX"] = answers["5XX"] = {"description": "Another error"}
@@ -100,7 +100,7 @@ def _complete(operation: Schema, method: str, path: str) -> None:
 
 
 def _errors_of(operation: Schema, method: str, path: str) -> Iterator[type[FlotillaError]]:
-    """Those that a route has whatever it does."""
+    """The errors that follow from a route's method and path."""
     yield from _EVERYWHERE
     if method not in ("get", "head", "options"):
         yield from (errors.ForeignSite, errors.UnsupportedMediaType)

@@ -1,9 +1,9 @@
-"""Authentication: an API key stands for a tenant. Keys are stored and compared as SHA-256 hashes.
+"""Authentication: each API key belongs to a tenant. Keys are compared as SHA-256 hashes.
 
 Wrong keys are counted and logged by address, and answered late if there are many, so that guessing
 is visible and slow. A valid key is never delayed: tenants behind one proxy share its address, and
-one of them must not lock out the others. A client that opens a connection for each guess is not
-slowed down, only counted and refused.
+one of them must not lock out the others. A client with many connections is not slowed down: but for
+a few delayed answers, its guesses are refused at once.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ _MEDIA_TYPES = {BodyKind.JSON: b"application/json", BodyKind.MULTIPART: b"multip
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SMALL_BYTES = 1 << 16
-"""A smaller body is parsed on the event loop: 4 ms at worst, and a thread costs time, too."""
+"""A smaller body is parsed on the event loop: in 4 ms at most, and a thread costs time, too."""
 _COUNT_BYTES = 1 << 18
 """Bytes whose values are counted at once."""
 MAX_DEPTH = 128
-"""Levels of objects and lists in a body. Code that walks through it recursively is vLLM's."""
+"""Levels of objects and lists in a body, which vLLM and our checks walk through recursively."""
 _thread = ThreadPoolExecutor(1, "bodies")
 
 

@@ -1,4 +1,4 @@
-"""Headers that a client may send with a request that creates work."""
+"""Headers that a client may send with a request that creates a job."""
 
 from __future__ import annotations
 

@@ -51,8 +51,7 @@ uvicorn stops reading at the first one."""
 class Connection(HttpToolsProtocol):
     """uvicorn makes one for each connection that it accepts."""
 
-    # Slots, because with more than 30 attributes in one dict each instance gets keys of its own,
-    # of 1.4 KB.
+    # Slots: with more than 30 attributes, the dict of each instance would take 1.4 KB for its keys.
     __slots__ = (
         "_all",
         "_discarded_bytes",
@@ -74,10 +73,8 @@ class Connection(HttpToolsProtocol):
         self.source = ""
         """The client's address, see `auth.source_of`."""
         self.peer = Peer()
-        self.app_state = {
-            **self.app_state,
-            PEER: self.peer,
-        }  # copied into the `state` of each request
+        # uvicorn copies it into the `state` of each request.
+        self.app_state = {**self.app_state, PEER: self.peer}
         self.deadline = inf
         """Monotonic time by which the client has to send or read something; infinite: no limit."""
         self.was_waiting = False
@@ -121,8 +118,8 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: parse what the client has sent."""
         if self._refused or self._upgrading:
-            # Still read, because closing with unread data resets the connection and the client
-            # could lose its answer; but not for ever, because reading costs time.
+            # Still read: closing with unread data resets the connection, and the client could lose
+            # its answer. Limited, because reading costs time.
             self._discarded_bytes += len(data)
             if self._discarded_bytes > _MAX_DISCARDED_BYTES:
                 self.drop()

@@ -51,7 +51,7 @@ def most_connections(descriptors: int, redis_servers: int) -> int:
 
 
 class LimitedConnection(Protocol):
-    """What the limits need of a connection (connection.py)."""
+    """The part of a connection that the limits use (connection.py)."""
 
     source: str
     """The client's address, see `auth.source_of`."""

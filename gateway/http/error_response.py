@@ -1,4 +1,4 @@
-"""The one place where errors become HTTP answers, in OpenAI's shape or Anthropic's."""
+"""Turns errors into HTTP answers, in OpenAI's shape or Anthropic's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def to_flotilla_error(error: Exception) -> FlotillaError:
 
 
 def install(app: FastAPI, metrics: GatewayMetrics) -> None:
-    """Answer every exception that leaves a route; what is left is for `middleware.RequestId`."""
+    """Answer these exceptions of routes; `middleware.RequestId` answers all others."""
 
     async def on_error(request: Request, error: Exception) -> Response:
         return error_response(to_flotilla_error(error), metrics, request.scope)

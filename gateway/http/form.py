@@ -1,4 +1,4 @@
-"""A body that is a form with a file: its fields, parsed once. The file is only measured.
+"""A body that is a form with a file: its fields, parsed once. The file itself is not read.
 
 vLLM parses the form again, with the same library through Starlette; both must understand the same,
 so that names that are there twice are refused.
@@ -27,7 +27,7 @@ _MAX_DIGITS = 16
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 """What vLLM reads as a boolean, as far as clients send it; it ignores case."""
 
-# It warns of every form that is not valid: clients get that as an answer.
+# It warns of every invalid form, which is answered with an error.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
@@ -35,8 +35,7 @@ async def parse_form(body: bytes, scope: Scope, use: Callable[[dict[str, Any]], 
     """Call `use` with the text fields of a form that the gateway checks, and return its result.
 
     `stream` is a boolean and `n` a number where their texts are. `use` is called in a thread if the
-    form is large.
-    Raises BadRequest, and what `use` raises.
+    form is large. Raises BadRequest, and what `use` raises.
     """
     boundary = _checked_boundary(body, scope)
     if len(body) <= _SMALL_BYTES:
@@ -45,7 +44,7 @@ async def parse_form(body: bytes, scope: Scope, use: Callable[[dict[str, Any]], 
 
 
 def without_boundary(body: bytes) -> bytes:
-    """What two sendings of the same form have in common: clients draw a new boundary for each."""
+    """The form without its boundary, of which clients make a new one each time they send a form."""
     return body.replace(boundary_in(body), b"")
 
 
@@ -83,7 +82,7 @@ def _checked_boundary(body: bytes, scope: Scope) -> bytes:
 
 
 class _Form:
-    """Gathers what the parser finds."""
+    """Gathers the fields that the parser finds."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
@@ -97,7 +96,7 @@ class _Form:
         self._text = bytearray()
 
     def callbacks(self) -> dict[str, Callable[..., None]]:
-        """What the parser calls, by its names."""
+        """By the names that the parser calls them."""
         return {
             "on_part_begin": self._begin_part,
             "on_header_field": self._add_to_header,

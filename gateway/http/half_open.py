@@ -1,4 +1,4 @@
-"""Half-open connections: the client's machine or network is gone, and no packet has said so.
+"""Half-open connections: the client's machine or network is gone, and sent no packet to close them.
 
 The kernel detects them: it resends what is not acknowledged, and probes connections on which
 nothing is sent. Without these limits it would try for about 15 minutes, and probe nothing.

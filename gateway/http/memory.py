@@ -12,17 +12,9 @@ from weakref import WeakSet
 
 _AFTER_S = 1.0
 """By then most of a request's memory is freed, and one call serves many requests."""
-
-
 _waiting: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-
-
-def _malloc_trim() -> Any:
-    """The function of glibc; None with another C library."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-
-_trim = _malloc_trim()
+_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""The function of glibc; None with another C library."""
 
 
 def return_soon() -> None:

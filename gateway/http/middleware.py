@@ -35,7 +35,7 @@ ADMIN_PATHS = frozenset(OPERATOR_PATHS)
 
 
 def needs_admin(method: str, path: str) -> bool:
-    """Whether a request needs an operator's key: it shows or changes what is not one tenant's."""
+    """Whether a request needs an operator's key, because it concerns more than one tenant."""
     if path.startswith("/admin/"):
         return path not in TENANT_PATHS
     changes = method not in ("GET", "HEAD", "OPTIONS")
@@ -126,9 +126,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if (
-            scope["type"] == "websocket"
-        ):  # there are none here; without this line they would pass without a key
+        if scope["type"] == "websocket":  # no route takes any, and this check is for HTTP only
             await send({"type": "websocket.close", "code": 1008})
             return
         # The path of the scope: neither the Host header nor a root path can change it.

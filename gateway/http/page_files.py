@@ -1,7 +1,7 @@
 """The files of the page in gateway/page/, read once, with the headers that they are served with.
 
-The page is static: it holds nothing of the fleet, so it needs no key. It loads nothing from other
-hosts and runs nothing that is not one of these files: the policy below has a browser refuse both.
+The page is static: it has no data of the fleet, so it needs no key. It loads nothing from other
+hosts and runs no script but these files: under the policy below, a browser refuses both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _page_file(name: str, content: bytes) -> PageFile:
     headers = {
         "content-type": _MEDIA_TYPES[suffix],
         "etag": f'"{hashlib.sha256(content).hexdigest()[:16]}"',
-        # Asked for each time, so that the files of one release are never mixed with another's.
+        # Revalidated each time, so that files of two releases are never mixed.
         "cache-control": "no-cache",
         "content-security-policy": _POLICY,
         "cross-origin-opener-policy": "same-origin",

@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_PREFERENCE = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+')
+_PREFERENCE = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # without an end quote, up to the end
 _WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,7})"?', re.IGNORECASE)
 
 
 class Prefer(NamedTuple):
-    """What a request prefers."""
+    """The known preferences of a request."""
 
     respond_async: bool = False
     wait_s: int | None = None
-    """None: it does not say."""
+    """None: without `wait`."""
 
     def applied(self, *, in_time: bool) -> bytes:
         """The header `Preference-Applied` of an answer that is complete `in_time`, or of a 202."""

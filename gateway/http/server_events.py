@@ -1,4 +1,4 @@
-"""Server-sent events: the bytes that the gateway puts around what vLLM has made."""
+"""Server-sent events: the bytes of the gateway's own events, and the data in those of vLLM."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def cycle_of(bound: Any) -> RequestResponseCycle | None:
 class TransportWriter:
     """A ChunkWriter that writes chunks of a chunked response onto the transport."""
 
-    # Between two tokens of a stream its objects have left the processor's caches, so the cost is
-    # the number of objects that are read.
+    # Between two tokens of a stream its objects are no longer in the processor's caches, so the
+    # cost depends on how many objects are read.
     __slots__ = ("_transport",)
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -139,7 +139,7 @@ def on_disconnect(cycle: RequestResponseCycle, callback: Callable[[], None]) -> 
 
 
 class DisconnectEvent:
-    """What uvicorn sets when a request's state changes, and when its client has left.
+    """The event that uvicorn sets when a request's state changes, and when its client has left.
 
     It has the methods of asyncio.Event that uvicorn calls, and makes one only if that waits: each
     open stream has one of these, and an asyncio.Event takes 0.9 KB.
@@ -174,5 +174,5 @@ class DisconnectEvent:
                 callback()
 
     def stop(self) -> None:
-        """Call nothing any more, and break the reference cycle with uvicorn's."""
+        """Stop calling the callback, and break the reference cycle with uvicorn's request cycle."""
         self._watched = None

@@ -1,7 +1,7 @@
 """What `connection.py` needs of uvicorn's HttpToolsProtocol, which is private; checked at start.
 
-With uvicorn's own class a gateway would serve without limits on clients that have no key. So it
-refuses to start with a uvicorn that is not as expected.
+With uvicorn's own class a gateway would have no limits on clients without a key. So it does not
+start with a uvicorn that is not as expected.
 """
 
 from __future__ import annotations

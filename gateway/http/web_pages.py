@@ -1,16 +1,16 @@
-"""What web pages may ask of a gateway: its own page all, those of other sites to change nothing.
+"""Checks of requests that web pages send: those of other sites may not change anything.
 
-A browser sends what any page asks of it to every address that its machine reaches, so also to a
-gateway without keys on 127.0.0.1. Three checks, each for one way to do that:
+A browser sends requests of any page to every address that its machine reaches, so also to a
+gateway without keys on 127.0.0.1. Three checks, each against one such attack:
 
 1. **Host**, without keys: a page whose own name resolves to the gateway's address (DNS rebinding)
    is of the same origin for the browser. That name is in `Host`, so only the machine's own names,
    IP addresses and `FLOTILLA_ALLOWED_HOSTS` are answered. With keys such a page has none to send.
-2. **Origin and Sec-Fetch-Site** of what changes something: a page of another site can send it, but
-   not read the answer. The browser says where it comes from; other clients send neither header.
-3. **Content type** of what changes something, without keys: the three types that a page may send
-   across sites without asking first, and a body without a type, are refused, also where no body is
-   read.
+2. **Origin and Sec-Fetch-Site** of requests that change something: a page of another site can send
+   them, but not read the answer. Browsers send these headers, other clients neither.
+3. **Content type** of requests that change something, without keys: the three types that a page may
+   send across sites without a CORS preflight request, and a body without a type, are refused, also
+   where no body is read.
 
 Where a body is read, its type is checked with keys, too (body.py); two endpoints take forms.
 """
@@ -73,7 +73,7 @@ class WebPages:
         )
 
     def _check_site(self, host: bytes, origin: bytes, site: bytes) -> None:
-        # Where a browser says it itself, that counts: a proxy may have changed `Host`.
+        # Sec-Fetch-Site goes before the comparison with `Host`, which a proxy may have changed.
         if site in (b"same-origin", b"none"):
             return
         where = origin.rpartition(b"://")[2].lower()
@@ -106,7 +106,7 @@ def _name_in(host: bytes) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """No page of another site is at an address that is typed as an address: there is no name."""
+    """Whether it is an IP address, which DNS rebinding can't use: that needs a name."""
     try:
         ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
     except ValueError:

@@ -21,7 +21,7 @@ _PUMP_REST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run, and whether the terminal shows its stdout."""
+    """A program to run, and whether the terminal shows its stdout."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -71,7 +71,7 @@ class Child:
     async def end(self) -> int:
         """Its exit status, or minus the signal that killed it, once its whole group is gone."""
         status = await self._process.wait()
-        # An engine process outlives a killed worker; the group has no other use after the worker.
+        # An engine process outlives a killed worker; the group has only processes of the worker.
         self.kill()
         # A process that left the group may still hold the pipe.
         await asyncio.wait({self._pump}, timeout=_PUMP_REST_S)
@@ -97,7 +97,7 @@ async def _pump(read_fd: int, log_fd: int, show: Callable[[str], None]) -> None:
     unfinished = b""
     try:
         while chunk := await reader.read(_CHUNK_BYTES):
-            # A full disk costs the log, never the process: an unread pipe would stop it.
+            # Without room on the disk the pipe is still read: else the process would stop.
             with contextlib.suppress(OSError):
                 os.write(log_fd, chunk)
             *lines, unfinished = (unfinished + chunk).split(b"\n")

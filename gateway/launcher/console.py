@@ -14,7 +14,7 @@ _TAIL_BYTES = 16 * 1024
 
 
 class Console:
-    """Writes to stdout; the fleet keeps running when the terminal has been closed."""
+    """Writes to stdout, without an error when the terminal has been closed."""
 
     def __init__(self, names: Iterable[str], *, colours: bool) -> None:
         names = list(names)

@@ -1,6 +1,6 @@
 """Which GPUs a worker of `flotilla up` gets. Pure, except `gpus`, which runs nvidia-smi.
 
-Two engines on one GPU would each want all of its memory.
+Two engines on one GPU would each try to allocate all of its memory.
 """
 
 from __future__ import annotations

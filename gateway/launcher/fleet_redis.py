@@ -1,4 +1,4 @@
-"""The Redis of one `flotilla up`: its own, or one that runs already."""
+"""The Redis of one `flotilla up`: one that it starts, or one that runs already."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MakeService = Callable[[str, Callable[[], Command], Callable[[], Awaitable[bool]
 
 
 class CannotStartError(Exception):
-    """Why nothing was started; the message says what to do."""
+    """Nothing was started; the message is the reason, and what to do."""
 
 
 class FleetRedis:
@@ -73,7 +73,7 @@ class FleetRedis:
         self.service = self._make_service("redis", lambda: command, self._answers)
 
     async def check_format(self) -> None:
-        """Raise CannotStartError if it holds another release's data: one message, not four."""
+        """Raise CannotStartError for another release's data, before each process fails with it."""
         urls = self._settings.all_redis_urls if self.service is None else [self.url]
         try:
             await refuse_other_format(urls, self._settings.shards)

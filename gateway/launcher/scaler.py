@@ -1,6 +1,6 @@
 """Starts and drains the workers of `flotilla up --autoscale` as the autoscaler decides.
 
-The maintenance process decides; this reads its decision from Redis every second and acts on it.
+The maintenance process decides; `Scaler` reads its decision from Redis every second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.store.redis.scale_store import ScaleStore
 
 _INTERVAL_S = 1.0
 _TRY_AGAIN_S = 300.0
-"""Wait after a worker did not become ready although others had: there may be no room for it."""
+"""Wait after a worker did not become ready although others had: it may lack memory or a GPU."""
 
 
 class Scaler:
@@ -35,7 +35,7 @@ class Scaler:
         grace_s: float,
         say: Callable[[str], None],
     ) -> None:
-        """`start` runs a service's coroutine as a task; `grace_s` is what a worker gets to end."""
+        """`start` runs a service's coroutine as a task; `grace_s`: time for a worker to end."""
         self._workers = workers
         self._pool = pool
         self._registry = Registry(redis)
@@ -45,14 +45,13 @@ class Scaler:
         self._say = say
         self._stops: dict[int, asyncio.Task[None]] = {}
         self._one_served = False
-        self._room: tuple[float, int] | None = (
-            None  # (time, workers): until then, no more workers than these
-        )
+        # (time, workers): until then, no more workers than these.
+        self._room: tuple[float, int] | None = None
 
     async def run(self) -> None:
         """Act on the decision every second."""
         while True:
-            # While Redis is away the workers stay as they are; other processes log the problem.
+            # Without Redis the workers stay as they are; other processes log the problem.
             with contextlib.suppress(StoreError, OSError):
                 await self.act()
             await asyncio.sleep(_INTERVAL_S)
@@ -76,7 +75,7 @@ class Scaler:
         return service
 
     async def _plan(self) -> Plan | None:
-        """What to start and drain; None while there is no current decision."""
+        """The workers to start and drain; None while there is no current decision."""
         now_s, scales = await self._store.read([self._pool])
         scale = scales.get(self._pool)
         if scale is None or scale.stale(now_s):

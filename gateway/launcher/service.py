@@ -1,4 +1,4 @@
-"""A process that is kept running: started, watched until ready, and started again when it dies."""
+"""A process that is kept running: started, watched until ready, started again when it has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S = 0.2
 
 
 class GaveUpError(Exception):
-    """A process that never served is not started again; the message says which and why."""
+    """A process that never served is not started again; the message has its name and the reason."""
 
 
 @dataclass(frozen=True, slots=True)

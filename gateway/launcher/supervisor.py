@@ -1,9 +1,9 @@
 """Starts and stops the processes of one `flotilla up` in the right order.
 
 Redis starts first, then the gateway, the maintenance process and the workers of all pools together.
-At the end the workers stop first (they drain), then the gateway (clients still read their streams
-from it), then Redis. service.py keeps one process alive; scaler.py decides how many workers of a
-pool run where the autoscaler does.
+At the end the workers stop first (they drain), then the gateway, from which clients still read, and
+the maintenance process, then Redis. service.py keeps one process running; scaler.py carries out the
+autoscaler's decisions.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Supervisor:
         self._http = httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False)
 
     async def run(self) -> int:
-        """Serve until a signal, or until a process can't be kept alive; the exit status."""
+        """Serve until a signal, or until a process can't be kept running; the exit status."""
         with self._signals(), self._at_end:
             serving = asyncio.create_task(self._serve(), name="serve")
             stop = asyncio.create_task(self._stop.wait(), name="stop")
@@ -272,7 +272,7 @@ class Supervisor:
         except (GaveUpError, OSError) as error:
             self._say(f"{error}; the other processes keep running")
 
-    # --- asking ---
+    # --- the state of the processes ---
 
     @property
     def _gateway_url(self) -> str:
@@ -346,7 +346,7 @@ class Supervisor:
         await asyncio.wait({draining, *self._running.values()})
 
     async def _drain(self) -> None:
-        """Stop everything in order. From now on a signal forces the end, as the second one."""
+        """Stop everything in order. From now on a signal forces the end, as a second one does."""
         self._stop.set()
         workers = [each for of in self._workers.values() for each in of.services.values()]
         if workers:

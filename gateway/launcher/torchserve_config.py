@@ -27,12 +27,12 @@ _NO_MEANING = frozenset(
         "useJobTicket",
     }
 )
-"""What vLLM's own continuous batching and the queue do without being asked."""
+"""Options of what vLLM's continuous batching and the queue always do, or do in another way."""
 _READ = frozenset({"clientTimeoutInMills", "handler", "parallelLevel", "responseTimeout"})
 
 
 class Converted(NamedTuple):
-    """What a model_config.yaml means here."""
+    """A model_config.yaml as a flotilla.yaml."""
 
     file: dict[str, Any]
     """The content of a flotilla.yaml."""

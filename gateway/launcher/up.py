@@ -32,8 +32,7 @@ async def up(
 ) -> int:
     """Run everything until Ctrl-C; the process's exit status.
 
-    `workers` is how many there are, unless `settings.autoscale` says between which numbers, or
-    flotilla.yaml lists the pools.
+    `workers`: their number, unless `settings.autoscale` has a range or flotilla.yaml has pools.
     """
     try:
         pools = _pools(settings, workers)

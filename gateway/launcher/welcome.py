@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class PoolLine(NamedTuple):
-    """What the user reads of one pool."""
+    """A pool, for its line of the text."""
 
     name: str
     served_names: tuple[str, ...]
@@ -47,7 +47,7 @@ def welcome(
     logs: Path,
     with_key: bool,
 ) -> str:
-    """What the user reads when everything serves; the example asks `model`."""
+    """The text when everything serves, with an example call of `model`."""
     body = {
         "model": model,
         "stream": True,

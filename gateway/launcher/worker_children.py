@@ -1,6 +1,6 @@
 """The workers of one pool in a `flotilla up`: their numbers, names, ports and devices.
 
-service.py keeps each of them alive; supervisor.py and scaler.py decide how many there are.
+service.py keeps each of them running; supervisor.py and scaler.py start and drain them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MakeService = Callable[[str, Callable[[], Command], Callable[[], Awaitable[bool]
 
 
 class Workers:
-    """The running workers by number. A worker's number and port are free again when it has left."""
+    """The running workers by number. A worker's number and port are free again after its end."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Workers:
         pool: str = "",
         used_ports: dict[str, int] | None = None,
     ) -> None:
-        """`devices`: see devices.py. `pool`: stands in the names of the workers if it is not empty.
+        """`devices`: see devices.py. `pool`: a part of the workers' names, if it is not empty.
 
         `used_ports`: by worker's name, of all pools; this changes it.
         """

@@ -28,7 +28,7 @@ class Broker(NamedTuple):
     prefix: str
     """Of all its keys."""
     transport_options: dict[str, Any]
-    """What Celery needs beside the URL; not empty behind Sentinel only."""
+    """Options that Celery needs beside the URL; empty without Sentinel."""
 
 
 def celery_redis_url(settings: MaintenanceSettings) -> str:

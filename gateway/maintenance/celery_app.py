@@ -31,7 +31,7 @@ _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 def create_app(settings: MaintenanceSettings, run: Callable[[str], None]) -> Celery:
     """The application; its tasks call `run` with the task's name. Raises SettingsError."""
     register(SERIALIZER, json.dumps, _load_message, CONTENT_TYPE, "utf-8")  # type: ignore[no-untyped-call]
-    # Without fixups and a loader's file, nothing but `configuration` configures it.
+    # Without fixups and a loader's file, only `configuration` configures it.
     app = Celery("flotilla", fixups=(), set_as_current=False)
     app.conf.update(configuration(settings))
     for name in celery_intervals(settings):
@@ -72,7 +72,7 @@ def configuration(settings: MaintenanceSettings) -> dict[str, Any]:
             "socket_keepalive": not where.url.startswith("redis+socket:"),
             "health_check_interval": 10,
         },
-        # Without end, at start too: a process that is started again would find the same Redis.
+        # Without a limit, at start too: another process would find the same Redis.
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
         # A message is data, never code.
@@ -81,7 +81,7 @@ def configuration(settings: MaintenanceSettings) -> dict[str, Any]:
         "task_ignore_result": True,
         "task_default_queue": "maintenance",
         "task_create_missing_queues": False,
-        # A task whose worker dies runs again.
+        # A task whose worker has ended runs again.
         "task_acks_late": True,
         "task_publish_retry": False,  # beat's next message is the retry
         # 0 is no limit; the solo pool runs one task after the other anyway. With a limit of 1,

@@ -1,7 +1,7 @@
 """`python -m gateway.maintenance.celery_worker`: Celery's worker and beat in one process.
 
-celery_process.py starts it, and starts it again when it ends, for example at a message that is not
-even JSON.
+celery_process.py starts it, and starts it again when it ends, for example because a message is not
+JSON at all.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def main() -> None:
     logs.set_up(settings.log_level, settings.log_format)
     for library in ("celery", "kombu"):
         logs.show_warnings(library, settings.log_format)
-    # While Redis is away the worker logs that in one line; beat would add a traceback a second.
+    # Without Redis the worker logs that in one line; beat would add a traceback a second.
     logging.getLogger("celery.beat").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", category=SecurityWarning)  # root in a container is no risk
     with asyncio.Runner() as runner:
         tasks = MaintenanceTasks(settings, load_pools(settings))
         app = create_app(settings, lambda name: runner.run(tasks.run(name)))
-        app.set_default()  # in all threads: parts of Celery look for their application there
+        app.set_default()  # of all threads: some parts of Celery use the default application
         # Beat as a thread, whose schedule is in memory: no more processes, no file.
         beat = EmbeddedService(app, thread=True, scheduler_cls=Scheduler)
 
         def keep_logging(**_: Any) -> None:
-            """With a receiver of this signal, Celery leaves logging alone."""
+            """With a receiver of this signal, Celery does not configure logging."""
 
         def start_beat(**_: Any) -> None:
             beat.start()

@@ -22,12 +22,12 @@ log = logging.getLogger("flotilla.maintenance")
 
 STEPS_PER_ROUND = 200
 ROUND_S = 5.0
-"""The other Celery tasks wait meanwhile."""
+"""Longest time of one round; the other Celery tasks wait meanwhile."""
 _MAX_IDS_LOGGED = 5
 
 
 class Housekeeping:
-    """Remembers from one round to the next where each server's scan stopped."""
+    """Repairs and pruning; each round continues the servers' scans where the last one stopped."""
 
     def __init__(self, queue: JobQueue, registry: Registry) -> None:
         self._queue = queue

@@ -1,7 +1,7 @@
 """The liveness file: the maintenance process touches it while it works; the health check reads it.
 
-The process listens on no port. It goes on touching the file while Redis is away: a restart would
-not help then.
+The process listens on no port. It touches the file also while Redis can't be reached: a restart
+would not help then.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def remove(settings: MaintenanceSettings) -> None:
 
 
 def problem(settings: MaintenanceSettings) -> str:
-    """Why the maintenance process is taken for dead; empty if it is alive."""
+    """Why the maintenance process counts as dead; empty if it is alive."""
     try:
         age_s = time.time() - path(settings).stat().st_mtime
     except OSError as error:

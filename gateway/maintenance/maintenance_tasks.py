@@ -1,8 +1,8 @@
-"""The maintenance tasks: what runs, how often, and that one process of the fleet does it a round.
+"""The maintenance tasks: what runs and how often, in one process of the fleet for each round.
 
 A new periodic task is added here. Celery runs those of `celery_intervals` (celery_app.py); those of
-`timer_intervals` must not wait behind them and run on the main process's event loop (process.py).
-Every task may run twice, or not at all in one round: the next round does it.
+`timer_intervals` must not wait for them and run on the main process's event loop (process.py).
+A task may run twice in a round, or not at all: then the next round does the work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TIMEOUT_S = 20.0
 """A round that takes longer is cancelled."""
 _PRUNE_INTERVAL_S = 600.0
 _LOCKED_SHARE = 0.9
-"""Of an interval. Not all of it: a timer that fires a little early must not miss its round."""
+"""Of an interval; less than 1, as a timer that fires a little early must not miss its round."""
 
 
 def celery_intervals(settings: MaintenanceSettings) -> dict[str, float]:
@@ -75,7 +75,7 @@ class MaintenanceTasks:
             async with asyncio.timeout(TIMEOUT_S):
                 try:
                     await self.run_once_per_round(name)
-                except StoreUnavailable:  # an idle connection does not see that Redis restarted
+                except StoreUnavailable:  # an idle connection fails after a restart of Redis
                     await self.run_once_per_round(name)
         except TimeoutError:
             log.warning("%s: cancelled after %g s; the next round continues", name, TIMEOUT_S)
@@ -100,12 +100,12 @@ class MaintenanceTasks:
         return await self._runs.seconds_since(name)
 
     async def monitor_format(self) -> None:
-        """Check the format version of the servers for ever. Raises FormatMismatch."""
+        """Check the format version of the servers until cancelled. Raises FormatMismatch."""
         servers = self._queue.servers
         await FormatMonitor([servers.primary, *servers.all], self._queue.shards).run()
 
     async def detect_lost_processes(self) -> None:
-        """Find workers and gateways that have lost their connection, for ever."""
+        """Find workers and gateways that have lost their connection, until cancelled."""
         registry = CollectorRegistry()  # not exported: this process serves no metrics
         metrics = LostWorkerMetrics(registry, ReaperMetrics(registry))
         lost_workers = LostWorkers(self._queue, metrics)

@@ -75,7 +75,7 @@ async def run(settings: MaintenanceSettings, stdout: int) -> int:
 
 
 async def repeat(name: str, run_task: Callable[[str], Awaitable[None]], interval_s: float) -> None:
-    """Run a task every `interval_s` seconds, for ever; one that takes longer delays the next."""
+    """Run a task every `interval_s` seconds; one that takes longer delays the next."""
     clock = asyncio.get_running_loop().time
     next_at = clock()
     while True:
@@ -87,7 +87,7 @@ async def repeat(name: str, run_task: Callable[[str], Awaitable[None]], interval
 async def watch(
     settings: MaintenanceSettings, tasks: MaintenanceTasks, celery: CeleryProcess
 ) -> None:
-    """Touch the liveness file while repairs are done; kill Celery when they are overdue."""
+    """Touch the liveness file unless repairs are overdue; kill Celery if they stay so."""
     clock = asyncio.get_running_loop().time
     on_time_at = clock()
     warned = False

@@ -27,7 +27,7 @@ log = logging.getLogger("flotilla.gateway")
 @router.get("/metrics")
 async def metrics(gateway: GatewayDep) -> Response:
     """All metrics in Prometheus' text format."""
-    # All at once: a Redis that does not answer must not cost a scrape three timeouts.
+    # At the same time, so that a scrape waits for one timeout of Redis, not for three.
     problems, _, _ = await asyncio.gather(
         checks(gateway), _read_fleet(gateway), _read_redis(gateway)
     )

@@ -1,4 +1,4 @@
-"""Probes: is this process alive, and can it queue jobs."""
+"""Probes: whether this process works, and whether it can queue jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter(tags=["health"])
 async def healthz(gateway: GatewayDep) -> Response:
     """Liveness: 503 if only a restart can help, because a background task has ended; else 200.
 
-    It checks nothing outside of this process: a Redis that is away is no reason to restart.
+    It checks nothing outside of this process: without Redis a restart does not help.
     """
     if gateway.tasks.ended:
         return JSONResponse({"status": "failed", "ended_tasks": gateway.tasks.ended}, 503)

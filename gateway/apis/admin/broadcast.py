@@ -20,7 +20,7 @@ from shared.store.redis.operation_answers import OperationAnswers
 from shared.store.redis.servers import Servers
 
 OUTCOMES = ("done", "failed", "incomplete")
-"""What may become of an operator call."""
+"""The outcomes of operator calls."""
 
 _REPEAT_S = 1.0
 """A worker without an answer gets the message again: pub/sub may have lost it."""
@@ -32,7 +32,7 @@ _GONE = WorkerAnswer(410, {"error": {"message": "the worker has ended"}})
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operator call and what became of it."""
+    """An operator call and its outcome."""
 
     id: str
     pool: str
@@ -84,8 +84,8 @@ class Broadcast:
     ) -> Operation:
         """Send it to all workers that can receive it; return when all have answered, or in time.
 
-        `worker`: only to this one. A worker that still loads can't receive it: it reads what is
-        desired of its pool before it is ready. Raises StoreError.
+        `worker`: only to this one. A worker that loads its model can't receive it, but reads its
+        pool's desired state before it is ready. Raises StoreError.
         """
         await self._fleet.refresh()
         operation_id = new_operation_id()

@@ -1,4 +1,4 @@
-"""What one vLLM server answers about itself, here about the fleet: its version and load."""
+"""vLLM's routes `/version` and `/load`, answered for the fleet."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ async def get_letter(letter_id: str, gateway: GatewayDep) -> dict[str, Any]:
 async def replay(letter_id: str, gateway: GatewayDep) -> Response:
     """Submit the request of the letter's job again, for its tenant, and delete the letter.
 
-    The new job has its attempts before it again. Repeated after a lost answer it makes no second
-    job as long as the letter is there; afterwards it is 404.
+    The new job may use all attempts again. A call that is repeated before the letter was deleted
+    makes no second job; afterwards it is 404.
     """
     letter = await _letter(gateway, letter_id)
     job = await gateway.queue.get(letter.subject)
@@ -114,6 +114,6 @@ async def _objects(gateway: Gateway, letters: Sequence[Letter]) -> list[dict[str
 
 
 def _job_id_for(letter_id: LetterId) -> str:
-    """The new job's id, always the same: a repeated call finds the job that the first one made."""
+    """The new job's id, the same for each call: a repeated one makes no second job."""
     random = hashlib.sha256(str(letter_id).encode()).hexdigest()[:24]
     return f"job_{letter_id.shard:03x}{random}"

@@ -34,8 +34,8 @@ def operation_object(operation: Operation) -> dict[str, Any]:
 def failure(operation: Operation) -> FlotillaError | None:
     """The error of a call that not all workers have carried out; None if all have.
 
-    Where all refuse it with the same status, as 404 for a path without an adapter, that is the
-    error's.
+    If all refuse it with the same status, such as 404 for a path without an adapter, the error has
+    that status.
     """
     failed = operation.failed
     if not failed:
@@ -68,10 +68,10 @@ def own_answer(operation: Operation, error: FlotillaError | None) -> Response:
 
 
 def engine_answer(operation: Operation) -> Response:
-    """The answer of a route with vLLM's name, where all workers have done it: the first one's.
+    """The answer of a route with vLLM's name, if all workers have done it: the first one's.
 
-    Where the engines report different states, as in `is_sleeping`, that of the one that differs
-    from a plain `true` is it: a pool sleeps when all of its engines do.
+    If the engines report different states, as in `is_sleeping`, it is that of one that reports
+    `false`: a pool sleeps when all of its engines do.
     """
     bodies = [answer.body for answer in operation.workers.values() if answer.ok]
     if not bodies:

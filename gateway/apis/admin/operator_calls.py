@@ -1,4 +1,4 @@
-"""Operator calls, from the checked options to what is kept for workers that start later."""
+"""Carries out operator calls, and stores what later workers have to do, too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ audit = logging.getLogger("flotilla.audit")
 
 
 class OperatorCalls:
-    """Carries out what operators ask for. The methods raise StoreError."""
+    """The operator calls of one gateway process. The methods raise StoreError."""
 
     def __init__(self, gateway: Gateway) -> None:
         servers, timeout_s = gateway.queue.servers, gateway.settings.operation_timeout_s
@@ -39,7 +39,7 @@ class OperatorCalls:
         self._broadcast = Broadcast(servers, gateway.fleet, timeout_s)
         self._desired = DesiredPools(servers.primary)
         self._registry = Registry(servers.primary)
-        # Increases are missed on a counter that does not start at 0.
+        # Prometheus misses the first increase of a counter that does not start at 0.
         for name in (*ACTIONS, DRAIN.name):
             for outcome in OUTCOMES:
                 metrics.operator_calls.labels(name, outcome)
@@ -70,7 +70,7 @@ class OperatorCalls:
         return sorted(of_models | {worker.pool for worker in self._fleet.workers})
 
     async def desired(self, pool: str) -> DesiredPool:
-        """What operators have asked for of a pool."""
+        """The state of a pool that operators have requested."""
         return await self._desired.read(pool)
 
     async def call(
@@ -83,8 +83,8 @@ class OperatorCalls:
     ) -> Operation:
         """Carry it out on all workers of the pool; `tenant` is the operator's, for the log.
 
-        What is to hold for later workers too is stored first, so that none misses it. Raises
-        BadRequest, NotFound and NoWorker.
+        What later workers have to do, too, is stored first, so that none misses it. Raises
+        BadRequest and NotFound.
         """
         match action.name:
             case LOAD_ADAPTER.name:
@@ -92,8 +92,8 @@ class OperatorCalls:
             case UNLOAD_ADAPTER.name:
                 done = await self._unload(pool, options["lora_name"])
             case PAUSE.name if options.get("intake"):
-                await self._desired.stop_intake(pool)
-                done = await self._of_gateways(pool, action)
+                await self._desired.stop_intake(pool)  # which gateways read; workers do nothing
+                done = Operation(new_operation_id(), pool, action.name, {})
             case PAUSE.name:
                 await self._desired.pause(pool)
                 done = await self._broadcast.send(pool, action, options)
@@ -106,10 +106,6 @@ class OperatorCalls:
             await self._fleet.refresh()
         self._record(done, options, tenant, reason)
         return done
-
-    async def _of_gateways(self, pool: str, action: OperatorAction) -> Operation:
-        """A call that workers have no part in: gateways read what is stored for it."""
-        return Operation(new_operation_id(), pool, action.name, {})
 
     async def drain(self, worker_id: str, tenant: str, reason: str = "") -> Operation:
         """Have one worker drain and end; returns when it has begun. See `call`.
@@ -185,7 +181,7 @@ class OperatorCalls:
         return done
 
     def _check_free(self, pool: str, name: str) -> None:
-        """Raise BadRequest if clients know another model by this name.
+        """Raise BadRequest if another model has this name.
 
         Versions of a model, in several pools, may have adapters of the same name.
         """

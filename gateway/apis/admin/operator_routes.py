@@ -25,7 +25,6 @@ from shared.api.operator_actions import (
     ACTIONS,
     DRAIN,
     PATHS,
-    OperatorAction,
     check_options,
     read_words,
 )
@@ -85,7 +84,7 @@ async def operate(
 async def drain(worker: str, request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Have one worker hand its jobs over to others, or finish them, and end.
 
-    Answers when it has begun. Who supervises its process decides whether a new one is started.
+    Answers when it has begun. The process's supervisor decides whether it starts a new one.
     """
     reason, given = taken_reason(await optional_body(request, gateway))
     check_options(DRAIN, given)
@@ -145,17 +144,13 @@ async def _pool_object(gateway: Gateway, pool: str) -> dict[str, Any]:
     }
 
 
-def _add(action: OperatorAction) -> None:
+for each in ACTIONS.values():
     router.add_api_route(
-        action.path,
+        each.path,
         _with_vllms_name,
-        methods=[action.method],
-        summary=action.summary,
+        methods=[each.method],
+        summary=each.summary,
         response_model=None,
-        openapi_extra=options_of(action),
+        openapi_extra=options_of(each),
         responses=errors_in(*_ERRORS),
     )
-
-
-for each in ACTIONS.values():
-    _add(each)

@@ -1,4 +1,4 @@
-"""Routes for operators. Any valid key may call them: they show no prompts and no answers."""
+"""The API of operators; and `GET /admin/autoscale`, which any valid key may call."""
 
 from __future__ import annotations
 

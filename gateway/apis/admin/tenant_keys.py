@@ -44,7 +44,7 @@ class KeyList(BaseModel):
 async def list_keys(gateway: GatewayDep) -> KeyList:
     """Each tenant of this gateway: its keys, the jobs that are kept, and its use in the last hour.
 
-    The usage is of the latest 1000 jobs at most: `complete` says whether these were all.
+    The usage is of the latest 1000 jobs at most; `complete` is true if these were all.
     """
     queue, now_s = gateway.queue, gateway.fleet.now_s()
     tenants = gateway.tenants

@@ -1,4 +1,4 @@
-"""What each tenant has used lately, from the jobs that are kept."""
+"""What each tenant has used in the last hour, from the jobs that are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.job.states import JobState
 from shared.store.redis.job_queue import JobQueue
 
 USAGE_S = 3600.0
-"""Usage is of so long."""
+"""The time for which usage is summed."""
 _MOST_READ = 1000
 """Jobs of one tenant that are read."""
 

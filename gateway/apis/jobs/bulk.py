@@ -48,7 +48,7 @@ async def cancel_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) 
 async def retry_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Bulk:
     """Submit the failed, cancelled and expired jobs that match `filter` again, 1000 at most.
 
-    A job is repeated once only, however often this is called; its repetition is a job of its own.
+    A job is repeated once only, however often this is called.
     """
     return await _run("retry", request, gateway, tenant)
 

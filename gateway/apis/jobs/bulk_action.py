@@ -30,7 +30,7 @@ BulkAction = Literal["cancel", "retry"]
 
 
 class Bulk(BaseModel):
-    """What one call has found and done."""
+    """The result of one call."""
 
     object: Literal["bulk"] = "bulk"
     action: BulkAction
@@ -108,6 +108,6 @@ class BulkActions:
 
 
 def retry_id(job: Job) -> str:
-    """The id of the job's repetition, always the same: a repeated call makes no second one."""
+    """The id of the job's repetition, the same for each call, so that there is one only."""
     random = hashlib.sha256(f"retry {job.id}".encode()).hexdigest()[:24]
     return f"job_{shard_in(job.id):03x}{random}"

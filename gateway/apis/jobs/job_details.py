@@ -32,7 +32,7 @@ async def get_timeline(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> T
 
 @router.get("/jobs/{job_id}/why")
 async def get_why(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Why:
-    """Why the job waits, or why it failed: a sentence, and the facts that it rests on."""
+    """Why the job waits, or why it failed: a sentence, and the facts behind it."""
     return await _why(gateway, await job_of(gateway.queue, gateway.settings, tenant, job_id))
 
 

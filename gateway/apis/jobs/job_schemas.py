@@ -1,4 +1,4 @@
-"""The schemas of what is asked about a job, by name."""
+"""The schemas of the jobs API's bodies and answers, by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`GET /jobs/{id}/stream`: an endpoint's answer taken up again, by its job's id.
-
-Every token of the answer passes the application's `send`, as for the endpoints: a plain route.
-"""
+"""`GET /jobs/{id}/stream`: an endpoint's answer from a given event on, by its job's id."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ async def resume(gateway: Gateway, incoming: Incoming) -> JobAnswer:
 
 
 async def _patiently(begin: Callable[[], Awaitable[JobAnswer]]) -> JobAnswer:
-    """Repeat it for a while where Redis is away: the client has lost one connection already."""
+    """Repeat it for a while if Redis can't be reached: the client has lost a connection already."""
     until = time.monotonic() + _REDIS_PATIENCE_S
     while True:
         try:

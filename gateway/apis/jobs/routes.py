@@ -46,11 +46,11 @@ from shared.store.log_parts import log_parts
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
-# `?wait` reads the job so often: a message reports its end at once, but not its start.
+# `?wait` reads the job so often: its end comes as a message, its start does not.
 _POLL_S = 1.0
 _SSE_HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
 _CHUNKS_BYTES = 1 << 16
-"""Of an answer's log that is sent at once."""
+"""Parts of an answer are joined until they have so many bytes."""
 _MAX_SCAN = 1000
 """Jobs that one page of a filtered list examines; the cursor continues from there."""
 
@@ -135,7 +135,7 @@ async def get_job(
     tenant: TenantDep,
     wait: Annotated[float, Query(ge=0, le=60)] = 0,
 ) -> Response:
-    """The job now; with `wait`, when its state has changed, at the latest after so many seconds."""
+    """The job now; with `wait`, when its state has changed, or after so many seconds."""
     job = await _job(gateway, tenant, job_id)
     if wait and not job.state.terminal:
         job = await _changed(gateway, tenant, job, wait)
@@ -187,7 +187,7 @@ async def get_events(
     tenant: TenantDep,
     last_event_id: Annotated[str, Header(max_length=40)] = "0",
 ) -> Response:
-    """The job's events so far, then live ones, as server-sent events (see events.py)."""
+    """The job's events so far, then live ones, as server-sent events."""
     job = await _job(gateway, tenant, job_id)
     after = EventPosition.parse(last_event_id)
     if job.state.terminal:
@@ -195,7 +195,7 @@ async def get_events(
         if last is not None and after.entry > last.seq:
             raise BadRequest(f"Last-Event-ID is after the last event, {last.seq}.")
         if last is not None and after.entry == last.seq:
-            return Response(status_code=204)  # tells an EventSource to stop
+            return Response(status_code=204)  # at which an EventSource stops
     headers = _job_header(job) | _SSE_HEADERS
     return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 

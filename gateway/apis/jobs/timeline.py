@@ -2,7 +2,7 @@
 
 Spans are `queue` (waits for a worker), `pause` (waits again, after an attempt that was taken back),
 `prefill` and `decode` (an attempt up to its first output, and behind it), or `run` (an attempt
-whose first output's time is not known: it was taken back, it goes on, or its answer came at once).
+whose first output's time is not known: it was taken back, it goes on, or its answer was one part).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HANDED_OVER = frozenset({"handed_over", "drained", "asleep"})
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of the job's life; `end` is None while it goes on."""
+    """A time in which the job waited or ran; `end` is None while it goes on."""
 
     name: str
     start: float
@@ -72,7 +72,7 @@ def timeline(job: Job) -> Timeline:
 
 
 def spans(job: Job) -> list[Span]:
-    """The parts of the job's life, in their order."""
+    """The spans of a job from its submission on, in order."""
     found: list[Span] = []
     waits_since, name = job.created_at, "queue"
     for number, attempt in enumerate(job.attempts, 1):
@@ -90,7 +90,7 @@ def spans(job: Job) -> list[Span]:
 
 
 def first_output_at(job: Job) -> float | None:
-    """When the last attempt's first output was there; None: not known."""
+    """When the last attempt made its first output; None: not known."""
     if job.first_output_s is None or not job.attempts:
         return None
     return job.attempts[-1].started_at + job.first_output_s

@@ -1,4 +1,4 @@
-"""Why a job is where it is: why it waits, why it failed, or what it does now. Pure."""
+"""Why a job waits, why it has ended as it has, or which worker runs it. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class PoolSituation:
-    """What a waiting job depends on."""
+    """The state of a waiting job's pool."""
 
     running: int
     """Sequences in the engines of the pool's workers."""
@@ -46,14 +46,14 @@ class PoolSituation:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A part of a job's situation."""
+    """A fact about a job or its pool."""
 
     name: str
     text: str
 
 
 class Why(BaseModel):
-    """A sentence, and the facts that it rests on."""
+    """A sentence, and the facts behind it."""
 
     object: Literal["why"] = "why"
     job: str

@@ -18,7 +18,7 @@ router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 @router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models", openapi_extra=shows("ModelList"))
 async def list_models(gateway: GatewayDep) -> dict[str, Any]:
-    """OpenAI's list of models, of all pools. `flotilla` in each entry says whether it is ready."""
+    """OpenAI's list of models, of all pools. `flotilla` in each entry has the state of its pool."""
     await gateway.fleet.refresh()
     models = gateway.fleet.models.values()
     return {"object": "list", "data": [card_of(gateway.fleet, model) for model in models]}

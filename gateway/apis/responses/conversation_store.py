@@ -1,9 +1,8 @@
 """Conversations (OpenAI's Conversations API): lists of items that responses continue.
 
-Each item is stored by itself, so that a page reads a page. A response that is being made is the
-conversation's turn: nothing else changes the conversation meanwhile. When it has ended and the
-conversation is used again, its items are added (`_free`): from then on the conversation has them,
-and the response's job has its input no more.
+Each item is stored by itself, so that a page of items is read alone. A response that is being made
+is the conversation's turn: nothing else changes the conversation meanwhile. When it has ended and
+the conversation is used again, its items are added (`_free`) and its input is deleted from its job.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ class Conversation(NamedTuple):
     created_at: int
     metadata: Mapping[str, Any]
     version: str = ""
-    """Counted up with each change."""
+    """Increases with each change."""
     job: str = ""
-    """Of the response that is its turn; empty: there is none."""
+    """The job of the response that is its turn; empty: there is none."""
 
     def shown(self) -> dict[str, Any]:
-        """As the API shows it."""
+        """The object that the API shows."""
         shown = {"id": self.id, "created_at": self.created_at, "metadata": self.metadata}
         return {"object": "conversation", **shown}
 
@@ -200,7 +199,7 @@ class Conversations:
         if job is not None:
             try:
                 output = await output_items(self._queue, job)
-            except (StreamReset, BodyTooLarge):  # there is no answer that could be continued
+            except (StreamReset, BodyTooLarge):  # its answer can't be continued
                 output = None
         await self._stored.end_turn(conversation.id, conversation.tenant, job_id, output)
 
@@ -215,7 +214,7 @@ class Conversations:
 
 
 async def _new_items(items: Sequence[Item]) -> list[StoredItem]:
-    """New items as they are stored. In a thread, which lets others run between two items."""
+    """New items as they are stored. In a thread: other threads run between two items."""
     owner = new_job_id(1)  # their ids depend on it
     return await asyncio.to_thread(
         lambda: [stored_item(item, owner, number) for number, item in enumerate(items)]

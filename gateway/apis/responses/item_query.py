@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 @dataclass(frozen=True, slots=True)
 class Included:
-    """OpenAI's `include`, which clients spell in two ways: accepted, and without effect."""
+    """OpenAI's `include`, which clients spell in two ways: accepted, but it has no effect."""
 
     include: Annotated[list[str] | None, Query()] = None
     include_list: Annotated[list[str] | None, Query(alias="include[]")] = None
@@ -19,7 +19,7 @@ class Included:
 
 @dataclass(frozen=True, slots=True)
 class ItemQuery(Included):
-    """Which page of a list of items is wanted."""
+    """The page of a list of items that a request selects."""
 
     after: Annotated[str, Query(max_length=128)] = ""
     limit: Annotated[int, Query(ge=1, le=100)] = 20

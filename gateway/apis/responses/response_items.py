@@ -1,4 +1,4 @@
-"""The items of responses and conversations: what is said, called and returned. Pure.
+"""The items of responses and conversations: messages, calls and what they returned. Pure.
 
 An item is a JSON object of OpenAI's Responses API. Where a client sends a text, it is one message.
 """
@@ -70,7 +70,7 @@ class History(NamedTuple):
 
 
 def is_reference(item: Item) -> bool:
-    """Whether it stands for an item of the history."""
+    """Whether it refers to an item of the history."""
     return item.get("type") == "item_reference"
 
 
@@ -96,7 +96,7 @@ def no_such_item(item_id: str) -> BadRequest:
 
 
 class _Head(msgspec.Struct):
-    """What is read of an item that is not parsed."""
+    """The fields that are read of an item that is not parsed."""
 
     id: Any = None
     type: Any = None
@@ -123,7 +123,7 @@ def join_input(text: bytes, n_items: int) -> History:
 
 
 def find_items(history: History, wanted: Collection[str], owner: str) -> dict[str, bytes]:
-    """Those items of a history that are wanted: id -> JSON. `owner`: as for `shown`."""
+    """The items of a history with the ids in `wanted`: id -> JSON. `owner`: as for `shown`."""
     items = split_input(b"[%b]" % b",".join(history.parts))
     found = {id_of(item, owner, number): item for number, item in enumerate(items)}
     return {item_id: found[item_id] for item_id in wanted if item_id in found}
@@ -156,12 +156,12 @@ def id_of(packed: bytes, owner: str, number: int) -> str:
 
 
 def pack_item(item: Item) -> bytes:
-    """As JSON."""
+    """The item as JSON."""
     return json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def stored_item(item: Item, owner: str, number: int) -> StoredItem:
-    """As a conversation keeps it."""
+    """The item as a conversation keeps it: its id, and JSON."""
     shown_item = shown(item, owner, number)
     return shown_item["id"], pack_item(shown_item)
 

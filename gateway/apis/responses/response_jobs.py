@@ -41,8 +41,7 @@ class ResponseJobs:
         """The job with its body and lifetime, to be submitted; or the one that its call repeats.
 
         A repeated call joins before the history is read, which may have changed since. Raises
-        BadRequest, ConversationLocked, NotFound, BodyTooLarge, IdempotencyKeyReused, and redis'
-        errors.
+        BadRequest, NotFound, BodyTooLarge, StreamReset, IdempotencyKeyReused, and StoreError.
         """
         if not request.has_history:
             return self._kept(job._replace(body=request.body), request.options)
@@ -61,7 +60,7 @@ class ResponseJobs:
     async def input_page(
         self, stored: StoredResponse, *, after: str, limit: int, descending: bool
     ) -> bytes:
-        """A page of the items that a response was made from. Raises NotFound."""
+        """A page of the items that a response was made from. Raises NotFound and StreamReset."""
         if stored.up_to.isdecimal():
             conversation = await self._conversations.get(
                 stored.job.tenant, stored.options.conversation
@@ -76,8 +75,8 @@ class ResponseJobs:
         )
 
     async def delete(self, stored: StoredResponse) -> None:
-        """Cancel a response if it has not ended, and delete it. What it has of others stays: its
-        conversation gets its items, and the response that it continues its input."""
+        """Cancel a response if it has not ended, and delete it. Before that its items are added to
+        its conversation, or the input that it took over is put back into the earlier response."""
         queue, options = self._queue, stored.options
         await queue.cancel(stored.job.id, stored.job.tenant)
         if options.conversation:
@@ -109,8 +108,8 @@ class ResponseJobs:
         )
 
     async def _take_out_before(self, stored: StoredResponse) -> None:
-        """Take the input of the response that `stored` continues out of its job: `stored` has it,
-        too. So of a long chain the last two responses have all that was said, and no other."""
+        """Delete the input that is in the response before `stored`, too, from that response's job:
+        so of a long chain only the last two responses have the history."""
         earlier, head_bytes = (
             job_id_of(stored.options.previous_response_id),
             stored.options.previous_head_bytes,
@@ -152,7 +151,7 @@ class ResponseJobs:
         return job._replace(turn=Turn(conversation.id, version, own, head_bytes, ttl_s))
 
     async def _history_of(self, stored: StoredResponse) -> History:
-        """What a response was made from, and its output."""
+        """The items that a response was made from, and its output."""
         if not stored.up_to.isdecimal():
             before = join_input(await self._input_of(stored), stored.options.n_items)
         else:
@@ -181,5 +180,5 @@ class ResponseJobs:
         job = job._replace(ttl_s=ttl_s)
         if not options.background:
             return job
-        # It does not need a client, and has one only as a stream.
+        # It runs without a client; only a stream has one.
         return job._replace(keep_s=None, gateway=job.gateway if job.stream else "")

@@ -26,8 +26,7 @@ _STATUS = {
 
 
 async def response_object(queue: Store, stored: StoredResponse) -> Body:
-    """The response now, as JSON. Raises StreamReset if Redis has lost a part of it, and redis'
-    errors."""
+    """The response now, as JSON. Raises StreamReset if a part of it is lost, and StoreError."""
     final = await final_body(queue, stored.job)
     if final is not None:
         return final
@@ -42,8 +41,7 @@ async def response_object(queue: Store, stored: StoredResponse) -> Body:
 
 
 async def _output_so_far(queue: Store, stored: StoredResponse) -> list[dict[str, Any]]:
-    """The text that a cancelled response has had, as a message that is incomplete; nothing if its
-    log is too long."""
+    """The text of a cancelled response, as an incomplete message; none if its log is too long."""
     transcript = await read_transcript(queue, stored.job)
     choices = transcript.choices() if transcript else []
     text = choices[0]["text"] if choices else ""

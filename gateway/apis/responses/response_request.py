@@ -1,4 +1,4 @@
-"""The body of `POST /v1/responses`: what is for the gateway, and what is for vLLM. Pure.
+"""The body of `POST /v1/responses`: the fields for the gateway, and those for vLLM. Pure.
 
 vLLM gets a response that is not stored, does not run in the background and has no predecessor: the
 items of the history are at the beginning of its input.
@@ -35,7 +35,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 class ResponseRequest(NamedTuple):
-    """What the gateway needs of a body; the input itself only if a history precedes it."""
+    """The parts of a body; the input itself only if a history precedes it."""
 
     options: ResponseOptions
     fields: bytes
@@ -107,7 +107,7 @@ class Joined(NamedTuple):
     own: tuple[StoredItem, ...]
     """Its own items, without those that it refers to."""
     head_bytes: int
-    """Of the body, before the input."""
+    """Bytes of the body before the input."""
 
 
 def response_request(fields: Mapping[str, Any]) -> ResponseRequest:
@@ -140,7 +140,7 @@ def response_request(fields: Mapping[str, Any]) -> ResponseRequest:
     if request.has_history:
         return request
     given = request.input
-    if given is None:  # vLLM says what is missing
+    if given is None:  # vLLM answers with the error
         return request._replace(body=options.prefix() + members + b"}")
     if isinstance(given, list) and all(isinstance(item, dict) for item in given):
         given = without_empty(given)

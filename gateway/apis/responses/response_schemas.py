@@ -1,4 +1,4 @@
-"""Responses and conversations in the API's description (`openapi.py`): schemas by name, errors."""
+"""Responses and conversations in the API's description: schemas by name, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this API adds to each call of `/v1/responses`: history, storage, the background."""
+"""What this API adds to each call of `/v1/responses`: history, storage, answers in background."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.apis.responses.response_jobs import ResponseJobs
 from gateway.apis.responses.response_object import response_object
 from gateway.apis.responses.response_request import ResponseRequest, response_request
 from gateway.apis.responses.response_stream import BEHIND_OPENING
-from gateway.apis.responses.stored_response import begins_at_once, stored_response
+from gateway.apis.responses.stored_response import stored_response
 from gateway.core.answer import JobAnswer
 from gateway.core.context import Gateway
 from gateway.core.incoming import Answer, Incoming
@@ -21,6 +21,7 @@ from shared.job.job import Job, NewJob
 from shared.job.replies import JoinedJob
 from shared.job.response_id import response_id
 from shared.job.response_opening import opening, unfinished
+from shared.job.response_options import ResponseOptions
 from shared.store.stored_body import Body
 
 
@@ -42,10 +43,7 @@ class ResponseStep:
     async def background_answer(
         self, job: NewJob, queued: asyncio.Future[str | None], reader: Reader, incoming: Incoming
     ) -> Answer:
-        """The answer to a request that queues a response in the background: at once.
-
-        Raises StoreError.
-        """
+        """The answer to a request that queues a response in the background: at once."""
         gateway, received, request_id = self._gateway, incoming.received, incoming.request_id
         await asyncio.wait({queued})
         position, first = None, b""
@@ -76,4 +74,5 @@ class ResponseStep:
 
     async def begins_at_once(self, job: Job) -> bool:
         """Whether it is in the background: the gateway has sent the first event of its stream."""
-        return await begins_at_once(self._gateway.queue, job)
+        body, _ = await self._gateway.queue.stored_request(job.id) if job.stream else (b"", "")
+        return ResponseOptions.of_body(body).background

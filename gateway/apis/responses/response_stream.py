@@ -1,8 +1,7 @@
 """`GET /v1/responses/{id}?stream=true`: the events of a response, by its id, on any gateway.
 
 The events of a response are numbered from 0 without a gap, so `starting_after=N` is the stream
-behind its first `N + 1` events. Every token passes the application's `send`, as for the endpoints,
-so it is a plain route.
+behind its first `N + 1` events.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _KNOWN = frozenset({"stream", "starting_after", "include", "include[]", "include
 _TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})  # as the other routes read it
 _NUMBER = re.compile(r"[0-9]{1,15}")
 BEHIND_OPENING = StreamPosition(after=1, awaited=True)
-"""For a stream whose first event the gateway has sent already: without the worker's."""
+"""For a stream whose first event the gateway has sent: the worker's is left out."""
 
 
 def wants_events(scope: Scope) -> bool:

@@ -27,8 +27,8 @@ from shared.store.log_parts import log_parts
 from shared.store.stored_body import Body, read_whole
 
 _MOST_CONTINUED_BYTES = 4 << 20
-"""Of a response that is parsed because another one continues it. Log probabilities that the client
-asked for are a part of it, and are left out of what the engine gets."""
+"""Of a response that is parsed because another one continues it: with the log probabilities, which
+the engine does not get."""
 _MEMBER = rb'"(?:type|sequence_number)"\s*:\s*(?:"[a-z._]*"|[0-9]+)'
 _BEFORE = re.compile(rb'\{\s*(?:%b\s*,\s*)*"response"\s*:\s*(?=\{)' % _MEMBER)
 _AFTER = re.compile(rb"\}(?:\s*,\s*%b)*\s*\}\s*\Z" % _MEMBER)
@@ -36,7 +36,7 @@ _AFTER_BYTES = 256
 
 
 class StoredResponse(NamedTuple):
-    """A response and what its client asked for."""
+    """A response and its request."""
 
     job: Job
     body: bytes
@@ -51,16 +51,8 @@ class StoredResponse(NamedTuple):
 
     @property
     def options(self) -> ResponseOptions:
-        """What the client asked of the gateway."""
+        """The options for the gateway."""
         return ResponseOptions.of_body(self.body)
-
-    @property
-    def input(self) -> bytes:
-        """All that the answer was made from, the history first, as JSON.
-
-        Empty if it is elsewhere (`up_to`).
-        """
-        return self.options.input_of(self.body)
 
 
 def is_response(job: Job) -> bool:
@@ -81,14 +73,6 @@ async def stored_response(queue: Store, tenant: str, response: str) -> StoredRes
         f"Response with id {response[:64]!r} not found: the id is wrong, it was deleted, it was "
         "created with `store: false`, or it has expired."
     )
-
-
-async def begins_at_once(queue: Store, job: Job) -> bool:
-    """Whether the first event of the job's stream was sent before a worker has made it."""
-    if not job.stream or not is_response(job):
-        return False
-    body, _ = await queue.stored_request(job.id)
-    return ResponseOptions.of_body(body).background
 
 
 async def previous_response(queue: Store, tenant: str, previous: str) -> StoredResponse:
@@ -112,7 +96,7 @@ async def previous_response(queue: Store, tenant: str, previous: str) -> StoredR
 async def output_items(queue: Store, job: Job) -> list[StoredItem] | None:
     """The items that a response has added, as the next request sends them again; None: it has none.
 
-    Raises StreamReset if Redis has lost a part of the answer, and StoreError.
+    Raises StreamReset if Redis has lost a part of the answer, BodyTooLarge, and StoreError.
     """
     final = await final_response(queue, job)
     if final is None:
@@ -122,7 +106,7 @@ async def output_items(queue: Store, job: Job) -> list[StoredItem] | None:
 
 
 async def final_response(queue: Store, job: Job) -> dict[str, Any] | None:
-    """What the engine answered, to be continued; None if the job ended without a response.
+    """The engine's answer, to be continued; None if the job ended without a response.
 
     Raises StreamReset if Redis has lost a part of it, BodyTooLarge, and StoreError.
     """
@@ -145,7 +129,7 @@ async def final_response(queue: Store, job: Job) -> dict[str, Any] | None:
 
 
 async def final_body(queue: Store, job: Job) -> Body | None:
-    """What the engine answered, as it is stored; None if the job ended without a response.
+    """The engine's answer, as it is stored; None if the job ended without a response.
 
     Raises StreamReset if Redis has lost a part of it, and StoreError.
     """

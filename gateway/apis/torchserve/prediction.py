@@ -1,7 +1,7 @@
 """TorchServe's inference calls, `/predictions/<model>[/<version>][/v1/...]`, as calls of endpoints.
 
-The model of the path is the one that answers: a body may name another or none, as TorchServe
-ignores it. A plain `/predictions/<model>` has the body of TorchServe's vLLM handler, a prompt and
+The model of the path answers: `model` of the body is ignored, as by TorchServe. A plain
+`/predictions/<model>` has the body of TorchServe's vLLM handler, a prompt and
 sampling parameters, and is answered with `text` and `tokens`.
 """
 
@@ -23,14 +23,14 @@ FIRST_VERSION = "1.0"
 _COMPLETIONS = ENDPOINTS["/v1/completions"]
 _NOT_VLLMS = {"max_new_tokens", "lora_adapter", "lora_name"}
 _NOT_SHOWN = {"n", "logprobs", "prompt_logprobs", "logprob_token_ids"}
-"""What these ask for is in no answer of TorchServe's: vLLM does not make it."""
+"""TorchServe's answers have no place for what these fields add, so vLLM does not get them."""
 _PATHS = sorted(
     (path for path, row in ENDPOINTS.items() if row.body is BodyKind.JSON), key=len, reverse=True
 )
 
 
 class Prediction(NamedTuple):
-    """What a path below /predictions asks for."""
+    """The model and the endpoint that a path below /predictions names."""
 
     model: str
     """The model and perhaps its version, as in the path."""
@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
 
 
 def prediction_in(path: str) -> Prediction:
-    """What a POST to a path below `PREFIX` asks for. Raises UnknownRoute."""
+    """The prediction of a POST to a path below `PREFIX`. Raises UnknownRoute."""
     rest = path.removeprefix(PREFIX).rstrip("/")
     for endpoint_path in _PATHS:
         model = rest.removesuffix(endpoint_path)

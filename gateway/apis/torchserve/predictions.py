@@ -1,6 +1,6 @@
 """TorchServe's `/predictions/...`: a request that is the call of an endpoint in another shape.
 
-What such a body means is decided in prediction.py.
+prediction.py translates such a body.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def predict(gateway: Gateway, incoming: Incoming) -> Answer:
 
 
 def is_prediction(scope: Scope) -> bool:
-    """A list of models is none."""
+    """Not the list of models, which is below the same path."""
     path: str = scope["path"]
     return not path.endswith("/v1/models")
 
@@ -53,7 +53,7 @@ class PredictionAnswer:
 
     @property
     def status(self) -> int:
-        """Of the response."""
+        """The status of the response."""
         return self._answer.status
 
     @property

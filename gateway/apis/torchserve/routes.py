@@ -1,4 +1,4 @@
-"""TorchServe's management calls, as far as they have a meaning here; it has them on port 8081.
+"""TorchServe's management calls that have a meaning here; TorchServe has them on port 8081.
 
 The others are refused (gateway/http/refused_routes.py). Predictions: predictions.py.
 """
@@ -134,7 +134,7 @@ async def scale_workers(
 def _range(
     gateway: Gateway, model: ModelInfo, min_worker: int | None, max_worker: int | None
 ) -> WorkerRange:
-    """The range that a request asks for. Raises BadRequest, AutoscalerSilent."""
+    """The range in a request. Raises BadRequest, AutoscalerSilent."""
     least = 1 if min_worker is None else min_worker
     most = max(1, least) if max_worker is None else max_worker
     if most < max(1, least):
@@ -152,7 +152,7 @@ def _ready(gateway: Gateway, pool: str) -> int:
 
 
 async def _scaled(gateway: Gateway, pool: str, chosen: WorkerRange) -> bool:
-    """Whether the pool's ready workers are as many as was asked for, within two minutes."""
+    """Wait until the number of ready workers is in the range; False after two minutes."""
     until = asyncio.get_running_loop().time() + _SYNCHRONOUS_S
     while asyncio.get_running_loop().time() < until:
         if chosen.least <= _ready(gateway, pool) <= chosen.most:
@@ -164,7 +164,7 @@ async def _scaled(gateway: Gateway, pool: str, chosen: WorkerRange) -> bool:
 async def _model(gateway: Gateway, model: str) -> ModelInfo:
     """The model of a path. Raises ModelNotFound, NoWorker, and StoreError."""
     name = model_name(model, gateway.fleet.models)
-    # Of several versions the default one, where a request would get one by weight.
+    # Of several versions the default one; a request would get one by weight.
     return gateway.fleet.models.get(name) or await gateway.fleet.model(name)
 
 

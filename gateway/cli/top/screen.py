@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 
 class Describe(NamedTuple):
-    """Read what there is about a job."""
+    """Read the details of a job."""
 
     job: str
 
@@ -62,7 +62,7 @@ Effect = Call | Describe | Quit | None
 
 @dataclass(frozen=True)
 class Screen:
-    """Everything that keys have changed."""
+    """The state that keys change."""
 
     view: View = View.WORKERS
     rows: View = View.WORKERS
@@ -79,7 +79,7 @@ class Screen:
 
     @property
     def filter(self) -> str:
-        """Of the list that is shown."""
+        """The filter of the list that is shown."""
         return self.job_filter if self.rows is View.JOBS else self.worker_filter
 
 
@@ -99,7 +99,7 @@ def workers_of(screen: Screen, overview: Mapping[str, Any]) -> Sequence[Mapping[
 def press(
     screen: Screen, key: str, ids: Sequence[str], overview: Mapping[str, Any]
 ) -> tuple[Screen, Effect]:
-    """The screen after a key, and what is to be done; `ids` are the rows of the list."""
+    """The screen after a key, and the effect to carry out; `ids` are the rows of the list."""
     if screen.typing is not None:
         return _type(screen, key), None
     if screen.question is not None:
@@ -158,7 +158,7 @@ def _back(screen: Screen) -> Screen:
 
 
 def _worst(screen: Screen, overview: Mapping[str, Any]) -> Screen:
-    """The list with the worst thing selected."""
+    """The list of workers with the worst one selected, else the jobs that have failed."""
     problems = overview["verdict"]["problems"]
     workers = [problem["worker"] for problem in problems if problem.get("worker")]
     if workers:
@@ -169,7 +169,7 @@ def _worst(screen: Screen, overview: Mapping[str, Any]) -> Screen:
 
 
 def _act(screen: Screen, key: str, ids: Sequence[str]) -> tuple[Screen, Effect]:
-    """Something with the selected row, or with what the details are about."""
+    """Act on the selected row, or on what the details are about."""
     chosen = screen.subject if screen.view is View.DETAILS else ""
     if not chosen and screen.selected < len(ids):
         chosen = ids[screen.selected]

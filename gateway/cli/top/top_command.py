@@ -27,7 +27,7 @@ from gateway.cli.top.top_page import Shown, live, once
 app = typer.Typer()
 _READ_S = 1.0
 _ANSWER_S = 5.0
-"""No key is answered while a gateway is asked."""
+"""Timeout of a call: no key is handled meanwhile."""
 _DRAIN_S = 120.0
 _JOBS = 50
 
@@ -74,7 +74,7 @@ def _run(client: GatewayClient, shown: Shown) -> None:
 
 
 def _read(client: GatewayClient, shown: Shown) -> Shown:
-    """The newest of everything; what can't be read stays."""
+    """Read everything anew; what can't be read stays as it was."""
     screen = shown.screen
     try:
         overview = client.get("/admin/overview")
@@ -94,7 +94,7 @@ def _read(client: GatewayClient, shown: Shown) -> Shown:
 
 
 def _carry_out(client: GatewayClient, shown: Shown, effect: Effect) -> Shown:
-    """Do what a key has asked for; the footer says how it went."""
+    """Carry out a key's effect; the footer shows the result."""
     message = shown.screen.message
     try:
         match effect:

@@ -25,7 +25,7 @@ _LATENCIES = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("queue_wait_s", "wait"), ("
 
 
 class Shown(NamedTuple):
-    """What the page is made of."""
+    """All data of the page."""
 
     screen: Screen
     overview: Object
@@ -34,7 +34,7 @@ class Shown(NamedTuple):
     jobs: Sequence[Object] = ()
     jobs_error: str = ""
     details: RenderableType | None = None
-    """Of the job that is described."""
+    """Those of the selected job."""
 
 
 def live(shown: Shown, console: Console) -> RenderableType:
@@ -50,7 +50,7 @@ def live(shown: Shown, console: Console) -> RenderableType:
 
 
 def once(overview: Object) -> RenderableType:
-    """The page for a pipe, or for one look."""
+    """The page for a pipe, or for `--once`."""
     shown = Shown(Screen(selected=-1), overview, time.monotonic())
     return Group(*head(shown), Text(), body(shown))
 

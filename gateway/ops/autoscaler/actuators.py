@@ -1,4 +1,4 @@
-"""Actuators start and drain the workers that the autoscaler wants."""
+"""Actuators start and drain workers, as the autoscaler has decided."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ class Actuator(Protocol):
     async def reconcile(
         self, wanted: int, workers: Sequence[WorkerInfo], draining: Collection[str]
     ) -> list[str]:
-        """Act once. `workers` are the pool's, `draining` names what was told to drain before.
+        """Act once. `workers`: the pool's. `draining`: what the last call returned.
 
-        Returns what was told to drain, now or before, and still runs. Raises OSError or
-        httpx.HTTPError.
+        Returns the names of those that drain and still run. Raises OSError or httpx.HTTPError.
         """
         ...
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 
 class AutoscalerSettings(BaseModel):
-    """The autoscaler's timer, and who starts the workers that it asks for."""
+    """The autoscaler's timer, and who starts and drains workers."""
 
     autoscale_tick_s: float = Field(
         2.0, ge=0.2, le=60, description="time between two decisions of the autoscaler"

@@ -2,7 +2,7 @@
 
 `docker compose create --scale worker=MAX` creates them. So only three calls of the Docker API are
 needed, list, start and kill, and a proxy in front of its socket refuses all others: an intruder
-here can stop workers, but can't create a container, which would give him the whole machine.
+here can stop workers, but can't create a container, with which he would be root on the machine.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from shared.job.states import WorkerState
 WINDOW_S = 30.0
 """Averages over time are taken over about this long."""
 TOKENS_PER_BYTE = 0.25
-"""Of a request's body, until workers have announced their own figures."""
+"""Tokens per byte of a request's body, until workers have announced their own figures."""
 # A requested worker may never come: full cluster, no container, no GPU.
 _ANNOUNCES_WITHIN_S = 60.0
 # A worker that was killed while it loaded must not count as loading for an hour.
@@ -22,7 +22,7 @@ _LOADS_WITHIN_S = 600.0
 
 
 class Work(NamedTuple):
-    """What workers have done in total; see the fields of the same names in WorkerInfo."""
+    """The work of workers in total; see the fields of the same names in WorkerInfo."""
 
     finished: float = 0.0
     job_seconds: float = 0.0
@@ -51,7 +51,7 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """What one snapshot leaves for the next, so that rates can be computed."""
+    """What is kept of one snapshot until the next, so that rates can be computed."""
 
     at_s: float
     waiting: int
@@ -63,7 +63,7 @@ class RateState:
     arrivals_per_s: float
     """Smoothed. Below zero for a moment when counters are announced a little late."""
     recent: Work
-    """Decayed sums: only the ratios of its parts mean something."""
+    """Decayed sums, of which only the ratios are used."""
     slots: int | None
     start_s: float | None
 
@@ -117,7 +117,7 @@ def _rates(snapshot: PoolSnapshot, before: RateState | None) -> RateState:
         arrivals_per_s = before.arrivals_per_s
         if passed_s:
             arrivals_per_s = kept * arrivals_per_s + (1 - kept) * arrived / passed_s
-        # While no job ends, nothing is learnt about their duration, so the sums do not decay.
+        # While no job ends there is no new duration, so the sums do not decay.
         recent = done.plus(before.recent, kept) if done.finished else before.recent
         loading = {worker_id: before.loading.get(worker_id, s) for worker_id, s in loading.items()}
     return RateState(
@@ -144,7 +144,7 @@ def _work(worker: WorkerInfo) -> Work:
 
 
 def _since(before: dict[str, Work], now: dict[str, Work]) -> Work:
-    """What was done in between. Counters of a new or restarted worker began at 0."""
+    """The work done in between. Counters of a new or restarted worker began at 0."""
     total = Work()
     for worker_id, work in now.items():
         known = before.get(worker_id, Work())

@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 
 
 def instance(name: str, worker: WorkerInfo | None, *, draining: bool) -> Instance:
-    """`worker` is None if nothing in it has announced itself; `draining`: it was told to drain."""
+    """`worker`: the one that runs in it; None before its announcement. `draining`: it drains."""
     if draining or (worker is not None and worker.state is WorkerState.DRAINING):
         phase = Phase.DRAINING
     elif worker is None or worker.state is WorkerState.STARTING:

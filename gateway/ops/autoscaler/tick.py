@@ -35,12 +35,12 @@ log = logging.getLogger("flotilla.autoscale")
 
 @dataclass(frozen=True, slots=True)
 class _TickState:
-    """What one tick leaves for the next."""
+    """What is kept of one tick until the next."""
 
     policy: PolicyState
     rates: RateState
     draining: list[str]
-    """What the actuator has told to drain and still runs."""
+    """The names that the actuator has returned."""
 
 
 _TICK_STATE = TypeAdapter(_TickState)

@@ -31,7 +31,7 @@ class _Shown(BaseModel):
 
 
 class LaneOverview(_Shown):
-    """What waits in one lane of a pool, with the queues of its adapters."""
+    """The jobs that wait in one lane of a pool, with the queues of its adapters."""
 
     lane: str
     waiting: int
@@ -84,7 +84,7 @@ class PoolOverview(_Shown):
 
 
 class WorkerOverview(_Shown):
-    """A worker that is there, or was lost lately."""
+    """A worker, also one that was lost in the last minutes."""
 
     id: str
     pool: str
@@ -123,7 +123,7 @@ class RedisOverview(_Shown):
 
 
 class Action(_Shown):
-    """A request that mends something, as a button can offer it."""
+    """A request that ends a problem, for a button."""
 
     text: str
     method: str
@@ -221,4 +221,4 @@ class FleetState:
     """Jobs submitted, completed, failed and cancelled within the window of the rates."""
     redis: RedisOverview = field(default_factory=RedisOverview)
     gateway_problems: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong with this gateway, by the name of the limit."""
+    """The problems of this gateway, by the name of the limit."""

@@ -29,11 +29,11 @@ _SIMULATED = "simulated"
 _READ_S = 2.0
 """A reading that takes longer counts as failed."""
 _WINDOW_S = 300.0
-"""Percentiles are of so long."""
+"""The time that percentiles are of."""
 
 
 class Overview:
-    """Of one gateway. `take` is to be called about once a second."""
+    """The overview of one gateway. Call `take` about once a second."""
 
     def __init__(
         self,

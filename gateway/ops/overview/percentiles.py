@@ -1,4 +1,4 @@
-"""Percentiles of the last minutes, from histograms that only ever grow. Pure."""
+"""Percentiles of the last minutes, from cumulative histograms. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HistogramWindow:
         """When the window begins; None: with the histogram."""
 
     def add(self, at_s: float, counts: Counts) -> None:
-        """The histogram at this time, on a clock that only goes on."""
+        """The histogram at this time, on a monotonic clock."""
         self._now = counts
         if not self._moments or at_s - self._moments[-1][0] >= self._step_s:
             self._moments.append((at_s, counts))

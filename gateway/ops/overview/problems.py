@@ -1,4 +1,4 @@
-"""What is wrong with the fleet: its state beside the table of limits. Pure."""
+"""Finds what is wrong with the fleet: compares its state with the table of limits. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_problems(state: FleetState) -> list[Problem]:
 def _check(
     limit: Limit, value: float, words: dict[str, Any], *, mild: bool = False, **fields: Any
 ) -> Iterator[Problem]:
-    """The problem that a value is, if it is one; `mild`: it will end by itself."""
+    """The problem of a value that reaches the limit; `mild`: it will end by itself."""
     level = limit.level(value)
     if level is not Level.OK:
         yield Problem(

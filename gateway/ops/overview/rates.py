@@ -10,7 +10,7 @@ from shared.job.states import JobState
 from shared.store.redis.throughput import Throughput
 
 WINDOW_S = 10.0
-"""Rates are means over so long."""
+"""The time that rates are means of."""
 
 Rates = dict[str, float | None]
 
@@ -20,7 +20,7 @@ _CANCELLED = (JobState.CANCELLED, JobState.EXPIRED)
 def job_counters(total: Throughput, unfinished: int) -> dict[str, int]:
     """The fleet's counters of jobs; `unfinished` are queued or run now.
 
-    Redis counts what is submitted and what ends without an answer: the rest is complete.
+    Redis counts submitted jobs and those that end without an answer; the others are completed.
     """
     failed = total.ended.get(JobState.FAILED, 0)
     cancelled = sum(total.ended.get(state, 0) for state in _CANCELLED)
@@ -40,7 +40,7 @@ class JobRates:
         self._moments: deque[tuple[float, Mapping[str, int]]] = deque()
 
     def add(self, at_s: float, counters: Mapping[str, int]) -> None:
-        """The counters at this time, on a clock that only goes on."""
+        """The counters at this time, on a monotonic clock."""
         self._moments.append((at_s, counters))
         while at_s - self._moments[0][0] > WINDOW_S:
             self._moments.popleft()
@@ -51,7 +51,7 @@ class JobRates:
 
     def increases(self) -> dict[str, int]:
         """How much each counter has grown within the window."""
-        (_, first), (_, last) = self._moments[0], self._moments[-1]
+        first, last = (self._moments[0][1], self._moments[-1][1]) if self._moments else ({}, {})
         both = first.keys() & last.keys()
         return {name: last[name] - first[name] for name in self.NAMES if name in both}
 

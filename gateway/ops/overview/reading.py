@@ -1,4 +1,4 @@
-"""Reads the fleet's state from Redis: a few round trips, however many people look at it."""
+"""Reads the fleet's state from Redis in a few round trips."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PHASES = {WorkerState.STARTING: "loading the model", WorkerState.DRAINING: "dra
 
 
 class Reading(NamedTuple):
-    """What Redis has at one moment."""
+    """The data of one reading of Redis."""
 
     lanes: Sequence[LaneDepth]
     total: Throughput
@@ -89,7 +89,7 @@ def redis_overview(eviction: EvictionMonitor, error: str, since_s: float | None)
 
 
 def workers(fleet: FleetView, rates: Mapping[str, float]) -> list[WorkerOverview]:
-    """The workers that are there and those that were lost lately, by id."""
+    """The present workers and the lost ones that are still shown, by id."""
     lost, ended, now_s = fleet.losses.lost, fleet.losses.ended, fleet.now_s()
     adapters = {name for name, model in fleet.models.items() if model.pool != pool_of(model.pool)}
     seen = {
@@ -139,7 +139,7 @@ def _lost(
 
 
 def _lasting(info: WorkerInfo, adapters: Collection[str]) -> dict[str, Any]:
-    """What a worker keeps when it is lost."""
+    """The fields that are shown of a lost worker, too."""
     names = ("id", "pool", "engine", "slots", "models", "host", "pid", "version", "start_s")
     kept = {name: getattr(info, name) for name in names}
     return kept | {"held": info.jobs, "adapters": [n for n in info.models if n in adapters]}

@@ -1,7 +1,6 @@
-"""Takes the overview once a second while viewers are there, and never while none is.
+"""Takes the overview once a second while it is viewed, or was requested in the last ten seconds.
 
-All viewers of a gateway get the same bytes, so neither Redis nor the gateway does more for fifty of
-them than for one, except for sending.
+All viewers of a gateway get the same bytes, so Redis has as little to do for fifty as for one.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ log = logging.getLogger("flotilla.overview")
 
 INTERVAL_S = 1.0
 LINGER_S = 10.0
-"""After a single request for the overview, so that clients that poll it get rates, too."""
+"""For so long after a request it is taken, so that clients that poll it get rates, too."""
 
 
 class Sampler:
-    """`take` makes an overview; it is called from one task, which runs while viewers are there."""
+    """Calls `take`, which makes an overview, in one task."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class Sampler:
                     self._changed.set()
                     self._changed = asyncio.Event()
             except Exception as error:
-                # One that fails always would end the streams silently: they show their age instead.
+                # The task goes on: viewers see the age of the latest overview.
                 self._warn("the overview could not be made: %r", error)
                 log.debug("the overview could not be made", exc_info=True)
             with contextlib.suppress(TimeoutError):

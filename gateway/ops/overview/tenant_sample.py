@@ -1,4 +1,4 @@
-"""How many jobs of each pool are whose: counted in a sample of the jobs that wait or run."""
+"""How many jobs of each pool each tenant has, estimated from a sample of those that wait or run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.tenants import oldest_waiting, tenants_of
 
 _MOST_WAITING = 100
-"""Waiting jobs of one pool that are looked at, the oldest ones."""
+"""The oldest waiting jobs of a pool, whose tenants are read."""
 _MOST_RUNNING = 200
 _MOST_REMEMBERED = 5000
 

@@ -37,6 +37,7 @@ def test_a_window_forgets_what_is_older() -> None:
 
 def test_job_rates_are_differences_of_counters() -> None:
     rates = JobRates()
+    assert rates.increases() == {}  # as long as Redis was never read
     rates.add(0, job_counters(Throughput(100, {"failed": 1}), unfinished=10))
     assert set(rates.per_s().values()) == {None}
     rates.add(5, job_counters(Throughput(150, {"failed": 2, "expired": 5}), unfinished=20))

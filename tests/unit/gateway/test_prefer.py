@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from gateway.http.call_headers import call_headers
@@ -34,6 +36,12 @@ from shared.job.errors import BadRequest
 )
 def test_preferences(values: list[bytes], expected: Prefer | None) -> None:
     assert parse_prefer(values) == expected
+
+
+def test_a_quote_without_an_end_takes_linear_time() -> None:
+    began = time.perf_counter()
+    assert parse_prefer([b'wait=1, "' + b'\\"' * 15_000]) == Prefer(False, 1)
+    assert time.perf_counter() - began < 1
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,9 @@ def test_an_operator_cancels_the_jobs_of_others(flotilla: Flotilla, stub: StubGa
     stub.answers["POST /admin/jobs/cancel"] = {"matched": 1, "done": 1, "ids": ["job_2"]}
     assert flotilla("jobs", "cancel", "job_2").stdout == "job_2: cancel done\n"
     assert stub.requests[-1].body == {"filter": "tenant:* id:job_2", "dry_run": False}
+    stub.answers["POST /jobs/job_%2A/cancel"] = error("no such job", 404, "not_found")
+    assert flotilla("jobs", "cancel", "job_*").exit_code == 3
+    assert stub.requests[-1].path == "/jobs/job_%2A/cancel"
 
 
 def test_retry_with_another_body(flotilla: Flotilla, stub: StubGateway, folder: Path) -> None:

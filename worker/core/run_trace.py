@@ -46,13 +46,13 @@ class RunTrace:
     def lease_lost(self, state: str) -> None:
         """The job is not this worker's any more; `state` is its state now.
 
-        If another worker has it, or will, that one writes the spans, as of a worker that is gone.
+        If another worker has it, or will, that one writes the spans, as for a lost worker.
         """
         self._outcome = state
         self._written_by_next = state not in {JobState.CANCELLED, JobState.EXPIRED, REVOKED}
 
     def released(self, reason: str) -> None:
-        """The worker gives the job up; the job's history has this reason."""
+        """The worker releases the job; the job's history has this reason."""
         self._outcome = self._outcome or reason
 
     def ended(self, outcome: str, error: str) -> None:

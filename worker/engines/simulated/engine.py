@@ -31,7 +31,7 @@ _POOL = Pool(served_names=("simulated",), engine="simulated")
 
 
 class SimulatedEngine:
-    """An `Engine` (see `protocol.py`) that runs in the event loop that `start` is called in."""
+    """An `Engine` (worker/engines/interface.py) that runs in the event loop of `start`'s caller."""
 
     kind = "simulated"
 
@@ -149,7 +149,7 @@ class SimulatedEngine:
         return max(settings.sim_step_ms / 1e3, batch_us / 1e6) + prefill_us / 1e6
 
     def _has_prompt(self, text: str) -> bool:
-        """Whether a sequence with this text in its prompt runs and has its tokens out."""
+        """Whether a sequence with this text in its prompt has `kill_after_tokens` tokens."""
         return bool(text) and any(
             sequence.n_generated >= self._faults.kill_after_tokens and text in sequence.prompt.text
             for sequence in self._batch.running

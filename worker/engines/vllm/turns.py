@@ -1,4 +1,4 @@
-"""Who is next: tenants take turns, and each one's own come in their order."""
+"""A queue in which tenants take turns; the items of each tenant keep their order."""
 
 from __future__ import annotations
 

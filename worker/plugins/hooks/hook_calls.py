@@ -36,7 +36,7 @@ def import_hooks(names: Iterable[str]) -> list[Hook]:
 
 
 def failed(what: str) -> HookFailed:
-    """The error for the client, after a line in the log that has more."""
+    """The error for the client; a line in the log has the details."""
     log.error("%s", what, exc_info=True)
     return HookFailed("A hook of this model's pool has failed; the worker's log has details.")
 

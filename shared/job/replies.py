@@ -55,10 +55,10 @@ class AcquiredSuspect(NamedTuple):
 
 
 class IsolationStage(StrEnum):
-    """How far a worker is that wants to run suspects."""
+    """What a worker does on its way to run suspects."""
 
     NONE = ""
-    """It runs none, and gives up the right to."""
+    """It runs none, and does not keep the right to."""
     DRAINING = "draining"
     """It claims nothing, and waits for the end of the jobs that it runs."""
     ALONE = "alone"

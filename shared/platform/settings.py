@@ -271,7 +271,7 @@ def _as_variables(settings: ProcessSettings) -> Iterator[tuple[str, str]]:
 
 
 def drop_variables(prefix: str) -> None:
-    """Take out of the environment what a library would obey although the settings say otherwise."""
+    """Delete the variables with this prefix, which a library would use in place of the settings."""
     for name in [name for name in os.environ if name.startswith(prefix)]:
         del os.environ[name]
 

@@ -18,7 +18,7 @@ The id of an attempt's span is made of the job and the number of its lease: a wo
 writes no span, so the worker of the next attempt does it (store/redis/lost_attempts.py), and what
 vLLM has sent before has its parent.
 
-OpenTelemetry's own variables are obeyed, as `OTEL_EXPORTER_OTLP_HEADERS`.
+OpenTelemetry's own variables have their effect, as `OTEL_EXPORTER_OTLP_HEADERS`.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class NewJob(NamedTuple):
     origin: Origin = NO_ORIGIN
     """The request that it comes from."""
     turn: Turn | None = None
-    """Of a response that belongs to a conversation; its shard is the conversation's."""
+    """The turn of a response in a conversation, in whose shard the job is; None: it has none."""
 
     @property
     def shard(self) -> int:
@@ -121,7 +121,7 @@ class LeasedJob(NamedTuple):
     id: str
     shard: int
     lease_id: str
-    """Of this lease; random."""
+    """The id of this lease; random."""
     generation: int
     """How many leases the job has had: distinguishes its output from that of earlier ones."""
     fence_token: str

@@ -35,7 +35,7 @@ _MOST_ENTRIES = 1 << 20
 """A segment that claims to hold more is damaged."""
 
 Journal = int | Sequence[Any] | None
-"""As it is packed; see the module."""
+"""A journal as it is packed; see the module."""
 
 
 class Delta(NamedTuple):

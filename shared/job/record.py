@@ -242,7 +242,7 @@ def _read_response(packed: bytes) -> ResponseInfo:
 
 
 def pack_headers(headers: Sequence[tuple[str, str]]) -> str:
-    """Of a response, as the record stores them."""
+    """The headers of a response, as the record stores them."""
     return json.dumps(dict(headers))
 
 

@@ -16,7 +16,7 @@ class LogPart(NamedTuple):
     """A part of a job's log."""
 
     generation: int
-    """Of the job's latest lease, which wrote the entries; 0 if there was none."""
+    """That of the job's latest lease, which wrote the entries; 0 if there was none."""
     entries: list[Entry]
     more: bool = False
     """Others follow them."""
@@ -82,8 +82,8 @@ class Fenced(Exception):
 
 
 class Repaired(NamedTuple):
-    """What was put right in one way."""
+    """What one kind of repair has changed."""
 
     times: int
     ids: tuple[str, ...]
-    """Of some of the jobs."""
+    """The ids of some of the jobs."""

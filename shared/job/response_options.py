@@ -77,7 +77,7 @@ class ResponseOptions(NamedTuple):
 
     @classmethod
     def of_body(cls, body: bytes) -> ResponseOptions:
-        """Those of a job's body; the defaults if it has none."""
+        """The options in a job's body; the defaults if it has none."""
         if not body.startswith(_PREFIX):
             return cls()
         text = body[len(_PREFIX) : _MOST_BYTES].decode(errors="replace")

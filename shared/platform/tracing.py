@@ -68,13 +68,13 @@ _END_S = 2.0
 
 
 def job_attributes(endpoint: str, model: str, pool: str, lane: str) -> dict[str, Value]:
-    """Of a request that submits a job."""
+    """The attributes of a request that submits a job."""
     operation = _OPERATIONS.get(endpoint) or endpoint.rpartition("/")[2]
     return {OPERATION: operation, MODEL: model, POOL: pool, LANE: lane}
 
 
 def http_attributes(method: str, path: str, status: int, error: str) -> dict[str, Value]:
-    """Of an answered request."""
+    """The attributes of an answered request."""
     attributes: dict[str, Value] = {
         "http.request.method": method,
         "url.path": path,

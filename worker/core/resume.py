@@ -41,7 +41,7 @@ _RETRY_CAP_S = 0.25
 # So many calls are made to give up a job; then its lease runs out, and another worker gives it up.
 _TRIES_TO_GIVE_UP = 10
 _ENTRIES_AT_ONCE = 256
-"""They take a few milliseconds of the event loop."""
+"""Entries added in one turn of the event loop; they take a few milliseconds."""
 _OUTCOME = "not_continued"
 """The attempt's outcome in the job's history."""
 

@@ -50,7 +50,7 @@ class Continuation:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     chunks: list[bytes] = field(default_factory=list)
-    """Those that were sent, in their order."""
+    """The chunks that were sent, in order."""
     decoder: DeltaDecoder = field(default_factory=DeltaDecoder)
     """It has decoded `chunks`, as the gateways have."""
 

@@ -32,7 +32,7 @@ class SlotAccounting:
         self.isolated = False
         """The worker claims nothing but suspects."""
         self.paused = ""
-        """Why an operator has the worker claim nothing, in words; empty if none has."""
+        """Why an operator has paused the worker, in words; empty if none has."""
 
     @property
     def usable(self) -> bool:

@@ -140,7 +140,7 @@ class JobFacts(NamedTuple):
 
 
 JOB: ContextVar[JobFacts] = ContextVar("JOB", default=JobFacts())  # noqa: B039, it is immutable
-"""Of the job in whose context the engine is called; set and inherited as JOURNAL is."""
+"""The facts of the job in whose context the engine is called; set and inherited as JOURNAL is."""
 
 
 class Engine(Protocol):

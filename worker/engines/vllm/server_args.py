@@ -57,7 +57,7 @@ def set_in_vain(table: dict[str, str], args: Any, default: Callable[[str], Any])
 MEDIA_URLS = "media_urls"
 """The permission for URLs of images, audio and video, as field_policy.py has it."""
 NO_DOMAIN = "no-domain.invalid"
-"""Of no URL (RFC 2606)."""
+"""A name that no URL has (RFC 2606)."""
 
 
 def with_media_domains(argv: list[str], *, urls_allowed: bool) -> list[str]:

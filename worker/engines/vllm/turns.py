@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """What waits, by tenant."""
+    """The waiting items, by tenant."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[T]] = OrderedDict()

@@ -31,7 +31,7 @@ class Hook(NamedTuple):
 
 
 def import_hooks(names: Iterable[str]) -> list[Hook]:
-    """Those of FLOTILLA_HOOKS. Raises SettingsError if one can't be imported."""
+    """The hooks that FLOTILLA_HOOKS names. Raises SettingsError if one can't be imported."""
     return [Hook(kind, name, _function(name)) for kind, name in map(parse_hook, names)]
 
 

@@ -68,7 +68,7 @@ class WorkerInfo:
     waits: tuple[int, ...] = ()
     """Its histogram of queue waits since its start: jobs in each of the metric's buckets."""
     failure: str = ""
-    """Why it has ended; empty while it runs. One that ends in good order deletes its entry."""
+    """Why it has failed; empty while it runs. One that ends without a failure deletes its entry."""
 
 
 class Heartbeat(NamedTuple):

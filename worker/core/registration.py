@@ -85,7 +85,7 @@ class Registration:
     async def announce(self, expiry_s: float = EXPIRY_S, failure: str = "") -> None:
         """Write the worker's entry, which expires after `expiry_s`. Raises StoreError.
 
-        `failure`: why the worker ends, other than in good order.
+        `failure`: why the worker ends; empty if nothing has failed.
         """
         state, reason = self._health.status()
         for each in WorkerState:

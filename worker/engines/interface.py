@@ -25,8 +25,6 @@ class Capacity:
 
     max_num_seqs: int
     """Sequences in one step of the continuous batch: the worker's slots."""
-    kv_cache_tokens: int
-    """Size of the KV cache, in tokens."""
     max_model_len: int
     """Longest prompt and answer together, in tokens."""
     max_loras: int = 0

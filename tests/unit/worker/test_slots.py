@@ -16,7 +16,7 @@ from worker.engines.interface import Capacity, Load
 class StubEngine:
     """An engine whose load the test sets."""
 
-    capacity = Capacity(max_num_seqs=8, kv_cache_tokens=1000, max_model_len=100)
+    capacity = Capacity(max_num_seqs=8, max_model_len=100)
     dead = False
 
     def __init__(self) -> None:

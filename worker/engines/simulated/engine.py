@@ -47,7 +47,6 @@ class SimulatedEngine:
         self._faults = EngineFaults.parse(settings.sim_faults)
         self._capacity = Capacity(
             max_num_seqs=settings.sim_max_num_seqs,
-            kv_cache_tokens=settings.sim_kv_tokens,
             max_model_len=settings.sim_max_model_len,
             max_loras=settings.sim_max_loras,
         )
@@ -78,7 +77,7 @@ class SimulatedEngine:
 
     def load(self) -> Load:
         """See `Engine.load`."""
-        return Load(len(self._batch), self._batch.kv_used / self._capacity.kv_cache_tokens)
+        return Load(len(self._batch), self._batch.kv_used / self._settings.sim_kv_tokens)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one HTTP request."""

@@ -85,4 +85,4 @@ class SlotAccounting:
         )
 
     def _is_starting(self, run: JobRun) -> bool:
-        return not run.buffer.reached_engine and run.job.id in self._runs
+        return not run.buffer.reached_engine and self._runs.get(run.job.id) is run

@@ -59,6 +59,13 @@ def test_a_claimed_job_takes_one_slot_until_it_reaches_the_engine() -> None:
     assert worker.free == 6
 
 
+def test_a_job_that_is_leased_again_takes_one_slot() -> None:
+    worker = Worker()
+    worker.claim("a")
+    worker.claim("a")
+    assert worker.free == 7
+
+
 @pytest.mark.parametrize("sequences", [1, 3])
 def test_in_the_engine_a_job_takes_as_many_slots_as_it_has_sequences(sequences: int) -> None:
     worker = Worker()

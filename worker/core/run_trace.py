@@ -13,7 +13,7 @@ from shared.job.job import LeasedJob
 from shared.job.states import JobState
 from shared.job.trace_context import SpanRef, parse
 from shared.platform import tracing
-from shared.store.interface import Store, StoreUnavailable
+from shared.store.interface import Store, StoreError
 from shared.store.redis.lost_attempts import write_lost_attempts
 from worker.core.output_buffer import OutputBuffer
 
@@ -69,7 +69,7 @@ class RunTrace:
         queued_at: float | None = self._leased_at - job.waited_s
         if job.generation > 1:
             queued_at = None
-            with contextlib.suppress(StoreUnavailable):
+            with contextlib.suppress(StoreError):
                 queued_at = await self._write_earlier(queue)
         ids: tracing.Attributes = {
             tracing.JOB: job.id,

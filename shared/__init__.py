@@ -1,4 +1,4 @@
-"""What gateway and worker agree on: states, jobs, keys, scripts, queue, log, channel, registry.
+"""What gateway and worker share: states, jobs, keys, scripts, queue, log, channel, registry.
 
-Imports neither side, and nothing that only one side needs (no fastapi, celery, vllm or torch).
+Imports neither of them, and no library of only one of them (fastapi, celery, vllm, torch).
 """

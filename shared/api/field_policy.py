@@ -74,7 +74,7 @@ class Caps(Protocol):
 
     @property
     def max_choices(self) -> int:
-        """Of `n`."""
+        """The highest `n`."""
 
     @property
     def max_logprobs(self) -> int:
@@ -82,11 +82,11 @@ class Caps(Protocol):
 
     @property
     def max_stop_strings(self) -> int:
-        """Also of bad words."""
+        """Stop strings, or bad words, of one request."""
 
     @property
     def max_stop_chars(self) -> int:
-        """Of one of them."""
+        """Characters of a stop string or bad word."""
 
     @property
     def max_token_list(self) -> int:
@@ -94,7 +94,7 @@ class Caps(Protocol):
 
     @property
     def max_tools(self) -> int:
-        """In one request."""
+        """Tools in one request."""
 
     @property
     def max_schema_values(self) -> int:

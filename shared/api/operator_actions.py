@@ -45,8 +45,6 @@ class OperatorAction:
     """The engine takes the options in the query, not in the body."""
     options: Mapping[str, OptionKind] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
-    without_workers: bool = False
-    """Redis keeps what was asked for, and workers that start later do it too."""
 
     def query(self, options: Mapping[str, Any]) -> bytes:
         """The engine route's query string."""
@@ -71,7 +69,6 @@ LOAD_ADAPTER = OperatorAction(
         "is_3d_lora_weight": OptionKind.YES_NO,
     },
     required=frozenset({"lora_name", "lora_path"}),
-    without_workers=True,
     summary="Load a LoRA adapter on all workers of the pool, and on those that start later",
 )
 UNLOAD_ADAPTER = OperatorAction(
@@ -81,7 +78,6 @@ UNLOAD_ADAPTER = OperatorAction(
     in_query=False,
     options={"lora_name": OptionKind.TEXT, "lora_int_id": OptionKind.WHOLE},
     required=frozenset({"lora_name"}),
-    without_workers=True,
     summary="Unload a LoRA adapter",
 )
 SLEEP = OperatorAction(
@@ -102,14 +98,12 @@ PAUSE = OperatorAction(
     name="pause",
     path="/pause",
     options={"intake": OptionKind.YES_NO},
-    without_workers=True,
     summary="Claim no more jobs; those that run go on. Also on workers that start later. With "
     "`intake`: refuse new requests instead, and work on what is queued",
 )
 RESUME = OperatorAction(
     name="resume",
     path="/resume",
-    without_workers=True,
     summary="Claim jobs, and accept requests, again after `pause`",
 )
 IS_PAUSED = OperatorAction(

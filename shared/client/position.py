@@ -23,7 +23,7 @@ class StreamPosition:
         self.events = events
         """Events that the client has. Comments are not counted."""
         self.crc32 = crc32
-        """Of the bytes of those events, with the empty line after each."""
+        """The CRC-32 of the bytes of those events, with the empty line after each."""
         self.complete = False
         """The client has the last event of the answer."""
         self.failed = False

@@ -12,7 +12,7 @@ from shared.client.call import Call, Verdict, is_delimited, retry_after_s
 from shared.client.retries import Retries
 
 _OF_THE_ROUTE = frozenset({401, 404, 405, 429})
-"""Statuses of a gateway that say nothing about how a job has ended."""
+"""Statuses of a gateway that are not about the end of a job."""
 
 
 class StreamState:

@@ -1,1 +1,1 @@
-"""The workers of a fleet, its Redis servers, and how many workers a pool should have."""
+"""The pools, models and workers of a fleet, and how many workers a pool should have."""

@@ -1,7 +1,7 @@
 """What operators have asked for of a pool, for the workers that it has and those that start later.
 
 A worker reads it before it is ready and with every heartbeat, and changes what is different, so a
-message that was lost, or a worker that was away, only delays it.
+lost message or connection only delays it.
 """
 
 from __future__ import annotations

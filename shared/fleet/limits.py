@@ -48,7 +48,7 @@ class Limit:
     warning: float | None = None
     problem: float | None = None
     least: int = 0
-    """Fewer cases are an accident."""
+    """With fewer cases it has no level."""
     within_s: float = 0.0
     """Cases count for so long; 0: while they last."""
     text: str = ""

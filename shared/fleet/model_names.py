@@ -51,7 +51,7 @@ class Versions:
 
 
 class ModelNames:
-    """All names of a fleet's models. Never changes."""
+    """All names of a fleet's models. Immutable."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One pool: what flotilla.yaml says of it, and what the fleet's settings add.
+"""One pool: its entry in flotilla.yaml, and what the fleet's settings add.
 
 A pool is a group of workers that serve the same model and share a queue. pools.py makes them.
 """

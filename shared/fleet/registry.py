@@ -50,15 +50,15 @@ class WorkerInfo:
     """From its start to when it could claim; None until then."""
     # Totals since its start. The difference of two heartbeats is what it did in between.
     finished: int = 0
-    """Jobs that left its hands, but for those it handed back."""
+    """Jobs that have ended or were lost; not those that it released."""
     job_seconds: float = 0.0
-    """The time it held those, from lease to end."""
+    """The time from lease to end of those jobs together."""
     request_bytes: int = 0
     """Their bodies."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     ages: tuple[float, ...] = ()
-    """How long it has had the jobs in its hands, the oldest first; of many, a sample."""
+    """How long its jobs have run, the oldest first; of many, a sample."""
     job_ids: tuple[str, ...] = ()
     """Jobs that it runs; of many, the first ones."""
     clock_s: float = 0.0
@@ -68,7 +68,7 @@ class WorkerInfo:
     waits: tuple[int, ...] = ()
     """Its histogram of queue waits since its start: jobs in each of the metric's buckets."""
     failure: str = ""
-    """Why it has ended; empty while it runs. One that ends in good order deletes its entry."""
+    """Why it has failed; empty while it runs. One that ends without a failure deletes its entry."""
 
 
 class Heartbeat(NamedTuple):
@@ -133,7 +133,7 @@ def model_records(
     for card in cards:
         name = card["id"]
         if name + suffix in ids:
-            continue  # the card with the version says all
+            continue  # the card with the version has all of it
         served_name = name.removesuffix(suffix)
         record = {
             "pool": queues[name],

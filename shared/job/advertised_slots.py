@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 UNKNOWN = ""
-"""In place of a number of slots: the worker does not know what Redis last recorded."""
+"""In place of a number of slots: what Redis last recorded is not known to the worker."""
 
 
 class SlotUpdate(NamedTuple):
@@ -22,8 +22,8 @@ class SlotUpdate(NamedTuple):
     slots: int
     """Free slots."""
     acknowledged: int | str
-    """Slots that the worker believes to be left of its last update, or UNKNOWN. If Redis has fewer,
-    the difference is jobs that were leased to the worker and are still on their way to it."""
+    """Slots left of its last update by the worker's count, or UNKNOWN. If Redis has fewer, the
+    difference is jobs that were leased to the worker and are still on their way to it."""
 
 
 NO_UPDATE = SlotUpdate("", "", 0, UNKNOWN)

@@ -22,7 +22,7 @@ class Turn(NamedTuple):
 
     conversation: str
     version: str
-    """Of the conversation whose items are in the job's body: it must not have changed since."""
+    """That of the conversation whose items are in the body: it must not have changed since."""
     items: tuple[StoredItem, ...]
     """Its own input. It becomes a part of the conversation when the response is complete."""
     head_bytes: int
@@ -57,7 +57,7 @@ class ExtendStatus(StrEnum):
 
 
 class Extended(NamedTuple):
-    """What became of it, and a value that the status explains."""
+    """What became of a change, and a value that the status explains."""
 
     status: ExtendStatus
     value: str
@@ -73,7 +73,7 @@ class NewConversation(NamedTuple):
 
 
 class ConversationLimits(NamedTuple):
-    """Of one conversation."""
+    """The limits of one conversation."""
 
     items: int
     bytes: int

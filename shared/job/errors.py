@@ -66,7 +66,7 @@ class FlotillaError(Exception):
     retry_after_s: ClassVar[int | None] = None
     """Seconds for the header `retry-after`; OpenAI's SDK follows it up to 120 s."""
     final: bool = False
-    """A retry cannot succeed; tells OpenAI's SDK not to, which it would for this status."""
+    """A retry can't succeed: a header stops OpenAI's SDK, which would repeat this status."""
     param: str | None = None
 
     def to_openai(self) -> bytes:

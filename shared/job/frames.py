@@ -35,7 +35,7 @@ class FrameKind(IntEnum):
     RESULT = 4
     """Payload: the whole answer, an array `[status, content type, body]`. Nothing follows."""
     ENDED = 5
-    """The job ended in another way: its record says how. Nothing follows."""
+    """The job ended in another way, which is in its record. Nothing follows."""
     LAST_CHUNK = 6
     """As CHUNK; the end is in the same message, so that both are written at once."""
 

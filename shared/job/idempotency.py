@@ -8,7 +8,7 @@ from typing import NamedTuple
 IDEMPOTENCY_TTL_S = 86_400.0
 """How long a key names its job, which is kept for at least as long after its end."""
 RETRY_PREFIX = "flotilla-retry-"
-"""Of keys that clients make for the retries of one call (shared/client) and do not store."""
+"""The beginning of keys that shared/client makes for the retries of one call."""
 RETRY_TTL_S = 3600.0
 """How long such a key names its job, which is kept no longer than without a key."""
 

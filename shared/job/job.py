@@ -101,7 +101,7 @@ class NewJob(NamedTuple):
     origin: Origin = NO_ORIGIN
     """The request that it comes from."""
     turn: Turn | None = None
-    """Of a response that belongs to a conversation; its shard is the conversation's."""
+    """The turn of a response in a conversation, in whose shard the job is; None: it has none."""
 
     @property
     def shard(self) -> int:
@@ -121,9 +121,9 @@ class LeasedJob(NamedTuple):
     id: str
     shard: int
     lease_id: str
-    """Of this lease; random."""
+    """The id of this lease; random."""
     generation: int
-    """How many leases the job has had: tells its output apart from that of earlier ones."""
+    """How many leases the job has had: distinguishes its output from that of earlier ones."""
     fence_token: str
     """The worker's fencing token when it got the job; see step_log.py."""
     attempt: int
@@ -133,7 +133,7 @@ class LeasedJob(NamedTuple):
     watchers: str
     """The gateways that get its frames, with spaces between them."""
     watched: bool
-    """A client sees the answer grow, by the job's events."""
+    """A client reads the job's events while the answer is made."""
     waited_s: float
     """Seconds from submit to the lease, by Redis' clock."""
     origin: Origin = NO_ORIGIN

@@ -8,7 +8,7 @@ the `seq` of its frame and the `id:` of its event. An entry is two msgpack objec
   of one token of the only sequence, whose text is the step's next chunk text, unchanged; one such
   `id` needs no array, and nil is no record;
   A Prompt of a call below 0, without tokens, has the context of call `-1 - call` in place of
-  logprobs (engines/prompt_context.py); readers that do not compare contexts need not know it;
+  logprobs (worker/engines/prompt_context.py); readers that do not compare contexts may ignore it;
 - the step's delta-encoded chunks (chunk_template.py), nil if there were none; in the last entry
   of a job a string instead, its terminal state. The journal of that entry is the number of tokens
   that all attempts have generated, nil if no worker ended the job.
@@ -35,7 +35,7 @@ _MOST_ENTRIES = 1 << 20
 """A segment that claims to hold more is damaged."""
 
 Journal = int | Sequence[Any] | None
-"""As it is packed; see the module."""
+"""A journal as it is packed; see the module."""
 
 
 class Delta(NamedTuple):
@@ -61,7 +61,7 @@ class Prompt(NamedTuple):
 
     @property
     def is_context(self) -> bool:
-        """It is no prompt, but what `context_record` makes."""
+        """Made by `context_record`: it is no prompt."""
         return self.call < 0
 
 

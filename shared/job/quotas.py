@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Quotas(NamedTuple):
-    """Of one tenant in one shard; 0: no limit."""
+    """The quotas of one tenant in one shard; 0: no limit."""
 
     jobs: int = 0
     """Jobs that wait, run, or have ended; responses are jobs."""

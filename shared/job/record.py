@@ -8,7 +8,7 @@
 | `created_us`, `deadline_us` | by Redis' clock; the latter, if there is one, is the deadline that applies now | submit; acquire |
 | `entry` | of the job, in the stream of its lane | submit, requeue, repair |
 | `queue` | where that is another lane's stream: `<pool>:<lane>` | requeue |
-| `watchers`, `watched` | gateways that get its frames, with spaces between them; `1` if a client sees the answer grow | submit, watch, unwatch |
+| `watchers`, `watched` | gateways that get its frames, with spaces between them; `1` if a client reads its events | submit, watch, unwatch |
 | `lease` | a `LastLease`, if it ever had one | acquire, submit, requeue |
 | `history` | JSON: the attempts that were taken back, the latest 100 | requeue, fail |
 | `restart_seq` | number of the log's last entry before it was deleted, if the job began anew | requeue |
@@ -23,7 +23,7 @@
 Fields that are written together and never apart are one, a msgpack array: the cost of a hash grows
 with its fields, in time (Lua, the append-only file) and in memory.
 
-A record that can't be read is set aside (scripts/set_aside.lua): DamagedRecord says which field.
+A record that can't be read is set aside (scripts/set_aside.lua): DamagedRecord names the field.
 """  # noqa: E501, RUF100
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _read_response(packed: bytes) -> ResponseInfo:
 
 
 def pack_headers(headers: Sequence[tuple[str, str]]) -> str:
-    """Of a response, as the record stores them."""
+    """The headers of a response, as the record stores them."""
     return json.dumps(dict(headers))
 
 

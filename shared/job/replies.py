@@ -16,7 +16,7 @@ class LogPart(NamedTuple):
     """A part of a job's log."""
 
     generation: int
-    """Of the job's latest lease, which wrote the entries; 0 if there was none."""
+    """That of the job's latest lease, which wrote the entries; 0 if there was none."""
     entries: list[Entry]
     more: bool = False
     """Others follow them."""
@@ -55,10 +55,10 @@ class AcquiredSuspect(NamedTuple):
 
 
 class IsolationStage(StrEnum):
-    """How far a worker is that wants to run suspects."""
+    """What a worker does on its way to run suspects."""
 
     NONE = ""
-    """It runs none, and gives up the right to."""
+    """It runs none, and does not keep the right to."""
     DRAINING = "draining"
     """It claims nothing, and waits for the end of the jobs that it runs."""
     ALONE = "alone"
@@ -82,8 +82,8 @@ class Fenced(Exception):
 
 
 class Repaired(NamedTuple):
-    """What was put right in one way."""
+    """What one kind of repair has changed."""
 
     times: int
     ids: tuple[str, ...]
-    """Of some of the jobs."""
+    """The ids of some of the jobs."""

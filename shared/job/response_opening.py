@@ -1,7 +1,7 @@
 """A response that is not complete, and the first event of its stream.
 
 The gateway sends that event of a response in the background at once, and the worker makes the same
-bytes of it: who resumes the stream has the beginning that the job's log has.
+bytes of it, so a client that resumes the stream has the beginning that is in the job's log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a client asked of a response that vLLM does not do: the gateway and the job store do.
+"""What a client asked of a response that not vLLM does, but the gateway and the job store.
 
 It is the member `flotilla.response` of the body that the job keeps, its first one, so that it can
 be read without the rest. vLLM ignores it.
@@ -18,7 +18,7 @@ _MOST_BYTES = 2048
 
 
 class ResponseOptions(NamedTuple):
-    """Never changes."""
+    """The options of one response."""
 
     background: bool = False
     store: bool = True
@@ -77,7 +77,7 @@ class ResponseOptions(NamedTuple):
 
     @classmethod
     def of_body(cls, body: bytes) -> ResponseOptions:
-        """Those of a job's body; the defaults if it has none."""
+        """The options in a job's body; the defaults if it has none."""
         if not body.startswith(_PREFIX):
             return cls()
         text = body[len(_PREFIX) : _MOST_BYTES].decode(errors="replace")

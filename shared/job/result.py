@@ -11,7 +11,7 @@ INLINE_RESULT_BYTES = 64 << 10
 stored it before, in pieces, and a gateway passes these on one by one."""
 
 PIECE_BYTES = 256 << 10
-"""Of every piece but the last. A gateway holds one for each client that reads the answer."""
+"""The size of every piece but the last. A gateway holds one for each client that reads it."""
 
 MAX_RESULT_BYTES = 64 << 20
 """A longer body is not stored: Redis would stand still while it receives it."""

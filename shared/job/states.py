@@ -1,4 +1,4 @@
-"""The states of a job and of a worker, and who may change them: nowhere else.
+"""The states of a job and of a worker, and the transitions between those of a job.
 
 The Lua scripts get their states and transitions from here (scripts/loader.py); there is no second
 copy. One exception: a record that can't be read becomes `failed` from any state

@@ -4,7 +4,7 @@ Redis works per step, not per job and token. A step log is a list per worker and
 `STEPS` steps. A step is two elements: the lengths of its frames (a msgpack array), and the frames
 (frames.py) back to back, as gateways get them. An entry is flushed to its job's own log
 (job_log.py) together with its neighbours, at the latest before its step would drop out of the step
-log. So a worker that is lost leaves everything that others need.
+log. So all output that a lost worker has published is in Redis.
 
 The first entry of an attempt is put into the job's log by the call that publishes it. Whatever
 takes a job from its worker flushes the rest, and the next attempt continues the log.

@@ -55,7 +55,7 @@ def parse(traceparent: str) -> SpanRef | None:
 
 
 def trace_id(traceparent: str) -> str:
-    """As collectors show it; empty if there is none."""
+    """The id as collectors show it; empty if there is none."""
     return traceparent[3:35]
 
 

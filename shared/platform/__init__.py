@@ -1,1 +1,1 @@
-"""What every process stands on: settings, Redis connections, logs, metrics, background tasks."""
+"""What every process uses: settings, logs, metrics, traces, background tasks."""

@@ -50,7 +50,7 @@ _process_fields: dict[str, str] = {}
 
 
 def set_up(level: str, log_format: LogFormat = "auto") -> None:
-    """Send the `flotilla` loggers to stdout, and everybody else's stdout to stderr."""
+    """Send the `flotilla` loggers to stdout, and all other output on stdout to stderr."""
     as_json = is_json(log_format)
     own = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # child processes and C code inherit this
@@ -180,7 +180,7 @@ def _in_one_line(_logger: Any, _method: str, line: str) -> str:
 
 
 def _without_controls(_logger: Any, _method: str, line: str) -> str:
-    """Nor control the terminal of who reads it."""
+    """A client's text must not control the reader's terminal."""
     return escaped(line)
 
 

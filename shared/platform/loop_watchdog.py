@@ -1,7 +1,7 @@
 """Ends a process whose event loop stands still, so that its supervisor can start a new one.
 
-A loop that is blocked renews no lease and answers no probe; nothing in the process can mend it, as
-everything else runs on that loop. What this can't notice: C code that never releases the GIL.
+A loop that is blocked renews no lease and answers no probe, and no task of the process can end
+that, as all run on that loop. C code that never releases the GIL blocks the watchdog, too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Names have the prefix `flotilla_` and base units. No label holds a job, a key or a prompt. vLLM's
 own `vllm:*` metrics are served beside the worker's, unchanged. compose/observability/ has the
-dashboards and alerts, and says how to read them.
+dashboards and alerts, and describes them.
 
 Label values that are known beforehand are set to 0 at start, because Prometheus' `increase` misses
 the first increment of a series that did not exist before.

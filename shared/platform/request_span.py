@@ -88,5 +88,5 @@ def begin(headers: Iterable[tuple[bytes, bytes]], is_operator: Callable[[], bool
 
 
 def current() -> RequestSpan | None:
-    """Of the request that the calling task answers; None: it is not traced."""
+    """The span of the request that the calling task answers; None: it is not traced."""
     return _REQUEST.get()

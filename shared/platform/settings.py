@@ -54,7 +54,7 @@ no other: a process loads the classes of others only to tell their variables fro
 SECRETS = Path("/run/secrets")
 _NESTED = "__"
 _OF_A_POOL = f"{PREFIX}POOLS{_NESTED}"
-"""What variables begin with that set one key of a pool."""
+"""The beginning of variables that set one key of a pool."""
 _FILE: ContextVar[Mapping[str, Any] | None] = ContextVar("_FILE", default=None)
 """The content of flotilla.yaml while the settings are made."""
 _PLAIN_ADDRESS = re.compile(r"[\w./-]*(:\d+(/\d+)?)?")
@@ -70,7 +70,7 @@ Names = Annotated[
     BeforeValidator(lambda value: split_names(value) if isinstance(value, str) else value),
 ]
 SettingList = Annotated[Names, NoDecode]
-"""Of a setting that is a variable: there the value is no JSON."""
+"""For settings: the value of a variable is a list of names, not JSON."""
 
 
 class ProcessSettings(BaseSettings):
@@ -207,7 +207,7 @@ def _problem(
 
 
 def _unknown_keys(file: Mapping[str, Any]) -> list[str]:
-    """What to say of the keys of flotilla.yaml that are no settings."""
+    """The problems of a flotilla.yaml with keys that are no settings."""
     known = _names() - {"config"}
     return [
         f"{name}: there is no such setting{_hint(name, known)}"
@@ -222,7 +222,7 @@ def _hint(name: str, known: Iterable[str], spelt: Callable[[str], str] = str) ->
 
 
 def _misspelt(names: Iterable[str], spelt: Callable[[str], str] = str.upper) -> list[str]:
-    """What to say of those that look like ours and are none; settings are `spelt` like that."""
+    """The problems of names that look like ours and are none; settings are `spelt` like that."""
     known = {PREFIX + name.upper() for name in _names()}
     problems = []
     for name in names:
@@ -271,7 +271,7 @@ def _as_variables(settings: ProcessSettings) -> Iterator[tuple[str, str]]:
 
 
 def drop_variables(prefix: str) -> None:
-    """Take out of the environment what a library would obey although the settings say otherwise."""
+    """Delete the variables with this prefix, which a library would use in place of the settings."""
     for name in [name for name in os.environ if name.startswith(prefix)]:
         del os.environ[name]
 

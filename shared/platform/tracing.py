@@ -18,7 +18,7 @@ The id of an attempt's span is made of the job and the number of its lease: a wo
 writes no span, so the worker of the next attempt does it (store/redis/lost_attempts.py), and what
 vLLM has sent before has its parent.
 
-OpenTelemetry's own variables are obeyed, as `OTEL_EXPORTER_OTLP_HEADERS`.
+OpenTelemetry's own variables have their effect, as `OTEL_EXPORTER_OTLP_HEADERS`.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ _END_S = 2.0
 
 
 def job_attributes(endpoint: str, model: str, pool: str, lane: str) -> dict[str, Value]:
-    """Of a request that submits a job."""
+    """The attributes of a request that submits a job."""
     operation = _OPERATIONS.get(endpoint) or endpoint.rpartition("/")[2]
     return {OPERATION: operation, MODEL: model, POOL: pool, LANE: lane}
 
 
 def http_attributes(method: str, path: str, status: int, error: str) -> dict[str, Value]:
-    """Of an answered request."""
+    """The attributes of an answered request."""
     attributes: dict[str, Value] = {
         "http.request.method": method,
         "url.path": path,

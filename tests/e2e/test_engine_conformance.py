@@ -345,7 +345,7 @@ async def test_health(engine: Engine) -> None:
 async def test_capacity(engine: Engine) -> None:
     capacity = engine.capacity
     assert capacity.max_num_seqs >= 1
-    assert capacity.kv_cache_tokens >= capacity.max_model_len >= 1
+    assert capacity.max_model_len >= 1
     assert engine.kind
 
 

@@ -180,7 +180,7 @@ async def test_suspects_of_an_adapter_wait_in_its_pools_lane(queue: JobQueue, st
     assert store.zrange(keys.waiting(0, POOL, SUSPECT_LANE), 0, -1) == [job.id.encode()]
 
 
-async def test_a_paused_executor_claims_nothing_until_it_is_resumed(
+async def test_a_paused_worker_claims_nothing_until_it_is_resumed(
     queue: JobQueue, redis_url: str, store: Redis
 ) -> None:
     async with serving(queue, redis_url, slots=4) as loop:

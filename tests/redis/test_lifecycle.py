@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -24,6 +24,11 @@ from worker.engines.simulated.engine import SimulatedEngine
 DEADLINE_S = 60.0
 
 
+def a_worker(redis_url: str, **settings: Any) -> Worker:
+    known = Settings(redis_url=redis_url, engine="simulated", worker_port=0, **settings)
+    return Worker(known, known.described.own, SimulatedEngine(known), CollectorRegistry())
+
+
 async def fail(_: Registration) -> None:
     raise ZeroDivisionError("a bug")
 
@@ -32,34 +37,30 @@ async def end_early(_: Registration) -> None:
     return
 
 
-@pytest.mark.parametrize(
-    ("heartbeats", "logged"), [(fail, "a bug"), (end_early, "the task end_early has ended")]
-)
+async def cancel(_: Registration) -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("heartbeats", [fail, end_early, cancel])
 async def test_a_worker_exits_with_an_error_when_a_task_fails_or_ends(
     redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    heartbeats: object,
-    logged: str,
+    heartbeats: Callable[[Registration], Coroutine[Any, Any, None]],
 ) -> None:
     monkeypatch.setattr(Registration, "run_heartbeats", heartbeats)
-    settings = Settings(redis_url=redis_url, engine="simulated", worker_port=0)
-    worker = Worker(
-        settings, settings.described.own, SimulatedEngine(settings), CollectorRegistry()
-    )
+    worker = a_worker(redis_url)
     async with asyncio.timeout(DEADLINE_S):
         assert await worker.run() == 1
     assert "the worker failed" in caplog.text
-    assert logged in caplog.text
+    ended = f"the task {heartbeats.__name__} has ended"
+    assert ("a bug" if heartbeats is fail else ended) in caplog.text
 
 
 async def test_a_worker_that_is_stopped_exits_without_an_error(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(redis_url=redis_url, engine="simulated", worker_port=0)
-    worker = Worker(
-        settings, settings.described.own, SimulatedEngine(settings), CollectorRegistry()
-    )
+    worker = a_worker(redis_url)
     serving = asyncio.Event()
     started = Registration.started
 
@@ -108,12 +109,7 @@ async def test_a_worker_with_a_loop_that_stands_still_gives_its_jobs_up_and_exit
     monkeypatch.setattr(stalls, "STALL_S", 2.0)
     monkeypatch.setattr("shared.store.redis.claim_connection.BLOCK_S", 0.5)
     wedge(monkeypatch)
-    settings = Settings(
-        redis_url=redis_url, engine="simulated", worker_port=0, lease_s=1.0, drain_deadline_s=0.2
-    )
-    worker = Worker(
-        settings, settings.described.own, SimulatedEngine(settings), CollectorRegistry()
-    )
+    worker = a_worker(redis_url, lease_s=1.0, drain_deadline_s=0.2)
     running = asyncio.create_task(worker.run())
     job = await submit(queue, pool="simulated", body=chat(8000, ignore_eos=True), stream=False)
     async with asyncio.timeout(DEADLINE_S):

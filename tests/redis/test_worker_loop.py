@@ -43,7 +43,7 @@ from worker.engines.simulated.engine import SimulatedEngine
 
 @pytest.fixture
 async def loop(queue: JobQueue) -> AsyncIterator[WorkerLoop]:
-    """An loop that sends the output of its runs, and does nothing else."""
+    """A loop that sends the output of its runs, and does nothing else."""
     loop = WorkerLoop(
         Membership(queue, POOL, WORKER, 10.0),
         SimulatedEngine(Settings()),

@@ -33,7 +33,7 @@ def chat(max_tokens: int, **more: Any) -> bytes:
 async def serving(
     queue: JobQueue, redis_url: str | Sequence[str], slots: int, worker: str = WORKER
 ) -> AsyncIterator[WorkerLoop]:
-    """An loop that claims jobs and is subscribed to its control channel."""
+    """A loop that claims jobs and is subscribed to its control channel."""
     urls = [redis_url] if isinstance(redis_url, str) else redis_url
     engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=1.0))
     await engine.start()

@@ -1,6 +1,6 @@
-"""The LoRA adapters of one worker: those that its engine holds, and those that it shall hold.
+"""The LoRA adapters of one worker: those that its engine holds, and those that are desired.
 
-The worker claims from the queues of those that it holds.
+The worker claims from the queues of the adapters that its engine holds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Adapters:
         cards = await model_cards(self._engine)
         self._held = {card["id"]: str(card["root"]) for card in cards if card.get("parent")}
         await self._registration.set_models(cards)
-        with contextlib.suppress(StoreError):  # then the next heartbeat tries again
+        with contextlib.suppress(StoreError):  # then `follow` tries again
             await self._read_queues()
 
     async def follow(self, desired: Mapping[str, Mapping[str, Any]]) -> None:
@@ -83,8 +83,8 @@ class Adapters:
     async def _read_queues(self) -> None:
         """Claim from the queues of the adapters that are held. Raises StoreError.
 
-        Also from those with jobs for adapters that were unloaded: they get the engine's error. Not
-        from those of adapters that are desired and not held: other workers may hold them.
+        Also from those with jobs for adapters that were unloaded: the engine answers these jobs
+        with its error. Not from those of desired adapters that it does not hold: others may.
         """
         queue, pool, _, _ = self._member
         held = {adapter_queue(pool, name) for name in self._held}

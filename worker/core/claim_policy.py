@@ -35,9 +35,9 @@ class SlotSnapshot(NamedTuple):
     """Above this share of the KV cache nothing is claimed, 0 to 1."""
     draining: bool = False
     isolated: bool = False
-    """It runs suspects, or finishes its jobs to run them."""
+    """The worker runs suspects, or finishes its jobs to run them."""
     paused: str = ""
-    """Why an operator has it claim nothing, in words; empty if none has."""
+    """Why an operator has paused the worker, in words; empty if none has."""
 
 
 class SuspectSnapshot(NamedTuple):

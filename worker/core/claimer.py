@@ -1,6 +1,6 @@
 """A claimer takes jobs from one Redis server as long as slots are free.
 
-A worker has one for each server, so that a server that is away does not delay the others. Request
+A worker has one for each server, so that one that does not answer delays no other. Request
 path: `shared/store` -> Redis -> here -> `worker/core/loop.py`.
 """
 
@@ -28,7 +28,7 @@ _RECONNECT_CAP_S = 0.25
 
 
 class Claimer:
-    """Calls `start` with each job that it claims. It is one of `claimers` of a worker."""
+    """Calls `start` with each job that it claims. `claimers`: how many the worker has."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class ControlChannel:
             self._advertised_slots.job_assigned(job.shard)
             self._start(job)
         if ended_id:
-            # Redis would refuse the job's next write anyway; this saves the engine the work.
+            # Redis would refuse the job's next write anyway; the engine need not go on until then.
             self._runs.abort(ended_id)
 
     def on_reconnect(self) -> None:

@@ -1,6 +1,6 @@
 """A worker's subscriptions to its control channel, one at each Redis server.
 
-They are also how others notice that the worker has ended: its channel has no subscriber then
+The detector finds by them that the worker has ended: its channel has no subscriber then
 (shared/store/redis/detector.py).
 """
 

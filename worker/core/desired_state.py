@@ -29,13 +29,13 @@ class DesiredState:
         self._operations = operations
 
     async def run(self) -> None:
-        """Follow it until cancellation."""
+        """Follow the desired state until cancellation."""
         while True:
             await self.follow_if_possible()
             await asyncio.sleep(HEARTBEAT_S)
 
     async def follow_if_possible(self) -> None:
-        """Do now what is desired; if Redis is unavailable, the next heartbeat tries again."""
+        """Do now what is desired; if Redis is unavailable, `run` tries again."""
         try:
             desired = await self._desired.read(self._pool)
             await self._operations.follow(paused=desired.paused)

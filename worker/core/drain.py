@@ -21,7 +21,7 @@ from worker.core.membership import Membership
 log = logging.getLogger("flotilla.worker")
 
 _AGAIN_S = 0.5
-"""Between two looks at the room that other workers have."""
+"""Between two readings of the free slots of other workers."""
 _CHECK_S = 0.25
 
 

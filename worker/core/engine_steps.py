@@ -1,7 +1,7 @@
 """How long an engine may make no step before it counts as hung, and whether it has taken longer.
 
-What is known to take long is not a hang: the first steps after the start compile, and nobody can
-tell how long the prefill of a prompt takes that is longer than any before it.
+No hang: the first steps after the start, which compile, and the prefill of a prompt that is longer
+than any before it, whose time is not known.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _BEGINNINGS = (b'data: {"error"', b"event: error\n")
-"""Of OpenAI's and of Anthropic's events."""
+"""The beginnings of OpenAI's and of Anthropic's error events."""
 
 
 def is_error(event: bytes) -> bool:

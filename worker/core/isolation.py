@@ -2,8 +2,8 @@
 
 A suspect may have ended its workers, and with them all jobs that ran beside it. One worker of a
 pool at a time has the right to run suspects. It claims nothing else, ends what it runs, takes a
-suspect, and the next one when that has ended or has made output. `admission.py` decides each step.
-Nothing runs here, and Redis is not asked, as long as no claim finds suspects waiting.
+suspect, and the next one when that has ended or has made output. `claim_policy.py` decides each
+step. As long as no claim finds waiting suspects, nothing runs here and Redis gets no calls.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Isolation:
         return SuspectSnapshot(
             waiting=waiting,
             waited_s=waited_s,
-            isolated=self._slots.isolated,
+            isolated=slots.isolated,
             others=len(runs) - len(self._taken) + slots.requested,
             unproven=sum(not runs[job_id].buffer.log_started for job_id in self._taken),
             draining=self._stopped or not slots.usable,

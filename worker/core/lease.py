@@ -1,8 +1,8 @@
 """The leases of a worker's jobs, renewed while the engine makes progress.
 
 A worker that can't renew keeps its jobs: Redis refuses its writes once a job has been taken back
-(fencing, see shared/job/step_log.py), and the next renewal says which jobs those are. So
-neither a Redis that pauses nor a worker that pauses loses a job that no other worker has taken.
+(fencing, see shared/job/step_log.py), and the reply to the next renewal lists those jobs. So a
+pause of Redis or of the worker loses no job unless another worker has taken it.
 """
 
 from __future__ import annotations

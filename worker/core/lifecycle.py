@@ -2,8 +2,7 @@
 
 First SIGTERM (or Ctrl-C): claim nothing more, hand the running jobs over to workers that have
 room, finish the others within the drain deadline, release the rest. Second signal: release them at
-once. A dead engine: release them and exit with code 1; the supervisor of the process starts a new
-one.
+once. A dead engine: release them and exit with code 1, so that a supervisor starts a new process.
 """
 
 from __future__ import annotations
@@ -289,9 +288,10 @@ class Worker:
         return task
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        if not (task.cancelled() or self._ending.done()):
+        error = None if task.cancelled() else task.exception()
+        if not self._ending.done():
             ended = RuntimeError(f"the task {task.get_name()} has ended")
-            self._ending.set_exception(task.exception() or ended)
+            self._ending.set_exception(error or ended)
 
 
 def _model_description(pool: Pool) -> str:

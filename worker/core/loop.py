@@ -156,7 +156,7 @@ class WorkerLoop:
         logs.bind_contextvars(**run.job.log_fields)
         log.debug("leased %.3f s after submit", run.job.waited_s)
         if previous is not None and previous.task is not None:
-            # The engine knows both by the same request id, and must have ended the first.
+            # Both have the same request id in the engine, which must have ended the first.
             await asyncio.wait({previous.task})
         try:
             outcome = await run.execute()

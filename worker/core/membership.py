@@ -1,4 +1,4 @@
-"""What makes a worker a member of its pool."""
+"""The membership of a worker in its pool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.store.redis.job_queue import JobQueue
 
 
 class Membership(NamedTuple):
-    """The queue that a worker serves, its pool, its id, and the length of its leases."""
+    """The queue that a worker serves, its pool, its id, and the length of its leases (seconds)."""
 
     queue: JobQueue
     pool: str

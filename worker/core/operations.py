@@ -1,7 +1,7 @@
 """Operator calls on one worker: carried out one after the other, each once.
 
-Path of a call: the gateway's `operator_calls.py` -> the worker's control channel -> here
--> the engine's own route -> the answer in Redis, where the gateway reads it.
+Path of a call: `gateway/apis/admin/broadcast.py` -> the worker's control channel -> here -> the
+engine's own route -> the answer in Redis, where the gateway reads it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Operations:
     # --- drain, pause, sleep ---
 
     async def _drain(self, _: Mapping[str, Any]) -> WorkerAnswer:
-        """Answer first: the process that drains ends its connections."""
+        """Only answer: the drain begins after it is stored, because it closes the connections."""
         self._draining = True
         return WorkerAnswer(200, {"status": "draining", "jobs": len(self._loop.runs)})
 
@@ -159,8 +159,8 @@ class Operations:
     async def _sleep(self, options: Mapping[str, Any]) -> WorkerAnswer:
         """Run no more jobs, then let the engine sleep.
 
-        By `mode`, as vLLM's: `abort` hands back the jobs that another worker can continue, `wait`
-        lets all of them end here.
+        `mode` is vLLM's: `abort` releases the jobs that another worker can continue, `wait` lets
+        all of them end here.
         """
         self._asleep, done = True, False
         runs = self._loop.runs

@@ -19,7 +19,7 @@ Check = Callable[[EngineAnswer], Awaitable[None]]
 
 
 class AroundRuns(Protocol):
-    """Sees the request of each job before the engine does, and may check the answer."""
+    """Gets the request of each job before the engine does, and may check the answer."""
 
     async def before(self, path: str, job_id: str, body: bytes) -> tuple[bytes, Check | None]:
         """The body for the engine, and a check.

@@ -85,7 +85,7 @@ class Registration:
     async def announce(self, expiry_s: float = EXPIRY_S, failure: str = "") -> None:
         """Write the worker's entry, which expires after `expiry_s`. Raises StoreError.
 
-        `failure`: why the worker ends, other than in good order.
+        `failure`: why the worker ends; empty if nothing has failed.
         """
         state, reason = self._health.status()
         for each in WorkerState:
@@ -119,7 +119,7 @@ class Registration:
         await self._registry.announce(info, expiry_s=expiry_s)
 
     async def announce_if_possible(self) -> None:
-        """As `announce`, but no error if Redis is unavailable: the next heartbeat announces it."""
+        """As `announce`; if Redis is unavailable, the next heartbeat announces the worker."""
         with contextlib.suppress(StoreError):
             await self.announce()
 
@@ -129,7 +129,7 @@ class Registration:
             await self.announce(LOADING_EXPIRY_S)
 
     async def set_models(self, cards: list[dict[str, Any]]) -> None:
-        """Announce these models from now on; an adapter that is gone is not known any more."""
+        """Announce these models from now on, and no more those of adapters that are gone."""
         gone = self._adapter_queues(self.models) - self._adapter_queues(cards)
         self.models = cards
         self._metrics.adapters.set(sum(bool(card.get("parent")) for card in cards))

@@ -61,7 +61,7 @@ class Releases:
         _log(reason, states)
 
     async def all(self, reason: str, *, blame: bool) -> None:
-        """Abort and release all jobs; if Redis does not answer for some time, their leases expire.
+        """Abort and release all jobs; if Redis does not answer for 10 s, their leases expire.
 
         `blame` counts the attempt against each job that has begun.
         """

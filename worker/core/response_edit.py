@@ -21,7 +21,7 @@ _MEMBER = b"{"
 _INCOMPLETE = b'"incomplete"'
 _encode = msgspec.json.encode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-"""Of an object, each as JSON: what is in them is not parsed, because it may have megabytes."""
+"""The members of an object, each as JSON that is not parsed, because it may have megabytes."""
 
 
 def with_response_id(body: bytes, job_id: str) -> bytes:

@@ -19,9 +19,9 @@ _RETRY_BASE_S, _RETRY_CAP_S = 0.05, 1.0
 
 
 async def store_pieces(queue: Store, buffer: OutputBuffer, body: bytes) -> None:
-    """Store the pieces of the answer; returns early if the job is this worker's no more.
+    """Store the pieces of the answer; returns early if the worker has lost the job.
 
-    Tries again as long as Redis is away; raises its other errors.
+    Tries again as long as Redis does not answer; raises its other errors.
     """
     job, backoff = buffer.job, Backoff(_RETRY_BASE_S, _RETRY_CAP_S)
     number = 0

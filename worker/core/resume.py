@@ -1,7 +1,7 @@
 """How a run continues a job of an earlier worker: its log is read before the engine is called, and
 only what is behind the log's end is sent.
 
-Jobs in their first attempt use `OutputBuffer` itself and pay nothing for this. A job that can't be
+Jobs in their first attempt use `OutputBuffer` itself, at no cost. A job that can't be
 continued begins anew if no client has seen any of it, else it fails: the script `restart` decides.
 """
 
@@ -41,7 +41,7 @@ _RETRY_CAP_S = 0.25
 # So many calls are made to give up a job; then its lease runs out, and another worker gives it up.
 _TRIES_TO_GIVE_UP = 10
 _ENTRIES_AT_ONCE = 256
-"""A few milliseconds."""
+"""Entries added in one turn of the event loop; they take a few milliseconds."""
 _OUTCOME = "not_continued"
 """The attempt's outcome in the job's history."""
 

@@ -13,7 +13,7 @@ from shared.job.job import LeasedJob
 from shared.job.states import JobState
 from shared.job.trace_context import SpanRef, parse
 from shared.platform import tracing
-from shared.store.interface import Store, StoreUnavailable
+from shared.store.interface import Store, StoreError
 from shared.store.redis.lost_attempts import write_lost_attempts
 from worker.core.output_buffer import OutputBuffer
 
@@ -46,13 +46,13 @@ class RunTrace:
     def lease_lost(self, state: str) -> None:
         """The job is not this worker's any more; `state` is its state now.
 
-        If another worker has it, or will, that one writes the spans, as of a worker that is gone.
+        If another worker has it, or will, that one writes the spans, as for a lost worker.
         """
         self._outcome = state
         self._written_by_next = state not in {JobState.CANCELLED, JobState.EXPIRED, REVOKED}
 
     def released(self, reason: str) -> None:
-        """The worker gives the job up; the job's history has this reason."""
+        """The worker releases the job; the job's history has this reason."""
         self._outcome = self._outcome or reason
 
     def ended(self, outcome: str, error: str) -> None:
@@ -69,7 +69,7 @@ class RunTrace:
         queued_at: float | None = self._leased_at - job.waited_s
         if job.generation > 1:
             queued_at = None
-            with contextlib.suppress(StoreUnavailable):
+            with contextlib.suppress(StoreError):
                 queued_at = await self._write_earlier(queue)
         ids: tracing.Attributes = {
             tracing.JOB: job.id,

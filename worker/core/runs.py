@@ -1,6 +1,6 @@
 """The jobs that a worker holds: those that run, and those that ended here and are still leased.
 
-With sums over all that it has held since its start, for its heartbeats.
+Also the sums over all jobs since its start, for its heartbeats.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Runs(dict[str, JobRun]):
         self.unreleased: list[JobRun] = []
         """Runs that have ended without the job's end: their jobs must be released."""
         self.tasks: set[asyncio.Task[None]] = set()
-        """Those of all runs that the engine has not ended yet."""
+        """The tasks of all runs that have not ended, those of released jobs included."""
         self._totals = WorkTotals()
         self._metrics = metrics
         self._removed = asyncio.Event()
@@ -75,7 +75,7 @@ class Runs(dict[str, JobRun]):
 
     @property
     def totals(self) -> WorkTotals:
-        """The sums, with the tokens of those that run."""
+        """The sums, with the tokens of the jobs that run."""
         running = sum(run.buffer.new_tokens for run in self.values())
         return replace(self._totals, output_tokens=self._totals.output_tokens + running)
 
@@ -87,7 +87,7 @@ class Runs(dict[str, JobRun]):
         return tuple(round(age, 1) for age in seconds[:: -(-len(seconds) // _AGES) or 1])
 
     def abort(self, job_id: str) -> None:
-        """Abort a job, if it runs, that has ended otherwise."""
+        """Abort a job that another process has ended, if it runs here."""
         run = self.get(job_id)
         if run is not None:
             if run.trace is not None:

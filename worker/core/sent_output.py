@@ -50,7 +50,7 @@ class Continuation:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     chunks: list[bytes] = field(default_factory=list)
-    """Those that were sent, in their order."""
+    """The chunks that were sent, in order."""
     decoder: DeltaDecoder = field(default_factory=DeltaDecoder)
     """It has decoded `chunks`, as the gateways have."""
 
@@ -138,8 +138,8 @@ class RepeatedIds:
 class SentChunks:
     """The chunks of a stream that its client has, by the index of their choice.
 
-    Several choices take turns, and another attempt may order them otherwise. So they are counted by
-    choice; those without one (usage, [DONE]) are counted together.
+    The chunks of several choices are mixed, and another attempt may mix them otherwise. So they are
+    counted by choice; those without one (usage, [DONE]) are counted together.
     """
 
     def __init__(self, chunks: Iterable[bytes]) -> None:

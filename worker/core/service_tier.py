@@ -1,7 +1,7 @@
 """`service_tier` in an answer: OpenAI names the tier that served the request, vLLM does not.
 
-Only a request that names a tier gets it, in its whole answer or in each of its chunks; all others
-pay nothing but a search in their body.
+Only a request that names a tier gets it, in its whole answer or in each of its chunks; for all
+others it costs a search in their body.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A job that finds an advertised slot needs no claim: the script that submits it leases it to the
 worker and publishes it on the worker's control channel. Redis subtracts such jobs from the
 advertised number at once, the worker when it receives them. So each update carries both the new
-number and the one that the worker believes is left of the last: the difference is on its way.
+number and the one that, by the worker's count, is left of the last: the difference is on its way.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class AdvertisedSlots:
         share = self._free() // len(self._advertised)
         # Jobs that arrive while the update is in flight are subtracted from the new number.
         self._advertised[shard] = share
-        believed = UNKNOWN if advertised is None else advertised
-        return SlotUpdate(self._pool, self._advertiser, share, believed)
+        left = UNKNOWN if advertised is None else advertised
+        return SlotUpdate(self._pool, self._advertiser, share, left)
 
     def pending_update(self, shard: int) -> SlotUpdate | None:
         """As `start_update`, or None if Redis is up to date or an update is in flight."""

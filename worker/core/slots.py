@@ -32,7 +32,7 @@ class SlotAccounting:
         self.isolated = False
         """The worker claims nothing but suspects."""
         self.paused = ""
-        """Why an operator has the worker claim nothing, in words; empty if none has."""
+        """Why an operator has paused the worker, in words; empty if none has."""
 
     @property
     def usable(self) -> bool:
@@ -85,4 +85,4 @@ class SlotAccounting:
         )
 
     def _is_starting(self, run: JobRun) -> bool:
-        return not run.buffer.reached_engine and run.job.id in self._runs
+        return not run.buffer.reached_engine and self._runs.get(run.job.id) is run

@@ -1,6 +1,6 @@
 """Finds loops of a worker that stand still although Redis answers. Pure: times in, a reason out.
 
-Such a worker holds slots or output that no client gets. It hands its jobs over and exits.
+Such a worker holds slots or output that no client gets. It drains and exits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ STALL_S = 60.0
 
 
 class Stalled(Exception):
-    """A loop of the worker stands still; the message says which."""
+    """A loop of the worker stands still; the message names it."""
 
 
 def reason(

@@ -25,8 +25,6 @@ class Capacity:
 
     max_num_seqs: int
     """Sequences in one step of the continuous batch: the worker's slots."""
-    kv_cache_tokens: int
-    """Size of the KV cache, in tokens."""
     max_model_len: int
     """Longest prompt and answer together, in tokens."""
     max_loras: int = 0
@@ -66,7 +64,7 @@ class Past(NamedTuple):
 
 
 class PastRefused(Exception):
-    """An answer can't be continued; the text says why."""
+    """An answer can't be continued; the text is the reason."""
 
 
 class Journal(Protocol):
@@ -79,7 +77,7 @@ class Journal(Protocol):
         """What earlier attempts generated for this call; None if there is nothing to continue."""
 
     def refuse_past(self, reason: str) -> None:
-        """The engine can't continue this job: `reason` says why, for the log.
+        """The engine can't continue this job; `reason` is for the log.
 
         The job's run is aborted as by `http.disconnect`; what the engine still sends is dropped.
         """
@@ -94,7 +92,7 @@ class Journal(Protocol):
         """No engine could continue this call: the job is not handed over to another worker."""
 
     def context(self, call: int, context: Context) -> None:
-        """What call number `call` depends on; told before anything is generated.
+        """What call number `call` depends on; called before anything is generated.
 
         Raises PastRefused, after it has aborted the run, if earlier attempts had another one.
         """
@@ -116,10 +114,10 @@ class Journal(Protocol):
         """
 
     def chunk(self, data: bytes) -> None:
-        """Bytes of the answer that belong to the delta just journalled.
+        """Bytes of the answer that belong to the delta just journaled.
 
-        For deltas whose bytes are known at once: to wake the application's task so that it sends
-        them would cost more than to make them. They follow all that the application has sent.
+        For deltas whose bytes are known at once: waking the application's task to send them would
+        cost more than making them. They follow all that the application has sent.
         """
 
 
@@ -127,12 +125,12 @@ NO_ROUTE = "This model does not serve"
 """An engine's message begins with it where it has no such route: 404, or 405 for the method."""
 
 JOURNAL: ContextVar[Journal | None] = ContextVar("JOURNAL", default=None)
-"""The journal of the job in whose context the engine is called. The runner sets it before it calls
-the ASGI application; tasks that the application starts inherit it."""
+"""The journal of the job in whose context the engine is called. The run sets it before it calls the
+ASGI application; tasks that the application starts inherit it."""
 
 
 class JobFacts(NamedTuple):
-    """What an engine gets to know of a job beside its request."""
+    """What an engine gets of a job beside its request."""
 
     tenant: str = ""
     suspicious: bool = False
@@ -140,7 +138,7 @@ class JobFacts(NamedTuple):
 
 
 JOB: ContextVar[JobFacts] = ContextVar("JOB", default=JobFacts())  # noqa: B039, it is immutable
-"""Of the job in whose context the engine is called; set and inherited as JOURNAL is."""
+"""The facts of the job in whose context the engine is called; set and inherited as JOURNAL is."""
 
 
 class Engine(Protocol):

@@ -1,8 +1,8 @@
-"""What an engine call was really asked, as a few numbers that two attempts at a job compare. Pure.
+"""Checksums of what an engine call depends on, which two attempts at a job compare. Pure.
 
 The same request can become another prompt: a `before` hook finds other passages, a template has
 today's date, a media URL has new content, an adapter was replaced, a worker has other weights. An
-answer that goes on with tokens of the first attempt would be made of two contexts then.
+answer that continues the tokens of the first attempt would come from two contexts then.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The plug-ins of a worker.
 
-One goes by deleting its folder, its tests, its two lines here and its line in
+To remove one, delete its folder, its tests, its two lines here and its line in
 shared/platform/settings.py.
 """
 

@@ -46,7 +46,7 @@ class Application:
     """An engine whose answer the test writes."""
 
     kind = "fake"
-    capacity = Capacity(1, 1, 1)
+    capacity = Capacity(1, 1)
     dead = False
 
     def __init__(self, answer: Callable[[Receive, Send], Any]) -> None:

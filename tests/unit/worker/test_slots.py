@@ -16,7 +16,7 @@ from worker.engines.interface import Capacity, Load
 class StubEngine:
     """An engine whose load the test sets."""
 
-    capacity = Capacity(max_num_seqs=8, kv_cache_tokens=1000, max_model_len=100)
+    capacity = Capacity(max_num_seqs=8, max_model_len=100)
     dead = False
 
     def __init__(self) -> None:
@@ -57,6 +57,13 @@ def test_a_claimed_job_takes_one_slot_until_it_reaches_the_engine() -> None:
     worker.claim("a")
     worker.claim("b")
     assert worker.free == 6
+
+
+def test_a_job_that_is_leased_again_takes_one_slot() -> None:
+    worker = Worker()
+    worker.claim("a")
+    worker.claim("a")
+    assert worker.free == 7
 
 
 @pytest.mark.parametrize("sequences", [1, 3])

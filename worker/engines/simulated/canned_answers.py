@@ -53,4 +53,4 @@ CANNED: dict[str, dict[str, Any]] = {
     "/v1/audio/transcriptions": {"text": "[simulated]"},
     "/v1/audio/translations": {"text": "[simulated]"},
 }
-"""By path; those of jobs without the model's name."""
+"""By path; api.py adds the model's name to those of endpoints."""

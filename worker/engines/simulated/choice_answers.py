@@ -29,7 +29,7 @@ class ChatAnswer(TextAnswer):
         return {"message": {"role": "assistant", "content": text}}
 
     def _logprobs(self, tokens: list[int], n: int) -> dict[str, Any]:
-        """Those of these tokens, with `n` alternatives."""
+        """The logprobs of these tokens, with `n` alternatives."""
         return {"content": [_chat_logprobs(token, n) for token in tokens]}
 
     def _opening(self) -> Iterable[bytes]:

@@ -31,7 +31,7 @@ _POOL = Pool(served_names=("simulated",), engine="simulated")
 
 
 class SimulatedEngine:
-    """An `Engine` (see `protocol.py`) that runs in the event loop that `start` is called in."""
+    """An `Engine` (worker/engines/interface.py) that runs in the event loop of `start`'s caller."""
 
     kind = "simulated"
 
@@ -47,7 +47,6 @@ class SimulatedEngine:
         self._faults = EngineFaults.parse(settings.sim_faults)
         self._capacity = Capacity(
             max_num_seqs=settings.sim_max_num_seqs,
-            kv_cache_tokens=settings.sim_kv_tokens,
             max_model_len=settings.sim_max_model_len,
             max_loras=settings.sim_max_loras,
         )
@@ -78,7 +77,7 @@ class SimulatedEngine:
 
     def load(self) -> Load:
         """See `Engine.load`."""
-        return Load(len(self._batch), self._batch.kv_used / self._capacity.kv_cache_tokens)
+        return Load(len(self._batch), self._batch.kv_used / self._settings.sim_kv_tokens)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one HTTP request."""
@@ -149,7 +148,7 @@ class SimulatedEngine:
         return max(settings.sim_step_ms / 1e3, batch_us / 1e6) + prefill_us / 1e6
 
     def _has_prompt(self, text: str) -> bool:
-        """Whether a sequence with this text in its prompt runs and has its tokens out."""
+        """Whether a sequence with this text in its prompt has `kill_after_tokens` tokens."""
         return bool(text) and any(
             sequence.n_generated >= self._faults.kill_after_tokens and text in sequence.prompt.text
             for sequence in self._batch.running

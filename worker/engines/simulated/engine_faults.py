@@ -26,7 +26,7 @@ _Text = Annotated[str, Field(min_length=1)]
 
 
 class EngineFaults(BaseModel, extra="forbid", frozen=True):
-    """See the module."""
+    """The faults of one engine, which the module describes."""
 
     die_after_steps: _AtLeast1 | None = None
     die_on_signal: Literal["SIGUSR1", "SIGUSR2"] | None = None

@@ -1,6 +1,6 @@
 """The answer to one request for text: its generation, streamed or in one piece.
 
-What the bytes are is each endpoint's own: see choice_answers.py and event_answers.py.
+The subclasses make the bytes of each endpoint: see choice_answers.py and event_answers.py.
 """
 
 from __future__ import annotations

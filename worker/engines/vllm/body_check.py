@@ -1,4 +1,4 @@
-"""Checks that vLLM can read a request's body at once, before it does so on the event loop.
+"""Checks that vLLM can read a request's body fast, before it does so on the event loop.
 
 `body_models.py` bounds what is wrong in a body. What is right takes time, too: one item of
 `/v1/responses` 60 microseconds. So a body of many values is read in another process first
@@ -33,7 +33,7 @@ FEW_VALUES = 32
 """
 _MEMORY_BYTES = 200 << 20
 _PATIENCE = 4
-"""A child may take so many times as long: by its end it is known how long it took."""
+"""A child may take so many times the limit, so that what it took can be compared with it."""
 _SLOW = "slow"
 
 

@@ -1,4 +1,4 @@
-"""Validates what may be one of many types by its `type` only.
+"""Validates an item that may be one of many types by its `type` only.
 
 For pydantic an item of `/v1/responses` is a union of sixty types. It tries them all, although
 nearly each accepts one `type`: 60 microseconds for each item. With its own tagged union it tries

@@ -121,7 +121,6 @@ class VllmEngine:
         self._entry = self._guards.around(app)
         self._capacity = Capacity(
             max_num_seqs=config.scheduler_config.max_num_seqs,
-            kv_cache_tokens=_kv_cache_tokens(config),
             max_model_len=config.model_config.max_model_len,
             max_loras=config.lora_config.max_loras if config.lora_config else 0,
         )
@@ -272,9 +271,3 @@ def _tracing_args(endpoint: str, engine_args: str) -> list[str]:
         return []
     environment.set_engine_defaults(tracing.ENGINE_VARIABLES)
     return [_TRACES, endpoint]
-
-
-def _kv_cache_tokens(config: Any) -> int:
-    cache = config.cache_config
-    tokens = getattr(cache, "kv_cache_size_tokens", None)
-    return int(tokens or (cache.num_gpu_blocks or 0) * cache.block_size)

@@ -1,4 +1,4 @@
-"""Forced replay: a logits processor lets a request generate the tokens of its past once more.
+"""Forced replay: a logits processor has a request generate the tokens of its past once more.
 
 The plain way to continue an answer, through vLLM's public interface for custom logits processors:
 one engine step per token of the past, in which the grammar, the penalties and the random state

@@ -1,4 +1,4 @@
-"""`--tensor-parallel-size auto`: as many GPUs as this worker sees. Pure."""
+"""`--tensor-parallel-size auto`: as many GPUs as this worker has. Pure."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _MAX_ERROR_CHARS = 2000
 
 
 class GrammarRefused(ValueError):
-    """The engine can't use a grammar; the text says why. VLLM answers a ValueError with 400."""
+    """The engine can't use a grammar; the text is why. VLLM answers a ValueError with 400."""
 
 
 @dataclass

@@ -20,9 +20,9 @@ log = logging.getLogger("flotilla.grammar")
 
 _TRIED_TOKENS = 16
 _MAX_TOKEN_S = 0.25
-"""Of the engine's process, for the mask of one token: all sequences wait for it in every step."""
+"""CPU time of the engine's process for one token's mask: all sequences wait for it in each step."""
 _MAX_CHECK_S = 0.5
-"""Of the worker's event loop: vLLM repeats the check there for every request."""
+"""CPU time of the worker's event loop: vLLM repeats the check there for every request."""
 
 
 def prepare(config: Any) -> Compile:

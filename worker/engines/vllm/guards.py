@@ -1,4 +1,4 @@
-"""What stands between a hostile request and vLLM: installed once, when the engine starts."""
+"""The guards of vLLM against hostile requests: installed once, when the engine starts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Guards:
             await self._grammars.start(lambda: _compilers(config))
 
     def install(self, app: Any, engine: Any, config: Any) -> Any:
-        """Add them to vLLM's application, and return what has to be its engine.
+        """Add the guards to vLLM's application, and return what has to be its engine.
 
         `engine`: an AsyncLLM. To be called before the application's first request.
         """

@@ -42,8 +42,8 @@ log = logging.getLogger("flotilla.engine")
 # detect it. They are not the answer's tokens, and nothing is sent before they have ended: they are
 # not journaled, and made again on another worker.
 _NOT_THE_ANSWER = re.compile(r"-beam-\d+$|-lang_detect$")
-# So many choices enter the engine together, as vLLM does it; of more, each one by itself when there
-# is room for it.
+# So many choices enter the engine together, as in vLLM; of more, each one by itself when there is
+# room for it.
 _AT_ONCE = 8
 # vLLM numbers the calls of a request that may have several prompts, and the parts of an audio file;
 # those of a batch of conversations, and those of a response with tools that vLLM itself calls, with
@@ -80,7 +80,7 @@ class JournalledEngine:
     async def encode(
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, **options: Any
     ) -> AsyncIterator[PoolingRequestOutput]:
-        """As AsyncLLM.encode (embeddings, scores); the prompt is journalled."""
+        """As AsyncLLM.encode (embeddings, scores); the prompt is journaled."""
         journal = JOURNAL.get()
         if journal is not None:
             call = _call_number(request_id)
@@ -98,10 +98,10 @@ class JournalledEngine:
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncIterator[RequestOutput]:
-        """As AsyncLLM.generate; the prompt and every delta are journalled.
+        """As AsyncLLM.generate; the prompt and every delta are journaled.
 
-        Raises PastRefused, after it has told the journal, where there is a past that can't be
-        continued, and what `RequestLimits.check` raises.
+        Raises PastRefused, after `Journal.refuse_past`, if there is a past that can't be continued,
+        and what `RequestLimits.check` raises.
         """
         sampling_params = resume_args.without(sampling_params)
         journal = JOURNAL.get()

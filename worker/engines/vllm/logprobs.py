@@ -1,4 +1,4 @@
-"""Between vLLM's logprobs and those in a job's journal."""
+"""Converts vLLM's logprobs to those in a job's journal, and back."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from worker.engines.vllm.resume_args import prefilled
 TESTED = ("0.32.",)
 """Releases of vLLM with which tests/e2e/test_continuation.py passes."""
 SWITCH = "ENGINE_PREFILL_RESUME"
-"""Variable that tells vLLM's processes not to install the patches (`off`)."""
+"""Variable: with `off`, vLLM's processes do not install the patches."""
 
 _PATCHED = "_patched_for_prefill_resume"
 # As in LogprobsProcessor: so many tokens before a token can be parts of one UTF-8 character.

@@ -14,7 +14,7 @@ _MOST_ADAPTERS = 256
 
 
 class Contexts:
-    """Those of one engine. `model`: checksum of its weights."""
+    """The contexts of the calls of one engine. `model`: checksum of its weights."""
 
     def __init__(self, model: int) -> None:
         self._model = model

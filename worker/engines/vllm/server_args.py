@@ -1,4 +1,4 @@
-"""Arguments that only vLLM's own server uses: what they are worth here. Pure."""
+"""Arguments that only vLLM's own server uses: those that are refused or ignored here. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ REFUSED = {
     "ssl_ciphers": _TLS,
     "enable_ssl_refresh": _TLS,
 }
-"""Argument -> what to do instead. Who sets one of these relies on it."""
+"""Argument -> what to do instead. An operator who sets one of these relies on it."""
 
 _ADDRESS = "workers open no port for clients; the gateway's is FLOTILLA_HOST and FLOTILLA_PORT"
-_ORIGINS = "the gateway answers pages of other sites not at all"
+_ORIGINS = "the gateway has no CORS: pages of other sites can't read its answers"
 _LOG = "the gateway's log of requests is FLOTILLA_ACCESS_LOG"
 _HEADERS = "the gateway's limit is FLOTILLA_MAX_HEADER_BYTES"
 _PROCESSES = "start more workers instead"
@@ -57,7 +57,7 @@ def set_in_vain(table: dict[str, str], args: Any, default: Callable[[str], Any])
 MEDIA_URLS = "media_urls"
 """The permission for URLs of images, audio and video, as field_policy.py has it."""
 NO_DOMAIN = "no-domain.invalid"
-"""Of no URL (RFC 2606)."""
+"""A name that no URL has (RFC 2606)."""
 
 
 def with_media_domains(argv: list[str], *, urls_allowed: bool) -> list[str]:

@@ -45,11 +45,10 @@ _READ_BYTES = 1 << 20
 
 
 class Limits(NamedTuple):
-    """Of one child."""
+    """The limits of one child."""
 
     seconds: float
-    """Of CPU time, in all its threads. On a busy machine that takes longer: twice as long at most.
-    """
+    """CPU time of all its threads; their wall-clock time may be twice as long at most."""
     memory_bytes: int
 
 

@@ -1,7 +1,7 @@
 """Questions to a process that tries what clients have sent (trial_process.py): the worker's side.
 
-A few are tried at once; of the others tenants take turns. A question whose request has ended is not
-tried, and its child is killed if it runs already.
+A few are tried at once; the tenants of the others take turns. A question whose request has ended is
+not tried, and its child is killed if it runs already.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WAIT_S = 9.0
 
 
 class TrialFailed(Exception):
-    """The child had no answer: `failure` says why."""
+    """The child had no answer: `failure` is the reason."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)

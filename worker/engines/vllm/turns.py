@@ -1,4 +1,4 @@
-"""Who is next: tenants take turns, and each one's own come in their order."""
+"""A queue in which tenants take turns; the items of each tenant keep their order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """What waits, by tenant."""
+    """The waiting items, by tenant."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[T]] = OrderedDict()

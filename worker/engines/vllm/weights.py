@@ -9,7 +9,7 @@ from zlib import crc32
 
 _CONFIGS = ("config.json", "adapter_config.json", "params.json")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-"""Those of the first kind that there is count, as for vLLM."""
+"""Only files of the first kind that a folder has are read, as by vLLM."""
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 

@@ -1,8 +1,8 @@
 """Room in the engine for requests of several sequences: choices (`n`), prompts, beams.
 
 A worker claims jobs as long as the engine has free slots, and one job may have hundreds of
-sequences. Together these take at most most of the slots; the others wait here, so that requests of
-one sequence find a slot.
+sequences. All such sequences together take at most 7 of 8 slots; the others wait here, so that
+requests of one sequence find a slot.
 """
 
 from __future__ import annotations

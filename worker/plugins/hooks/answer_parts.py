@@ -13,7 +13,7 @@ from shared.job.errors import AnswerTooLarge, Refused
 _DATA = re.compile(rb"^data: (\{.*\})$", re.MULTILINE)
 _MOST_BYTES = 16 << 20
 _MOST_OBJECTS = 25_000
-"""In what is parsed in one piece. Each log probability is one; a million numbers are none."""
+"""In one parsed piece. Each log probability is an object; a million numbers are none."""
 _TEXTS = {"content", "text", "delta"}
 _MORE_TEXTS = {
     "reasoning", "reasoning_content", "thinking", "refusal", "arguments", "partial_json",

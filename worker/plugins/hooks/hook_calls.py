@@ -31,12 +31,12 @@ class Hook(NamedTuple):
 
 
 def import_hooks(names: Iterable[str]) -> list[Hook]:
-    """Those of FLOTILLA_HOOKS. Raises SettingsError if one can't be imported."""
+    """The hooks that FLOTILLA_HOOKS names. Raises SettingsError if one can't be imported."""
     return [Hook(kind, name, _function(name)) for kind, name in map(parse_hook, names)]
 
 
 def failed(what: str) -> HookFailed:
-    """The error for the client, after a line in the log that has more."""
+    """The error for the client; a line in the log has the details."""
     log.error("%s", what, exc_info=True)
     return HookFailed("A hook of this model's pool has failed; the worker's log has details.")
 

@@ -20,7 +20,7 @@ class Request:
     raw: bytes
     """The request's body as it came."""
     state: dict[str, Any] = field(default_factory=dict)
-    """For the hooks themselves: a value that one puts here is there for the later ones."""
+    """Values that a hook leaves for the later ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,5 +87,5 @@ def _encoded(body: dict[str, Any]) -> bytes:
 
 
 def _fingerprint(parts: list[Any]) -> list[int]:
-    """Two that are equal are of equal parts. Raises TypeError or ValueError if one is no JSON."""
+    """Hashes of the parts. Raises TypeError or ValueError if one is no JSON."""
     return [hash(msgspec.json.encode(part)) for part in parts]

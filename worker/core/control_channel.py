@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
 
 from shared.job.frames import ControlKind, decode_control
@@ -25,6 +26,7 @@ log = logging.getLogger("flotilla.control")
 
 # A message that was published longer ago has arrived, or is lost.
 _DELIVERY_S = 0.25
+_REMEMBERED = 256
 
 
 class ControlChannel:
@@ -42,7 +44,8 @@ class ControlChannel:
         malformed: MalformedValues,
     ) -> None:
         self.operator_calls: asyncio.Queue[tuple[str, str, bytes]] = asyncio.Queue()
-        """Id, action and options of each operator call. Calls may be repeated."""
+        """Id, action and options of each operator call."""
+        self._received: deque[str] = deque(maxlen=_REMEMBERED)
         self._member = member
         self._advertised_slots = advertised_slots
         self._runs = runs
@@ -58,7 +61,9 @@ class ControlChannel:
             ended_id = parts[0].decode() if kind is ControlKind.DROP else ""
             if kind is ControlKind.OPERATE:
                 call = parts[0].decode(), parts[1].decode(), parts[2]
-                self.operator_calls.put_nowait(call)
+                if call[0] not in self._received:  # the gateway repeats it until it has the answer
+                    self._received.append(call[0])
+                    self.operator_calls.put_nowait(call)
         except Exception as error:
             # Jobs in it are returned to the queue when their leases expire.
             self._malformed.skip("control message", f"{len(message)} bytes", error)

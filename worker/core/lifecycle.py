@@ -291,7 +291,7 @@ class Worker:
         error = None if task.cancelled() else task.exception()
         if not self._ending.done():
             ended = RuntimeError(f"the task {task.get_name()} has ended")
-            self._ending.set_exception(error or ended)
+            self._ending.set_exception(EngineDied() if self._engine.dead else error or ended)
 
 
 def _model_description(pool: Pool) -> str:

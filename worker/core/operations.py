@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -42,7 +41,6 @@ from worker.engines.interface import Engine
 
 log = logging.getLogger("flotilla.operations")
 
-_REMEMBERED = 256
 _RETRY_S = 0.5
 _TRIES = 20
 _EMPTY_CHECK_S = 0.5
@@ -67,7 +65,6 @@ class Operations:
         self._loop = loop
         self._adapters = adapters
         self._answers = OperationAnswers(member.queue.servers.primary)
-        self._received: deque[str] = deque(maxlen=_REMEMBERED)
         self._paused = False
         self._asleep = False
         self._stop = stop
@@ -87,9 +84,6 @@ class Operations:
         """Carry out the calls until cancellation."""
         while True:
             call_id, name, options = await self._loop.control.operator_calls.get()
-            if call_id in self._received:  # the gateway repeats it until it has the answer
-                continue
-            self._received.append(call_id)
             began = time.monotonic()
             answer = await self._answer(name, options)
             answer = replace(answer, seconds=round(time.monotonic() - began, 3))

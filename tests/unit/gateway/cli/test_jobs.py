@@ -146,7 +146,7 @@ def test_result(flotilla: Flotilla, stub: StubGateway) -> None:
     stub.answers["GET /jobs/job_1/result"] = Answer(job(state="queued"), 202)
     result = flotilla("jobs", "result", "job_1")
     assert result.exit_code == 6
-    assert "`flotilla jobs why job_1` says why" in result.stderr
+    assert "`flotilla jobs why job_1` explains it" in result.stderr
 
 
 def test_cancel_and_retry_by_id(flotilla: Flotilla, stub: StubGateway) -> None:

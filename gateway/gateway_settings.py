@@ -164,10 +164,10 @@ class GatewaySettings(ListenSettings, PoolSettings):
         "log probabilities, estimated (gateway/core/answer_size.py)",
     )
     max_answer_bytes_at_once: int = Field(
-        8 << 20,
+        2 << 20,
         ge=1,
         description="the same for log probabilities in an answer that is not streamed: vLLM makes "
-        "8 MiB in about 2 s, in which its other answers wait",
+        "2 MiB in about 0.3 s, in which its other answers wait",
     )
     max_stop_strings: int = Field(64, ge=0, description="strings in `stop` or `bad_words`")
     max_stop_chars: int = Field(1024, ge=1, description="characters of one of them")

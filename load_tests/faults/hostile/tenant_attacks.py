@@ -21,7 +21,7 @@ from load_tests.faults.hostile.attack import (
 from load_tests.faults.hostile.raw_http import KEY, NEIGHBOUR_KEY, RawResponse
 from load_tests.systems.engine import CHAT_PATH, MODEL
 
-_SEQUENCES = (64, 32, 16, 8, 4)
+_SEQUENCES = (64, 32, 16, 8, 3)
 _APPENDS = 14
 _LISTS = 190_000
 _FILTERS = 3000

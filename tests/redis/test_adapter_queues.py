@@ -54,6 +54,7 @@ async def claims(queue: JobQueue, places: int) -> AsyncIterator[ClaimingWorker]:
         AdvertisedSlots(Membership(queue, POOL, WORKER, LEASE_S), lambda: 0),
         queues,
         on_suspects=lambda: None,
+        overcommitted=lambda: 0,
     )
     try:
         yield ClaimingWorker(consumer, queues, runs)

@@ -475,3 +475,51 @@ async def test_no_worker_ever_holds_more_jobs_than_slots(
 
         await eventually(all_done, "every job is done")
     assert most == 4
+
+
+async def test_a_slot_that_was_assigned_since_a_claim_was_decided_is_not_claimed_again(
+    queue: JobQueue, redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    most = 0
+    start = WorkerLoop._start
+
+    def count(loop: WorkerLoop, job: LeasedJob) -> None:
+        nonlocal most
+        start(loop, job)
+        started.append(job.id)
+        most = max(most, len(loop.runs))
+
+    monkeypatch.setattr(WorkerLoop, "_start", count)
+    decided, send = asyncio.Event(), asyncio.Event()
+    async with serving(queue, redis_url, slots=1) as loop:
+
+        async def advertises_its_slot() -> bool:
+            return advertised(store) == {WORKER: 1}
+
+        await eventually(advertises_its_slot, "the idle worker advertises its slot")
+
+        async def settled_late(shard: int) -> None:
+            decided.set()
+            await send.wait()
+
+        monkeypatch.setattr(loop.advertised_slots, "wait_until_settled", settled_late)
+        store.rpush(keys.wake_ups(0, POOL), "1")
+        await decided.wait()
+        first, second = (make_job(body=chat(300, ignore_eos=True), gateway="") for _ in range(2))
+        for job in (first, second):
+            await submit_one(queue, job, 1000)
+
+        async def is_assigned() -> bool:
+            return started == [first.id]
+
+        await eventually(is_assigned, "the first job took the advertised slot")
+        send.set()
+
+        async def both_done() -> bool:
+            ended = [await queue.get(job.id) for job in (first, second)]
+            return all(job is not None and job.state is JobState.COMPLETED for job in ended)
+
+        await eventually(both_done, "both jobs are done")
+    assert started == [first.id, second.id]
+    assert most == 1

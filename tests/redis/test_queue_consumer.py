@@ -36,6 +36,7 @@ async def opened(queue: JobQueue, worker: str = "w-1") -> AsyncIterator[QueueCon
         AdvertisedSlots(Membership(queue, POOL, worker, LEASE_S), lambda: 0),
         AdapterQueues(queue, POOL, 0, ()),
         on_suspects=lambda: None,
+        overcommitted=lambda: 0,
     )
     try:
         yield consumer

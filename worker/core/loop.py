@@ -102,6 +102,7 @@ class WorkerLoop:
             self.advertised_slots,
             self.adapter_queues,
             self._isolation.suspects_found,
+            self.slots.overcommitted,
         )
 
     async def run(self) -> None:

@@ -21,7 +21,7 @@ from worker.core.slot_adverts import AdvertisedSlots
 class QueueConsumer:
     """One worker's claims on its queues' lanes, of those shards that lie on one server.
 
-    `on_suspects` is called when suspects of the pool wait.
+    `on_suspects` is called when suspects of the pool wait. `overcommitted`: see `SlotAccounting`.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class QueueConsumer:
         advertised_slots: AdvertisedSlots,
         adapter_queues: AdapterQueues,
         on_suspects: Callable[[], None],
+        overcommitted: Callable[[], int],
     ) -> None:
         self.held_back = False
         """The last claim left jobs waiting that this worker may not take yet."""
@@ -39,6 +40,7 @@ class QueueConsumer:
         self._advertised_slots = advertised_slots
         self._adapter_queues = adapter_queues
         self._on_suspects = on_suspects
+        self._overcommitted = overcommitted
         self._shards = deque(connection.shards)
         self._blocking_pop: asyncio.Future[list[bytes] | None] | None = None
 
@@ -117,6 +119,8 @@ class QueueConsumer:
             update = SlotUpdate(name, "", 0, 0)
             return (await self._connection.acquire(shard, count, update)).jobs
         await self._advertised_slots.wait_until_settled(shard)
+        # Without a slot the script leases nothing, and leaves a wake-up for another worker.
+        count -= self._overcommitted()
         update, left = self._advertised_slots.start_update(shard), None
         try:
             sent = self._connection.acquire(shard, count, update)

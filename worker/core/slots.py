@@ -57,26 +57,27 @@ class SlotAccounting:
         """Slots that no job takes or is about to take. Called at every engine step."""
         if self._starting:
             self._starting = [run for run in self._starting if self._is_starting(run)]
-        return free_slots(self._snapshot(len(self._starting)))
+        return free_slots(self._snapshot())
+
+    def overcommitted(self) -> int:
+        """Slots of the claims in flight that other jobs have taken since those were decided."""
+        return max(0, self.requested - self.free())
 
     @property
     def decision(self) -> ClaimDecision:
         """What may be claimed now, and why. Safe to call from another thread."""
-        return decide(self._snapshot(self._n_starting()))
+        return decide(self._snapshot())
 
     def next_claim(self, claimers: int) -> ClaimDecision:
         """What one of `claimers` may claim now, beside the claims in flight."""
-        return decide(self._snapshot(self._n_starting() + self.requested), claimers)
+        return decide(self._snapshot(self.requested), claimers)
 
-    def _n_starting(self) -> int:
-        return sum(map(self._is_starting, list(self._starting)))
-
-    def _snapshot(self, starting: int) -> SlotSnapshot:
+    def _snapshot(self, requested: int = 0) -> SlotSnapshot:
         load = self._engine.load()
         return SlotSnapshot(
             slots=self._slots,
             unfinished=load.unfinished,
-            starting=starting,
+            starting=requested + sum(map(self._is_starting, list(self._starting))),
             kv_usage=load.kv_usage,
             kv_high_watermark=self._kv_high_watermark,
             draining=self.draining or self._engine.dead,

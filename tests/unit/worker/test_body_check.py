@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -128,6 +130,14 @@ async def test_what_can_not_be_read_is_an_error_of_the_request(
     assert (reply.status, error["code"], error["type"]) == (400, 400, "BadRequestError")
     assert text in error["message"]
     assert (await post(app, [{"role": "x"}] * FEW_VALUES)).json() == FEW_VALUES
+
+
+async def test_once_the_process_has_ended_such_bodies_get_503(checker: Checker) -> None:
+    app = CheckedBodies(build_app(), checker)
+    os.kill(checker.trials.pid, signal.SIGKILL)
+    assert (await post(app, [{"role": "x"}] * MANY_VALUES)).status == 503
+    assert (await post(app, [{"role": "x"}] * MANY_VALUES)).status == 503
+    assert (await post(app, [{"role": "x"}])).json() == 1
 
 
 async def test_without_private_parts_of_pydantic_all_but_the_smallest_bodies_are_tried(

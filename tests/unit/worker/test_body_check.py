@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from annotated_types import Le
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, field_validator
@@ -22,6 +23,9 @@ from tests.asgi_client import Reply, call
 from worker.engines.interface import JOB, JobFacts
 from worker.engines.vllm.body_check import FEW_VALUES, MANY_VALUES, BodyChecker, CheckedBodies
 from worker.engines.vllm.body_models import cheap
+from worker.engines.vllm.trial_process import _WALL_TIME
+from worker.engines.vllm.trials import WAIT_S
+from worker.engines.vllm.vllm_settings import VllmSettings
 
 SECONDS = 0.2
 
@@ -149,6 +153,17 @@ async def test_without_private_parts_of_pydantic_all_but_the_smallest_bodies_are
     assert checker.asked == 0
     assert (await post(app, [{"role": "x"}] * 100)).json() == 100
     assert checker.asked == 1
+
+
+def test_a_child_is_ended_before_its_question_is_given_up() -> None:
+    most = {}
+    for name in ("validation_timeout_s", "grammar_timeout_s"):
+        (most[name],) = (
+            each.le for each in VllmSettings.model_fields[name].metadata if isinstance(each, Le)
+        )
+    body = BodyChecker(most["validation_timeout_s"]).trials._limits.seconds
+    # Else a body that is too slow gets 503, as if it could be read another time.
+    assert max(body, most["grammar_timeout_s"]) * _WALL_TIME < WAIT_S
 
 
 def test_fields_that_are_named_as_types_are_no_schemas() -> None:

@@ -102,16 +102,17 @@ class Submitter:
         last: bool,
         reply: asyncio.Future[Any],
     ) -> None:
-        error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
-        if isinstance(error, StoreUnavailable) and not isinstance(error, StoreTimeout) and not last:
-            # The connection broke during the call. Jobs that are queued already stay as they are.
-            self._call(shard, batch, max_depth, last=True)
-            return
-        if error is not None:
-            for each in batch:
-                _fail(each, error)
-        else:
+        try:
             self._resolve(batch, reply.result())
+        except (Exception, asyncio.CancelledError) as error:
+            lost = isinstance(error, StoreUnavailable) and not isinstance(error, StoreTimeout)
+            if lost and not last:
+                # The connection broke during the call. Jobs that are queued stay as they are.
+                self._call(shard, batch, max_depth, last=True)
+                return
+            cancelled = StoreUnavailable("the call was cancelled")  # the callers were not
+            for each in batch:
+                _fail(each, error if isinstance(error, Exception) else cancelled)
         server = self._queue.server_of(shard)
         self._calls[server] -= 1
         if self._waiting[server] and not self._calls[server]:
@@ -131,13 +132,13 @@ class Submitter:
                 each.queued.set_result(joined)
 
 
-def _fail(waiting: _Waiting, error: BaseException) -> None:
+def _fail(waiting: _Waiting, error: Exception) -> None:
     queued = waiting.queued
     if queued.done():
         return
     queued.set_exception(error)
     # A callback of the future would also be called for every job that was queued.
-    if waiting.on_error is not None and isinstance(error, Exception):
+    if waiting.on_error is not None:
         queued.exception()  # mark it as retrieved
         waiting.on_error(error)
 

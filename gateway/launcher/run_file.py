@@ -6,11 +6,12 @@ Its Redis has another socket after every start.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 FOLDER = Path(".flotilla")
 _NAME = "run.json"
@@ -18,16 +19,21 @@ _NAME = "run.json"
 
 @contextlib.contextmanager
 def written(folder: Path, *, redis_url: str, gateway_url: str) -> Iterator[None]:
-    """The file exists during this context. Only its owner can read it: it may hold a password."""
+    """The file exists, locked, during this context. Only its owner can read it: it may hold a
+    password.
+    """
     path = folder / _NAME
-    text = json.dumps({"pid": os.getpid(), "redis_url": redis_url, "gateway_url": gateway_url})
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
-    path.write_text(text + "\n")
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        run = {"pid": os.getpid(), "redis_url": redis_url, "gateway_url": gateway_url}
+        file.write(json.dumps(run) + "\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 class Running(NamedTuple):
@@ -41,8 +47,19 @@ class Running(NamedTuple):
 def running(folder: Path = FOLDER) -> Running | None:
     """The running `flotilla up` of `folder`, if there is one."""
     try:
-        run = json.loads((folder / _NAME).read_text())
-        os.kill(run["pid"], 0)
-        return Running(run["pid"], str(run["redis_url"]), str(run["gateway_url"]))
+        with (folder / _NAME).open() as file:
+            if _is_locked(file):
+                run = json.load(file)
+                return Running(run["pid"], str(run["redis_url"]), str(run["gateway_url"]))
     except (OSError, ValueError, LookupError, TypeError):
-        return None
+        pass
+    return None
+
+
+def _is_locked(file: TextIO) -> bool:
+    """Whether the process that wrote the file lives: its id may be another's by now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

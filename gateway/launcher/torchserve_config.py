@@ -62,10 +62,13 @@ def convert(
     pool: dict[str, Any] = {"model": path(engine.pop("model", None) or handler["model_path"])}
     names = engine.pop("served_model_name", None)
     if names:
-        pool["served_names"] = [names] if isinstance(names, str) else list(names)
+        pool["served_names"] = names if isinstance(names, list) else [str(names)]
     pool |= {ours: config[theirs] for theirs, ours in _SAME.items() if theirs in config}
     if "clientTimeoutInMills" in config:
-        pool["queue_deadline_s"] = config["clientTimeoutInMills"] / 1000
+        timeout_ms = config["clientTimeoutInMills"]
+        if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int | float):
+            raise SettingsError(f"{where}: `clientTimeoutInMills` must be a number")
+        pool["queue_deadline_s"] = timeout_ms / 1000
     adapters = _mapping(handler, "adapters", where)
     if adapters:
         pool["adapters"] = {name: path(value) for name, value in adapters.items()}

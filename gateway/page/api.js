@@ -33,7 +33,8 @@ export function address(path) {
 /** The response to a request; ApiError for an error. `body` is sent as JSON. */
 export async function request(path, { method = "GET", body, headers, signal } = {}) {
   const sent = { ...headers };
-  if (key()) sent.authorization = `Bearer ${key()}`;
+  const used = key();
+  if (used) sent.authorization = `Bearer ${used}`;
   if (body !== undefined) sent["content-type"] = "application/json";
   let response;
   try {
@@ -46,6 +47,7 @@ export async function request(path, { method = "GET", body, headers, signal } = 
     throw new ApiError(0, "The gateway can't be reached.");
   }
   if (response.ok) return response;
+  if (response.status === 401) document.dispatchEvent(new CustomEvent("key-needed", { detail: used }));
   throw await failure(response);
 }
 
@@ -57,12 +59,8 @@ export async function call(path, options) {
 }
 
 async function failure(response) {
-  let body = null;
-  try {
-    body = await response.json();
-  } catch { /* not JSON: the status has to do */ }
-  const error = (body && body.error) || {};
-  if (response.status === 401) document.dispatchEvent(new CustomEvent("key-needed"));
+  const body = await response.json().catch(() => null); // not JSON: the status has to do
+  const error = body?.error || {};
   const message = error.message || `The gateway answered with status ${response.status}.`;
   return new ApiError(response.status, message, error.code || "", body);
 }

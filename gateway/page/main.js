@@ -19,7 +19,7 @@ const VIEWS = {
 
 let shown = null; // {name, end, changed}
 let rendered = ""; // the hash that is shown
-let refused = ""; // the key for which the question was asked already
+let refused; // the key for which the question was asked
 
 /** The view and the parameters that the address names. */
 function place() {
@@ -78,10 +78,10 @@ startKeyboard((view) => {
   render(true);
 });
 document.getElementById("sign-in").addEventListener("click", () => askForKey());
-document.addEventListener("key-needed", () => {
-  if (refused === `${key()}.`) return; // once for each key, not with each call
-  refused = `${key()}.`;
-  askForKey(key() ? "This key is unknown to the gateway." : "");
+document.addEventListener("key-needed", ({ detail: used }) => {
+  if (used !== key() || refused === used) return; // once for each key, and only for the present one
+  refused = used;
+  askForKey(used ? "This key is unknown to the gateway." : "");
 });
 addEventListener("hashchange", () => rendered !== location.hash && render(true));
 render(false);

@@ -19,15 +19,21 @@ VIEWS = {
     "keys": "#keys",
 }
 """By name: the address."""
-_LEVELS = re.compile("ok|warning|problem")
+LEVELS = re.compile("ok|warning|problem")
 
 
 def show(tab: Tab, view: str) -> Page:
     """Open a view and wait until its figures are there."""
     page = tab.page
     page.goto(f"{tab.url}/{VIEWS[view]}")
-    expect(page.locator("#verdict")).to_have_attribute("data-level", _LEVELS)
+    expect(page.locator("#verdict")).to_have_attribute("data-level", LEVELS)
     if view == "a job":
         expect(page.locator("dialog[open]")).to_contain_text(FAILED[:12])
     page.evaluate("document.fonts.ready.then(() => true)")
     return page
+
+
+def sign_in(page: Page, key: str) -> None:
+    """Answer the question for a key."""
+    page.get_by_role("textbox", name="API key").fill(key)
+    page.keyboard.press("Enter")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 from redis import Redis
 
+from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.adapter_queues import adapter_queue
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate
 from shared.job.lanes import SUSPECT_LANE
@@ -19,8 +21,10 @@ from tests.redis.conftest import LEASE_S, POOL, WORKER, submit
 from tests.redis.worker_loops import chat, serving
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
+from worker.core.adapters import Adapters
 from worker.core.membership import Membership
 from worker.core.queue_consumer import QueueConsumer
+from worker.core.registration import Registration
 from worker.core.slot_adverts import AdvertisedSlots
 
 HOT, COLD, THIRD = (adapter_queue(POOL, name) for name in ("hot", "cold", "third"))
@@ -196,3 +200,22 @@ async def test_a_paused_worker_claims_nothing_until_it_is_resumed(
             return found is not None and found.state.terminal
 
         await eventually(done, "the job has ended")
+
+
+async def test_what_is_remembered_of_adapters_ends_with_them(
+    queue: JobQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> WorkerAnswer:
+        return WorkerAnswer(400, "no such path")
+
+    monkeypatch.setattr("worker.core.adapters.operate", fails)
+    async with serving(queue, redis_url, slots=2) as loop:
+        member, unused = Membership(queue, POOL, WORKER, LEASE_S), cast(Registration, None)
+        adapters = Adapters(member, loop._engine, loop, unused)
+        for n in range(5):
+            await adapters.load({"lora_name": f"{n}", "lora_path": "/x"})
+            loop.adapter_queues.claimed(adapter_queue(POOL, f"{n}"), [])
+        loop.adapter_queues.claimed(POOL, [])
+        await adapters.follow({"3": {"lora_name": "3", "lora_path": "/x"}})
+        assert list(adapters._retries) == ["3"]  # it is desired, and tried again later
+        assert list(loop.adapter_queues._served) == [POOL]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 from redis import Redis
@@ -11,15 +12,20 @@ from redis import Redis
 from shared.job.advertised_slots import advertiser
 from shared.job.job import Job, NewJob
 from shared.job.lanes import DEFAULT
+from shared.platform.tasks import end
 from shared.store.redis import keys
 from shared.store.redis.depths import FreeSlots, free_slots
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.operation_answers import OperationAnswers
 from tests.redis.conftest import LEASE_S, POOL, WORKER, claim, submit
 from tests.redis.worker_loops import chat, serving
 from tests.waiting import eventually
+from worker.core.adapters import Adapters
 from worker.core.drain import Drain
 from worker.core.loop import WorkerLoop
 from worker.core.membership import Membership
+from worker.core.operations import ASLEEP, Operations
+from worker.core.registration import Registration
 
 OTHER = "w-2"
 SOON_S = 20.0
@@ -140,3 +146,30 @@ async def advertises(queue: JobQueue, slots: int) -> None:
 @pytest.fixture(autouse=True)
 def logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "flotilla")
+
+
+async def test_a_drain_does_not_wait_for_a_sleep_that_waits_for_jobs(
+    queue: JobQueue, redis_url: str
+) -> None:
+    async with serving(queue, redis_url, slots=4) as loop:
+        await start(queue, loop, [LONG])
+        member, stopped = Membership(queue, POOL, WORKER, LEASE_S), asyncio.Event()
+        adapters = Adapters(member, loop._engine, loop, cast(Registration, None))
+        operations = Operations(member, loop._engine, loop, adapters, stopped.set)
+        running = asyncio.create_task(operations.run())
+        calls = loop.control.operator_calls
+        calls.put_nowait(("op-1", "sleep", b'{"mode": "wait"}'))
+
+        async def sleeps() -> bool:
+            return loop.slots.paused == ASLEEP
+
+        await eventually(sleeps, "the sleep has begun")
+        calls.put_nowait(("op-2", "drain", b'{"wrong": 1}'))
+        calls.put_nowait(("op-3", "drain", b"{}"))
+        async with asyncio.timeout(SOON_S):
+            await stopped.wait()
+        assert loop.runs
+        answers = await OperationAnswers(queue.servers.primary).read("op-3")
+        assert [answer.status for answer in answers.values()] == [200]
+        assert not await OperationAnswers(queue.servers.primary).read("op-1")
+        await end([running])

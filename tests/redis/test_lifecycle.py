@@ -118,3 +118,24 @@ async def test_a_worker_with_a_loop_that_stands_still_gives_its_jobs_up_and_exit
     shown = await queue.get(job.id)
     assert shown is not None
     assert shown.state == "queued"
+
+
+async def test_a_worker_that_is_stopped_while_its_claims_stand_still_exits(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    claiming = asyncio.Event()
+
+    async def never(_: QueueConsumer, count: int, *, left_over: int = 0) -> list[LeasedJob]:
+        claiming.set()
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(stalls, "STALL_S", 2.0)
+    monkeypatch.setattr(QueueConsumer, "claim", never)
+    worker = a_worker(redis_url)
+    running = asyncio.create_task(worker.run())
+    async with asyncio.timeout(DEADLINE_S):
+        await claiming.wait()
+        worker.stop()
+        assert await running == 1
+    assert "the claims on Redis server 0 have stood still" in caplog.text

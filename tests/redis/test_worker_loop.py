@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,6 +16,7 @@ from shared.job.states import JobEvent, JobState
 from shared.job.step_log import FLUSH_AFTER
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
+from shared.store.interface import StoreUnavailable
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
@@ -35,7 +37,8 @@ from tests.redis.conftest import (
 from tests.redis.worker_loops import chat, serving
 from tests.settings import Settings
 from tests.waiting import eventually
-from worker.core.job_run import JobRun
+from worker.core import releases
+from worker.core.job_run import JobRun, Outcome
 from worker.core.loop import WorkerLoop
 from worker.core.membership import Membership
 from worker.engines.simulated.engine import SimulatedEngine
@@ -234,3 +237,49 @@ async def test_a_result_that_comes_too_late_publishes_nothing(
     last = answer(event=JobEvent.FAIL, error_code="engine_error")
     await loop.publisher.finish(run.buffer, last)
     assert gateway.frames() == []
+
+
+class Failing:
+    """`JobQueue.release` fails so many times first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> None:
+        self.left = times
+        release = JobQueue.release
+
+        async def failing(queue: JobQueue, *args: Any, **options: Any) -> dict[str, str]:
+            self.left -= 1
+            if self.left >= 0:
+                raise error
+            return await release(queue, *args, **options)
+
+        monkeypatch.setattr(JobQueue, "release", failing)
+
+
+@pytest.mark.parametrize(("times", "state"), [(3, "queued"), (1000, "in_progress")])
+async def test_a_release_that_fails_is_repeated_and_given_up_after_a_time(
+    queue: JobQueue, loop: WorkerLoop, monkeypatch: pytest.MonkeyPatch, times: int, state: str
+) -> None:
+    job = await submit(queue)
+    run = await leased_run(loop, queue)
+    Failing(monkeypatch, StoreUnavailable("away"), times)
+    if state != "queued":
+        monkeypatch.setattr(releases, "_TIMEOUT_S", 0.3)
+    await loop.releases.some([run], "asleep")
+    assert not loop.runs.known_jobs()
+    shown = await queue.get(job.id)
+    assert shown is not None
+    assert shown.state == state
+
+
+async def test_a_run_that_fails_ends_although_its_job_can_not_be_released(
+    queue: JobQueue, loop: WorkerLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(run: JobRun) -> Outcome:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(JobRun, "execute", fail)
+    Failing(monkeypatch, ValueError("a malformed reply"), 1)
+    await submit(queue)
+    loop._start(await claim_one(queue))
+    await asyncio.wait(set(loop.runs.tasks), timeout=20)
+    assert not loop.runs

@@ -34,6 +34,8 @@ class AdapterQueues:
     def set_names(self, names: Iterable[str]) -> bool:
         """Claim from these adapter queues from now on; whether that is a change."""
         before, self.names = self.names, tuple(sorted(names))
+        kept = {self._pool, *self.names}
+        self._served = {queue: n for queue, n in self._served.items() if queue in kept}
         return self.names != before
 
     async def next_turns(self, shards: Iterable[int]) -> Turns:

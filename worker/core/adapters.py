@@ -71,6 +71,7 @@ class Adapters:
         """
         self._desired = desired.keys()
         async with self._lock:
+            self._retries = {name: each for name, each in self._retries.items() if name in desired}
             for name, options in desired.items():
                 if self._held.get(name) == options["lora_path"]:
                     self._loaded_here.add(name)

@@ -185,7 +185,7 @@ class Worker:
         self._spawn(subscriptions.run())
         await subscriptions.detectable()
         self._heartbeat.start()
-        claiming = self._spawn(loop.run())
+        claiming, watching = self._spawn(loop.run()), self._spawn(self._watch(loop))
         registration.started(loop)
         monitor = FormatMonitor([servers.primary, *servers.all], self._settings.shards)
         for work in (
@@ -196,7 +196,6 @@ class Worker:
             desired.run(),
             monitor.run(),
             Reaper(self._queue, self._settings.lease_s, self._metrics.reaper).run(),
-            self._watch(loop),
         ):
             self._spawn(work)
         log.info(
@@ -210,7 +209,9 @@ class Worker:
         )
         await self._ending
         loop.drain()
-        await claiming
+        await asyncio.wait({claiming, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not claiming.done():
+            await watching  # it has failed
         await subscriptions.catch_up()  # jobs that were assigned before the slots were withdrawn
 
     @property
@@ -295,6 +296,4 @@ class Worker:
 
 
 def _model_description(pool: Pool) -> str:
-    if pool.engine == "simulated":
-        return "the simulated engine"
-    return pool.model or "the demo model"
+    return "the simulated engine" if pool.engine == "simulated" else pool.model or "the demo model"

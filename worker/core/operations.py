@@ -1,4 +1,4 @@
-"""Operator calls on one worker: carried out one after the other, each once.
+"""Operator calls on one worker: carried out one after the other but for a drain, each once.
 
 Path of a call: `gateway/apis/admin/broadcast.py` -> the worker's control channel -> here -> the
 engine's own route -> the answer in Redis, where the gateway reads it.
@@ -68,7 +68,7 @@ class Operations:
         self._paused = False
         self._asleep = False
         self._stop = stop
-        self._draining = False
+        self._waiting: asyncio.Queue[tuple[str, str, bytes]] = asyncio.Queue()
         self._own: dict[str, Callable[[Mapping[str, Any]], Awaitable[WorkerAnswer]]] = {
             LOAD_ADAPTER.name: self._adapters.load,
             UNLOAD_ADAPTER.name: lambda options: self._adapters.unload(options["lora_name"]),
@@ -82,20 +82,33 @@ class Operations:
 
     async def run(self) -> None:
         """Carry out the calls until cancellation."""
+        await asyncio.gather(self._receive(), self._in_order())
+
+    async def _receive(self) -> None:
         while True:
-            call_id, name, options = await self._loop.control.operator_calls.get()
-            began = time.monotonic()
-            answer = await self._answer(name, options)
-            answer = replace(answer, seconds=round(time.monotonic() - began, 3))
-            log.info(
-                "operator call %s: %s",
-                name[:64],
-                answer.message or "done",
-                extra={"operation": call_id, "status": answer.status},
-            )
-            await self._send(call_id, answer)
-            if self._draining:
+            call = await self._loop.control.operator_calls.get()
+            if call[1] != DRAIN.name:
+                self._waiting.put_nowait(call)
+            # Not behind the others: a sleep may wait for the jobs that the drain hands over.
+            elif (await self._carry_out(*call)).ok:
                 self._stop()
+
+    async def _in_order(self) -> None:
+        while True:
+            await self._carry_out(*await self._waiting.get())
+
+    async def _carry_out(self, call_id: str, name: str, options: bytes) -> WorkerAnswer:
+        began = time.monotonic()
+        answer = await self._answer(name, options)
+        answer = replace(answer, seconds=round(time.monotonic() - began, 3))
+        log.info(
+            "operator call %s: %s",
+            name[:64],
+            answer.message or "done",
+            extra={"operation": call_id, "status": answer.status},
+        )
+        await self._send(call_id, answer)
+        return answer
 
     async def follow(self, *, paused: bool) -> None:
         """Claim nothing, or claim again, as is desired of the whole pool. Raises StoreError."""
@@ -134,7 +147,6 @@ class Operations:
 
     async def _drain(self, _: Mapping[str, Any]) -> WorkerAnswer:
         """Only answer: the drain begins after it is stored, because it closes the connections."""
-        self._draining = True
         return WorkerAnswer(200, {"status": "draining", "jobs": len(self._loop.runs)})
 
     async def _pause(self) -> WorkerAnswer:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from shared.job.job import LeasedJob
 from shared.platform.metrics import WorkerMetrics
 from shared.store.interface import Store, StoreError
 from worker.core.job_run import JobRun
@@ -34,15 +34,18 @@ class Releases:
         _trace([run], reason)
         run.abort()
         self._metrics.released.labels(reason).inc()
-        with contextlib.suppress(StoreError):  # then its lease expires
+        try:
             states = await self._queue.release([run.job], reason, blame=True)
-            for state in states.values():
-                log.warning("job released (%s), it is %s now", reason, state)
+        except Exception as error:
+            log.warning("job not released: its lease will expire", exc_info=error)
+            return
+        for state in states.values():
+            log.warning("job released (%s), it is %s now", reason, state)
 
     async def some(self, runs: Sequence[JobRun], reason: str) -> None:
         """Abort some runs and release their jobs at once, without blame.
 
-        Raises StoreError; the jobs wait for `all` then.
+        If Redis does not answer for 10 s, their leases expire.
         """
         _trace(runs, reason)
         for run in runs:
@@ -51,56 +54,54 @@ class Releases:
             run.abort(release=True)
         if not runs:
             return
-        try:
-            # Sent behind all output that was, so the jobs' logs are complete.
-            states = await self._queue.release([run.job for run in runs], reason, blame=False)
-        except StoreError:
-            self._runs.unreleased += runs
-            raise
-        self._metrics.released.labels(reason).inc(len(states))
-        _log(reason, states)
+        self._runs.unreleased += runs  # for `all`, should this be cancelled
+        # Sent behind all output that was, so the jobs' logs are complete.
+        await _repeat(lambda: self._release([run.job for run in runs], reason, blame=False))
+        for run in runs:
+            self._runs.unreleased.remove(run)
 
     async def all(self, reason: str, *, blame: bool) -> None:
         """Abort and release all jobs; if Redis does not answer for 10 s, their leases expire.
 
         `blame` counts the attempt against each job that has begun.
         """
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                while True:
-                    try:
-                        states = await self._all(reason, blame=blame)
-                        break
-                    except StoreError as error:
-                        log.warning("jobs not released, trying again: %s", error)
-                        await asyncio.sleep(_RETRY_S)
-        except TimeoutError:
-            log.warning("jobs not released: their leases will expire")
-            return
-        _log(reason, states)
+        await _repeat(lambda: self._all(reason, blame=blame))
 
-    async def _all(self, reason: str, *, blame: bool) -> dict[str, str]:
+    async def _all(self, reason: str, *, blame: bool) -> None:
         _trace(self._runs.values(), reason)
         for run in self._runs.values():
             run.abort(release=True)
         if self._runs.tasks:
             await asyncio.wait(set(self._runs.tasks), timeout=_ENGINE_S)
         runs = {*self._runs.unreleased, *self._runs.values()}
-        states: dict[str, str] = {}
         for blamed in (True, False):
             jobs = [run.job for run in runs if (blame and run.has_begun) is blamed]
             if jobs:
-                states |= await self._queue.release(jobs, reason, blame=blamed)
+                await self._release(jobs, reason, blame=blamed)
+
+    async def _release(self, jobs: Sequence[LeasedJob], reason: str, *, blame: bool) -> None:
+        states = await self._queue.release(jobs, reason, blame=blame)
         self._metrics.released.labels(reason).inc(len(states))
-        return states
+        for job_id, state in states.items():
+            log.info("job released (%s), it is %s now", reason, state, extra={"job_id": job_id})
+
+
+async def _repeat(release: Callable[[], Awaitable[None]]) -> None:
+    """Release jobs, again while Redis does not answer, for 10 s in all."""
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            while True:
+                try:
+                    await release()
+                    return
+                except StoreError as error:
+                    log.warning("jobs not released, trying again: %s", error)
+                    await asyncio.sleep(_RETRY_S)
+    except TimeoutError:
+        log.warning("jobs not released: their leases will expire")
 
 
 def _trace(runs: Iterable[JobRun], reason: str) -> None:
     for run in runs:
         if run.trace is not None:
             run.trace.released(reason)
-
-
-def _log(reason: str, states: Mapping[str, str]) -> None:
-    for job_id, state in states.items():
-        log.info("job released (%s), it is %s now", reason, state, extra={"job_id": job_id})

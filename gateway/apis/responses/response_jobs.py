@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from gateway.apis.responses.conversation_store import Conversations
 from gateway.apis.responses.response_items import (
@@ -76,7 +77,8 @@ class ResponseJobs:
 
     async def delete(self, stored: StoredResponse) -> None:
         """Cancel a response if it has not ended, and delete it. Before that its items are added to
-        its conversation, or the input that it took over is put back into the earlier response."""
+        its conversation, or the input that it took over is put back into the earlier response,
+        unless Redis has lost it."""
         queue, options = self._queue, stored.options
         await queue.cancel(stored.job.id, stored.job.tenant)
         if options.conversation:
@@ -85,8 +87,9 @@ class ResponseJobs:
         if earlier and options.previous_head_bytes:
             body, up_to = await queue.stored_request(earlier)
             if up_to == stored.job.id:
-                text = await self._input_of(StoredResponse(stored.job, body, up_to))
-                await queue.put_back_input(earlier, options.previous_head_bytes, up_to, text)
+                with contextlib.suppress(StreamReset):
+                    text = await self._input_of(StoredResponse(stored.job, body, up_to))
+                    await queue.put_back_input(earlier, options.previous_head_bytes, up_to, text)
         await queue.delete(stored.job.id)
 
     async def _input_of(self, stored: StoredResponse) -> bytes:

@@ -45,20 +45,20 @@ class ResponseStep:
     ) -> Answer:
         """The answer to a request that queues a response in the background: at once."""
         gateway, received, request_id = self._gateway, incoming.received, incoming.request_id
-        await asyncio.wait({queued})
         position, first = None, b""
-        if queued.exception() is None:  # else the reader has failed, and so does the answer
-            try:
+        try:
+            await asyncio.wait({queued})
+            if queued.exception() is None:  # else the reader has failed, and so does the answer
                 if not job.stream:
-                    gateway.relay.close(reader)
                     # `queued`, as OpenAI and vLLM answer, although a worker may have it already.
                     begun = unfinished(job.id, job.body, "queued") | {"model": job.model}
                     body = Body(json.dumps(begun, ensure_ascii=False).encode())
+                    gateway.relay.close(reader)
                     return StoredAnswer(job, 200, body, request_id)
                 position, first = BEHIND_OPENING, opening(job.id, job.body)
-            except BaseException:
-                gateway.relay.close(reader)
-                raise
+        except BaseException:
+            gateway.relay.close(reader)
+            raise
         return JobAnswer(
             gateway.streams, job, queued, reader, received, request_id, position, opening=first
         )

@@ -89,7 +89,7 @@ async def describe_model(
             gateway.fleet.workers_of(each.pool),
             gateway.fleet.scales.get(each.pool),
             waiting=sum(lane.waiting for lane in lanes if lane.pool == each.pool),
-            room=gateway.settings.max_queue_depth * gateway.queue.shards,
+            room=gateway.submitter.max_depth(each.pool) * gateway.queue.shards,
             customized=customized,
         )
         for each in models

@@ -462,3 +462,21 @@ async def test_responses_and_conversations_live_and_end(
         old_store.zadd(keys.base(0) + keys.EXPIRING, {member: 1})
     await old_queue.sweep(0)
     assert not old_store.exists(kept)
+
+
+async def test_a_response_can_be_deleted_although_its_input_is_lost(
+    side: Side, store: Redis
+) -> None:
+    made = [await answered(side, "out", input="p" * 5_000)]
+    for _ in range(3):
+        previous = response_id(made[-1])
+        made.append(await answered(side, "out", previous_response_id=previous, input="x"))
+    store.delete(keys.job(shard_in(made[2]), made[2]))
+    with pytest.raises(StreamReset):
+        await side.input_texts(made[1])
+    stored = await stored_response(side.queue, TENANT, response_id(made[1]))
+    await side.responses.delete(stored)
+    with pytest.raises(NotFound):
+        await stored_response(side.queue, TENANT, response_id(made[1]))
+    with pytest.raises(StreamReset):
+        await side.input_texts(made[0])

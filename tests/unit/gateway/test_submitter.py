@@ -49,6 +49,9 @@ class Queue:
         self.error: Exception | None = None
         self.fails_on = True
         """The error occurs again in the next call."""
+        self.reply: Any = None
+        """Of all calls, if it is not None."""
+        self.tasks: list[asyncio.Task[list[SubmitReply]]] = []
 
     def server_of(self, shard: int) -> int:
         return shard % self.n_servers
@@ -59,7 +62,8 @@ class Queue:
         self.depths.append(max_depth)
         if any(each.body == UNSENDABLE for each in jobs):
             raise TypeError("can't be packed")
-        return asyncio.ensure_future(self._call(shard, jobs))
+        self.tasks.append(asyncio.ensure_future(self._call(shard, jobs)))
+        return self.tasks[-1]
 
     def parse_submit(self, jobs: list[NewJob], reply: list[SubmitReply]) -> list[SubmitReply]:
         assert len(jobs) == len(reply)
@@ -72,6 +76,8 @@ class Queue:
         if self.error is not None:
             error, self.error = self.error, self.error if self.fails_on else None
             raise error
+        if self.reply is not None:
+            return self.reply  # type: ignore[no-any-return]
         return [
             QueueFull("full") if name in self.full else self.joins.get(name, 1) for name in names
         ]
@@ -255,6 +261,33 @@ async def test_a_job_that_can_not_be_packed_fails_alone(submitter: Submitter, qu
         await submitter.submit(job(0, body=UNSENDABLE))
     await submitter.submit(job(1))
     assert queue.calls == [(0, [1])]
+
+
+@pytest.mark.parametrize("reply", [[], [1, 1, 1], 7, [1, "nonsense"]])
+async def test_a_malformed_reply_fails_its_jobs_and_the_next_call_is_sent(
+    submitter: Submitter, queue: Queue, reply: Any
+) -> None:
+    queue.reply = reply
+    calls = asyncio.gather(*(submitter.submit(job(n)) for n in range(2)), return_exceptions=True)
+    assert isinstance((await asyncio.wait_for(calls, 5))[1], Exception)
+    queue.reply = None
+    await asyncio.wait_for(submitter.submit(job(2)), 5)
+
+
+async def test_a_cancelled_call_fails_its_jobs_and_cancels_no_caller(
+    submitter: Submitter, queue: Queue
+) -> None:
+    errors: list[Exception] = []
+    queue.open.clear()
+    waiting = submitter.submit(job(0)), submitter.submit(job(1), on_error=errors.append)
+    await turns()
+    queue.tasks[0].cancel()
+    await asyncio.wait(waiting)
+    assert all(isinstance(each.exception(), StoreUnavailable) for each in waiting)
+    assert [type(error) for error in errors] == [StoreUnavailable]
+    assert len(queue.tasks) == 1  # it is not sent again
+    queue.open.set()
+    await submitter.submit(job(2))
 
 
 async def test_on_error_is_called_for_failed_jobs_only(submitter: Submitter, queue: Queue) -> None:

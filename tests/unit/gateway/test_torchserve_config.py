@@ -75,6 +75,11 @@ def test_a_hub_id_stays_one_and_the_engines_own_size_counts() -> None:
     assert pool["engine_args"] == {"tensor_parallel_size": 2}
 
 
+def test_a_name_that_is_a_number_is_its_digits() -> None:
+    file, _ = converted("handler: {vllm_engine_config: {model: m, served_model_name: 7}}\n")
+    assert file["pools"]["llama"]["served_names"] == ["7"]
+
+
 def test_what_means_nothing_here_is_named() -> None:
     _, unused = converted(
         "deviceIds: [0]\nhandler: {model_path: m, converter: {}, vllm_engine_config: {}}\n"
@@ -89,8 +94,11 @@ def test_what_means_nothing_here_is_named() -> None:
         "handler: {}\n",
         "handler: [1]\n",
         "handler: {adapters: x, model_path: m}\n",
+        "clientTimeoutInMills: 5 s\nhandler: {model_path: m}\n",
+        "clientTimeoutInMills:\nhandler: {model_path: m}\n",
+        "clientTimeoutInMills: yes\nhandler: {model_path: m}\n",
     ],
 )
-def test_a_file_for_another_handler_is_refused(text: str) -> None:
+def test_a_file_for_another_handler_or_with_wrong_values_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=str(WHERE)):
         converted(text)

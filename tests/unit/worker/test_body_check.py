@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from annotated_types import Le
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, field_validator
@@ -20,6 +23,9 @@ from tests.asgi_client import Reply, call
 from worker.engines.interface import JOB, JobFacts
 from worker.engines.vllm.body_check import FEW_VALUES, MANY_VALUES, BodyChecker, CheckedBodies
 from worker.engines.vllm.body_models import cheap
+from worker.engines.vllm.trial_process import _WALL_TIME
+from worker.engines.vllm.trials import WAIT_S
+from worker.engines.vllm.vllm_settings import VllmSettings
 
 SECONDS = 0.2
 
@@ -130,6 +136,14 @@ async def test_what_can_not_be_read_is_an_error_of_the_request(
     assert (await post(app, [{"role": "x"}] * FEW_VALUES)).json() == FEW_VALUES
 
 
+async def test_once_the_process_has_ended_such_bodies_get_503(checker: Checker) -> None:
+    app = CheckedBodies(build_app(), checker)
+    os.kill(checker.trials.pid, signal.SIGKILL)
+    assert (await post(app, [{"role": "x"}] * MANY_VALUES)).status == 503
+    assert (await post(app, [{"role": "x"}] * MANY_VALUES)).status == 503
+    assert (await post(app, [{"role": "x"}])).json() == 1
+
+
 async def test_without_private_parts_of_pydantic_all_but_the_smallest_bodies_are_tried(
     checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +153,17 @@ async def test_without_private_parts_of_pydantic_all_but_the_smallest_bodies_are
     assert checker.asked == 0
     assert (await post(app, [{"role": "x"}] * 100)).json() == 100
     assert checker.asked == 1
+
+
+def test_a_child_is_ended_before_its_question_is_given_up() -> None:
+    most = {}
+    for name in ("validation_timeout_s", "grammar_timeout_s"):
+        (most[name],) = (
+            each.le for each in VllmSettings.model_fields[name].metadata if isinstance(each, Le)
+        )
+    body = BodyChecker(most["validation_timeout_s"]).trials._limits.seconds
+    # Else a body that is too slow gets 503, as if it could be read another time.
+    assert max(body, most["grammar_timeout_s"]) * _WALL_TIME < WAIT_S
 
 
 def test_fields_that_are_named_as_types_are_no_schemas() -> None:

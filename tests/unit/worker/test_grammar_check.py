@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import faulthandler
 import os
 import signal
@@ -139,12 +140,52 @@ async def test_the_engine_uses_the_library_of_its_first_grammar(checker: Grammar
     assert await refusal(checker, "backend") == "library 1"
 
 
-async def test_without_the_process_vllm_alone_checks(checker: GrammarChecker) -> None:
+async def test_once_the_process_has_ended_new_grammars_are_refused(
+    checker: GrammarChecker, caplog: pytest.LogCaptureFixture
+) -> None:
+    await checker.check(Grammar("a"))
     waiting = asyncio.create_task(checker.check(Grammar("hang")))
     await asyncio.sleep(0)
     os.kill(checker.trials.pid, signal.SIGKILL)
-    await waiting
-    await checker.check(Grammar("wrong"))
+    with pytest.raises(TrialsBusy):
+        await waiting
+    with pytest.raises(TrialsBusy):
+        await checker.check(Grammar("b"))
+    await checker.check(Grammar("a"))
+    assert "has ended" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["fork", "pipe"])
+async def test_a_grammar_for_which_there_is_no_child_is_refused_and_others_are_tried(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    real, left = getattr(os, call), 3
+
+    def limited() -> Any:
+        nonlocal left
+        left -= 1
+        if left in {0, 1}:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return real()
+
+    def prepare_with_limit() -> Compile:
+        monkeypatch.setattr(os, call, limited)  # in the process that tries alone
+        return prepare()
+
+    checker = GrammarChecker(Limits(TIMEOUT_S, 64 << 20))
+    await checker.start(prepare_with_limit)
+    try:
+        await checker.check(Grammar("a"))
+        for _ in range(2):
+            with pytest.raises(TrialsBusy):
+                await checker.check(Grammar("b"))
+        await checker.check(Grammar("b"))
+    finally:
+        checker.close()
+
+
+async def test_without_a_process_vllm_alone_checks() -> None:
+    await GrammarChecker(Limits(TIMEOUT_S, 64 << 20)).check(Grammar("wrong"))
 
 
 async def test_a_cancelled_job_leaves_the_check_to_others(checker: GrammarChecker) -> None:

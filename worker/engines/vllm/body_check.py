@@ -58,7 +58,9 @@ class BodyChecker:
             answer = await self.trials.ask(path.encode() + b"\n" + body, tenant)
             slow = answer == _SLOW
         except TrialsBusy:
-            return HTTPStatus.SERVICE_UNAVAILABLE, "Too many large requests wait; try again."
+            return HTTPStatus.SERVICE_UNAVAILABLE, (
+                "Requests of this size can't be checked now; try again."
+            )
         except TrialFailed as failed:
             if failed.failure is Failure.DIED:
                 return HTTPStatus.BAD_REQUEST, (

@@ -100,7 +100,7 @@ class GrammarChecker:
             why = self._too_slow if slow else "the compiler failed, or needed too much memory"
             error = f"The grammar can't be used: {why}."
         else:
-            if answer is None:  # vLLM alone checks it
+            if answer is None:  # no process was started: vLLM alone checks it
                 return ""
             reply = json.loads(answer)
             error = reply["error"]

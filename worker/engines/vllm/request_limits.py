@@ -36,7 +36,7 @@ class RequestLimits:
             except TrialsBusy as error:
                 from vllm.exceptions import GracefulHTTPError
 
-                text = "Too many grammars are being compiled; try again."
+                text = "New grammars can't be checked now; try again."
                 raise GracefulHTTPError(text, HTTPStatus.SERVICE_UNAVAILABLE) from error
 
     def _check_logprobs(self, alternatives: int, prompt_tokens: int) -> None:

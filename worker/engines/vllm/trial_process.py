@@ -58,6 +58,8 @@ class Failure(StrEnum):
     SLOW = "slow"
     DIED = "died"
     """The child ended by itself, or had too little memory."""
+    UNTRIED = "untried"
+    """There was no process or descriptor for a child; says nothing about the question."""
 
 
 @dataclass
@@ -127,9 +129,17 @@ class _Server:
             self._forget(fd)
 
     def _start(self, number: int, question: bytes) -> None:
-        read, write = os.pipe()
         parent = os.getpid()
-        pid = os.fork()
+        ends: tuple[int, ...] = ()
+        try:
+            ends = read, write = os.pipe()
+            pid = os.fork()
+        except OSError as error:  # when others have ended there is room for a child again
+            for end in ends:
+                os.close(end)
+            log.error("a request can't be tried: %s", error)
+            self._reply(number, failure=Failure.UNTRIED)
+            return
         if not pid:
             try:
                 os.close(read)
@@ -164,14 +174,16 @@ class _Server:
     def _end(self, fd: int, failure: Failure) -> None:
         """Reply with a child's answer; with `failure` if it has none."""
         child, status = self._forget(fd)
-        reply: dict[str, str | int] = {"number": child.number}
         if status == 0:
-            reply["answer"] = child.answer.decode()
+            self._reply(child.number, answer=child.answer.decode())
         elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-            reply["failure"] = Failure.SLOW
+            self._reply(child.number, failure=Failure.SLOW)
         else:
-            reply["failure"] = failure
-        self._connection.sendall(json.dumps(reply).encode() + b"\n")
+            self._reply(child.number, failure=failure)
+
+    def _reply(self, number: int, **answer_or_failure: str) -> None:
+        line = json.dumps({"number": number, **answer_or_failure})
+        self._connection.sendall(line.encode() + b"\n")
 
 
 def _limit(limits: Limits, parent: int) -> None:

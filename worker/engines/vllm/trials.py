@@ -38,7 +38,11 @@ class TrialFailed(Exception):
 
 
 class TrialsBusy(Exception):
-    """Other questions took all the time that an answer may take, or too many of the tenant wait."""
+    """The question was not tried: nothing is known about it.
+
+    Others took all the time that an answer may take, too many of the tenant wait, or there is no
+    process to try it.
+    """
 
 
 @dataclass(eq=False)
@@ -76,13 +80,13 @@ class Trials:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def ask(self, content: bytes, tenant: str) -> str | None:
-        """The answer; None if the process has not started or has ended, which was logged.
+        """The answer; None if the process was never started.
 
-        Raises TrialFailed and TrialsBusy.
+        Raises TrialFailed and TrialsBusy, the latter also once the process has ended.
         """
-        if self._writer is None:
+        if self._reading is None:
             return None
-        if self._turns.waiting(tenant) >= MAX_WAITING:
+        if self._writer is None or self._turns.waiting(tenant) >= MAX_WAITING:
             raise TrialsBusy
         number = next(self._numbers) & 0xFFFFFFFF
         question = _Question(number, content, asyncio.get_running_loop().create_future())
@@ -120,7 +124,10 @@ class Trials:
         with suppress(OSError):
             while line := await reader.readline():
                 self._receive(json.loads(line))
-        log.error("the process that tries requests has ended: vLLM alone checks them now")
+        log.error(
+            "the process that tries requests has ended: such requests get status 503 until "
+            "this worker starts again"
+        )
         self._disconnect()
 
     def _receive(self, reply: dict[str, str]) -> None:
@@ -129,6 +136,8 @@ class Trials:
             return
         if "answer" in reply:
             question.reply.set_result(reply["answer"])
+        elif reply["failure"] == Failure.UNTRIED:
+            question.reply.set_exception(TrialsBusy())
         else:
             question.reply.set_exception(TrialFailed(Failure(reply["failure"])))
 
@@ -142,4 +151,4 @@ class Trials:
             questions.append(question)
         for question in questions:
             if not question.reply.done():
-                question.reply.set_result(None)
+                question.reply.set_exception(TrialsBusy())

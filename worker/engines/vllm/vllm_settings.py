@@ -20,7 +20,7 @@ class VllmSettings(FleetSettings):
     validation_timeout_s: float = Field(
         0.3,
         gt=0,
-        le=2,
+        le=1,
         description="CPU time for reading one request's body, in which all other answers wait",
     )
     max_prompt_logprobs: int = Field(

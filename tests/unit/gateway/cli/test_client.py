@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,13 +45,26 @@ def test_the_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         address(None, folder / "missing")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"pid": 1}', '{"pid": "1", "redis_url": "x"}', '{"pid": 99999999}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"pid": "1", "redis_url": "x"}'])
 def test_an_unusable_run_file(folder: Path, text: str) -> None:
-    (folder / ".flotilla").mkdir()
-    (folder / ".flotilla" / "run.json").write_text(text)
+    run = folder / ".flotilla"
+    run.mkdir()
+    with run_file.written(run, redis_url="redis://r", gateway_url="http://here:1"):
+        (run / "run.json").write_text(text)
+        assert address().url == DEFAULT_URL
+
+
+def test_a_run_file_whose_process_id_is_another_processs_by_now(folder: Path) -> None:
+    run = folder / ".flotilla"
+    run.mkdir()
+    with run_file.written(run, redis_url="redis://r", gateway_url="http://here:1"):
+        left = (run / "run.json").read_text()
+    assert json.loads(left)["pid"] == os.getpid()
+    (run / "run.json").write_text(left)  # as after a kill -9
     assert address().url == DEFAULT_URL
+    with run_file.written(run, redis_url="redis://r", gateway_url="http://here:2"):
+        assert address().url == "http://here:2"
+        assert (run / "run.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_key_is_sent(

@@ -102,6 +102,7 @@ def tree(path: str) -> ast.Module:
     return ast.parse((ROOT / path).read_text(), path)
 
 
+@cache
 def files(*folders: str) -> list[str]:
     return sorted(
         path.relative_to(ROOT).as_posix()
@@ -110,22 +111,24 @@ def files(*folders: str) -> list[str]:
     )
 
 
-def imports(path: str, *, at_load: bool = False) -> Iterator[str]:
+@cache
+def imports(path: str, *, at_load: bool = False) -> frozenset[str]:
     """The modules a file names in its imports; `at_load`: only those that importing it imports."""
+    found = set[str]()
     waiting: list[ast.AST] = [tree(path)]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif at_load and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         elif at_load and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             waiting += node.orelse
             continue
         waiting += ast.iter_child_nodes(node)
+    return frozenset(found)
 
 
 def literals(path: str) -> Iterator[str]:
@@ -322,6 +325,7 @@ def test_every_module_has_a_docstring(path: str) -> None:
     assert ast.get_docstring(tree(path)), f"{path} has no docstring"
 
 
+@cache
 def modules() -> dict[str, str]:
     """Every module's name and its file."""
     return {
@@ -330,6 +334,7 @@ def modules() -> dict[str, str]:
     }
 
 
+@cache
 def imported_modules(path: str) -> set[str]:
     """The files of ours that a file imports: at load, in functions and for type checking.
 

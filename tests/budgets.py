@@ -104,7 +104,7 @@ def budgets() -> list[Budget]:
     files, functions_, arguments = long_files(), long_functions(), wide_constructors()
     return [
         Budget("lines of the core", total(*CORE), 18_715, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 47_804, 34_000),
+        Budget("lines of the product", total(*PRODUCT), 47_808, 34_000),
         Budget("lines of the load tests", total("load_tests"), 10_270, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 6, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 8, 0),

@@ -22,6 +22,7 @@ class StallingProxy:
         self._passing = asyncio.Event()
         self._passing.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._near = contextlib.ExitStack()
 
     def stall(self) -> None:
         """Fall silent; connections made from now on are silent too."""
@@ -35,18 +36,25 @@ class StallingProxy:
     async def running(self) -> AsyncIterator[StallingProxy]:
         """Listen until the context is left."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        try:
-            yield self
-        finally:
-            server.close()
-            await end(self._tasks)
+        with contextlib.ExitStack() as self._near:
+            try:
+                yield self
+            finally:
+                server.close()
+                await end(self._tasks)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self._copy(source, sink))
-            self._tasks.add(task)
+        self._near.callback(writer.close)  # a task that is cancelled before it runs closes nothing
+        self._tasks.add(asyncio.create_task(self._pass_on(reader, writer)))
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError):
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+            with contextlib.closing(far_writer):
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._copy(reader, far_writer))
+                    both.create_task(self._copy(far_reader, writer))
 
     async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gateway.core.job_filter import JobFilter
 from shared.job.job import Job
+from shared.job.place import Place
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.listing import page
 
@@ -18,40 +19,40 @@ class FoundJobs(NamedTuple):
     """A page of a search."""
 
     jobs: list[Job]
-    cursor: int | None
-    """Where the next page begins: a time of submission in us; None: there is no other page."""
+    cursor: Place | None
+    """Where the next page begins; None: there is no other page."""
 
 
 async def search(
     queue: JobQueue,
     tenants: Sequence[str],
     job_filter: JobFilter,
-    before_us: int | None,
+    before: Place | None,
     limit: int,
     most_read: int,
 ) -> FoundJobs:
-    """At most `limit` jobs before that time. Examines about `most_read` jobs at most.
+    """At most `limit` jobs behind that place. Examines about `most_read` jobs at most.
 
     Raises StoreError if any server can't be reached.
     """
     found: list[Job] = []
     rows_per_read = _ROWS if job_filter.tests else min(limit, _ROWS)
     if job_filter.until_s != float("inf"):
-        until_us = int(job_filter.until_s * 1e6)
-        before_us = until_us if before_us is None else min(before_us, until_us)
+        until = Place(int(job_filter.until_s * 1e6))
+        before = until if before is None else min(before, until)
     read, more = 0, True
     while more and len(found) < limit and read < most_read:
-        rows = await page(queue, tenants, before_us, rows_per_read)
+        rows = await page(queue, tenants, before, rows_per_read)
         more = len(rows) == rows_per_read
-        for created_us, _, job in rows:
+        for created_us, job_id, job in rows:
             if created_us < job_filter.since_s * 1e6:
                 more = False
                 break
-            before_us = created_us
+            before = Place(created_us, job_id)
             read += 1
             if job and job_filter.matches(job):
                 found.append(job)
                 if len(found) == limit:
                     more = True
                     break
-    return FoundJobs(found, before_us if more else None)
+    return FoundJobs(found, before if more else None)

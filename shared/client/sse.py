@@ -6,6 +6,8 @@ import json
 import re
 
 _BLOCK_END = re.compile(rb"\r?\n\r?\n")
+_BEFORE_END = 3
+"""Bytes of a block's end that may have come without its last one."""
 _LAST_DATA = b"[DONE]"
 # Of OpenAI's responses and of Anthropic's messages, which have no `[DONE]`.
 _LAST_NAMES = frozenset(
@@ -17,16 +19,18 @@ class EventSplitter:
     """Returns complete blocks, each with its empty line; keeps what is not complete yet."""
 
     def __init__(self) -> None:
-        self.rest = b""
+        self.rest = bytearray()
         """The beginning of a block that is not complete."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The blocks that are complete with these bytes."""
-        data, start, blocks = self.rest + data, 0, []
-        for match in _BLOCK_END.finditer(data):
-            blocks.append(data[start : match.end()])
+        searched = max(0, len(self.rest) - _BEFORE_END)  # an event may come in very many parts
+        self.rest += data
+        start, blocks = 0, []
+        for match in _BLOCK_END.finditer(self.rest, searched):
+            blocks.append(bytes(self.rest[start : match.end()]))
             start = match.end()
-        self.rest = data[start:]
+        del self.rest[:start]
         return blocks
 
 

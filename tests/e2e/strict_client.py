@@ -11,10 +11,10 @@ import json
 import re
 import socket
 import struct
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 90.0
 CHUNK_ID = re.compile(rb'"id":"[a-z]+-([^"]+)"')
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -35,7 +35,10 @@ class Reply(NamedTuple):
 
 
 class StrictClient:
-    """One connection. Each method fails after 30 s."""
+    """One connection. Each method fails after 90 s."""
+
+    opened: ClassVar[set[StrictClient]] = set()
+    """Those that neither `close` nor `reset` has ended."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -44,7 +47,15 @@ class StrictClient:
     @classmethod
     async def connect(cls, url: str) -> StrictClient:
         where = urlsplit(url)
-        return cls(*await asyncio.open_connection(where.hostname, where.port))
+        client = cls(*await asyncio.open_connection(where.hostname, where.port))
+        cls.opened.add(client)
+        return client
+
+    @classmethod
+    def reset_all(cls) -> None:
+        """Reset all that are open, at the same time. A test that has failed leaves some."""
+        for client in list(cls.opened):
+            client.reset()
 
     def send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -110,14 +121,16 @@ class StrictClient:
 
     def close(self) -> None:
         """Close the connection with a FIN, or with a RST if there is unread data."""
+        self.opened.discard(self)
         self._writer.transport.abort()
 
     def reset(self) -> None:
         """Close the connection with a RST."""
-        self._writer.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
-        )
-        self._writer.transport.abort()
+        with contextlib.suppress(OSError):  # the server has ended it
+            self._writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
+            )
+        self.close()
 
     def half_close(self) -> None:
         """Close the sending side only."""

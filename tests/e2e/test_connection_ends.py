@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -106,6 +106,13 @@ def start(stack: Stack, **changes: Any) -> Process:
     gateway = stack.gateway(api_keys=keys, lease_s=15, access_log=False, **changes)
     wait_for(lambda: gateway.metric("flotilla_open_streams") == 0, "it counts streams")
     return gateway
+
+
+@pytest.fixture(autouse=True)
+async def connections_end() -> AsyncIterator[None]:
+    """Before the test's event loop, also those of a test that has failed."""
+    yield
+    StrictClient.reset_all()
 
 
 @pytest.fixture(autouse=True)

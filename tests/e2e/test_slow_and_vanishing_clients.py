@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import resource
 import socket
 import struct
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 
 from tests.e2e.processes import Process, Stack
 from tests.e2e.strict_client import StrictClient, request
-from tests.waiting import wait_for
+from tests.waiting import eventually, wait_for
 
 RESETS, WARM_UP, BATCH = 2000, 500, 250
 KEY = "key-of-ann-123456"
@@ -64,22 +66,47 @@ def descriptors(gateway: Process) -> int:
 # --- all at once ---
 
 
-async def wave(gateway: Process, n_clients: int) -> None:
+async def wave(url: str, n_clients: int) -> None:
     """Streams whose clients all reset their connections at the same time, in the middle."""
-    clients: list[StrictClient] = []
 
     async def begin() -> None:
-        client = await StrictClient.connect(gateway.url)
+        client = await StrictClient.connect(url)
         client.send(request("POST", "/v1/chat/completions", KEY, chat(8000)))
         status, headers = await client.head()
         assert status == 200
         await client.chunk(headers[b"x-flotilla-job-id"])
-        clients.append(client)
 
-    for _ in range(0, n_clients, BATCH):
-        await asyncio.gather(*(begin() for _ in range(BATCH)))
-    for client in clients:
-        client.reset()
+    try:
+        for _ in range(0, n_clients, BATCH):
+            async with asyncio.TaskGroup() as batch:  # it leaves none behind that still connects
+                for _ in range(BATCH):
+                    batch.create_task(begin())
+    finally:
+        StrictClient.reset_all()
+
+
+@pytest.mark.parametrize("end", ["refused", "cancelled"])
+async def test_a_wave_that_breaks_leaves_no_connection(end: str) -> None:
+    """Else the garbage collector warns of thousands, as errors of any later test."""
+    with socket.create_server(("127.0.0.1", 0), backlog=2 * BATCH) as silent:
+        broken = asyncio.create_task(wave(f"http://127.0.0.1:{silent.getsockname()[1]}", BATCH))
+
+        async def connected() -> bool:
+            return len(StrictClient.opened) == BATCH
+
+        await eventually(connected, "all clients wait for an answer")
+        if end == "cancelled":
+            broken.cancel()
+        else:
+            silent.close()  # resets the connections
+        with pytest.raises((asyncio.CancelledError, ExceptionGroup)):
+            await broken
+    del broken
+    assert StrictClient.opened == set()
+    with warnings.catch_warnings(record=True) as unclosed:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert unclosed == []
 
 
 async def test_2000_connections_reset_at_once(stack: Stack) -> None:
@@ -91,10 +118,10 @@ async def test_2000_connections_reset_at_once(stack: Stack) -> None:
     stack.worker(
         sim_step_ms=1000, sim_step_us_per_seq=0, sim_max_num_seqs=3000, sim_kv_tokens=1 << 25
     )
-    await wave(gateway, WARM_UP)
+    await wave(gateway.url, WARM_UP)
     await asyncio.to_thread(nothing_is_left, gateway)
     memory, files = memory_mb(gateway), descriptors(gateway)
-    await wave(gateway, RESETS)
+    await wave(gateway.url, RESETS)
     began = time.monotonic()
     await asyncio.to_thread(nothing_is_left, gateway)
     print(f"{RESETS} resets: all cancelled after {time.monotonic() - began:.1f} s")

@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
+from gateway.core.job_filter import JobFilter
+from gateway.core.job_search import search
 from shared.job.job import NewJob
 from shared.job.lanes import DEFAULT, FLEX, LANES, PRIORITY, RETRY_LANE
+from shared.job.place import Place
 from shared.job.states import JobEvent
 from shared.store.redis import keys
 from shared.store.redis.depths import LaneDepth, depths, position, positions
@@ -114,8 +117,28 @@ async def test_pages_show_every_job_once_newest_first(sharded: JobQueue, limit: 
         assert len(rows) <= limit
         assert all(job is not None and job.id == each for _, each, job in rows)
         seen += [each for _, each, _ in rows]
-        before = rows[-1][0]
+        before = Place(*rows[-1][:2])
     assert seen == ids[::-1]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+async def test_pages_show_jobs_of_the_same_microsecond_once(
+    sharded: JobQueue, store: Redis, limit: int
+) -> None:
+    """Jobs of one call are a microsecond apart, and other gateways and shards have the same."""
+    ids = [(await submit(sharded, id=job_id(i % 2, i))).id for i in range(6)]
+    for each in ids[1:5]:
+        shard = int(each[4:7], 16)
+        store.zadd(keys.jobs(shard, TENANT), {each: 1_700_000_000_000_000})
+    seen: list[str] = []
+    cursor, found = "", None
+    while found is None or found.cursor:
+        before = Place.parse(cursor) if cursor else None
+        found = await search(sharded, [TENANT], JobFilter(""), before, limit, 1000)
+        seen += [job.id for job in found.jobs]
+        cursor = str(found.cursor)
+    assert sorted(seen) == sorted(ids)
+    assert Place.parse("17") == (17, "")
 
 
 async def test_a_page_reports_deleted_jobs_and_removes_them_from_the_index(

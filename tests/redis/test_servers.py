@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from shared.job.job import NewJob
+from shared.job.place import Place
 from shared.job.states import JobState
 from shared.platform.metrics import ReaperMetrics
 from shared.store.interface import StoreUnavailable
@@ -103,7 +104,7 @@ async def test_queries_cover_all_servers(queue: JobQueue) -> None:
     before = None
     while rows := await page(queue, [TENANT], before, 5):
         seen += [name for _, name, _ in rows]
-        before = rows[-1][0]
+        before = Place(*rows[-1][:2])
     assert seen == [job.id for job in reversed(jobs)]
 
 

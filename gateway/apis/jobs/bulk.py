@@ -15,6 +15,7 @@ from gateway.core.operator_body import optional_body, taken_reason
 from gateway.description.schema import MAYBE_TEXT, takes
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
+from shared.job.place import PLACE, Place
 
 router = APIRouter(prefix="/admin/jobs", tags=["operators"], dependencies=[known_only])
 audit = logging.getLogger("flotilla.audit")
@@ -29,7 +30,7 @@ class BulkRequest(BaseModel):
     """As in `GET /jobs?filter=`. Without `tenant:` the operator's own jobs."""
     dry_run: bool = False
     """Only count, and change nothing."""
-    cursor: Annotated[str, Field(pattern=r"^[0-9]{1,18}$")] | None = None
+    cursor: Annotated[str, Field(pattern=PLACE)] | None = None
     """`next_cursor` of the call before, if `more` was true."""
 
 
@@ -64,8 +65,8 @@ async def _run(action: BulkAction, request: Request, gateway: Gateway, tenant: s
     job_filter = parse_filter(asked.filter, gateway.fleet.now_s())
     tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.tenants])
     bulk = BulkActions(gateway)
-    cursor = int(asked.cursor) if asked.cursor else None
-    result = await bulk.run(action, tenants, job_filter, cursor, dry_run=asked.dry_run)
+    before = Place.parse(asked.cursor) if asked.cursor else None
+    result = await bulk.run(action, tenants, job_filter, before, dry_run=asked.dry_run)
     if not asked.dry_run:
         audit.info(
             "%s of all jobs that match %r: %d of %d",

@@ -16,6 +16,7 @@ from gateway.core.job_filter import JobFilter
 from gateway.core.job_search import search
 from shared.job.errors import NotRepeatable
 from shared.job.job import Job, shard_in
+from shared.job.place import Place
 from shared.job.states import JobState
 
 MOST_JOBS = 1000
@@ -56,21 +57,19 @@ class BulkActions:
         action: BulkAction,
         tenants: Sequence[str],
         job_filter: JobFilter,
-        before_us: int | None,
+        before: Place | None,
         *,
         dry_run: bool,
     ) -> Bulk:
         """Carry out the action on the jobs of these tenants that match and that allow it.
 
-        `before_us`: the cursor of the call before. Newest jobs first.
+        `before`: the cursor of the call before. Newest jobs first.
         """
         states = _CANCELLABLE if action == "cancel" else REPEATABLE
         allowed = dataclasses.replace(
             job_filter, tests=(*job_filter.tests, lambda job: job.state in states)
         )
-        found = await search(
-            self._gateway.queue, tenants, allowed, before_us, MOST_JOBS, _MOST_READ
-        )
+        found = await search(self._gateway.queue, tenants, allowed, before, MOST_JOBS, _MOST_READ)
         done: list[str] = []
         if not dry_run:
             one: Callable[[Job], Awaitable[str]]

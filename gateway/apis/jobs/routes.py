@@ -40,6 +40,7 @@ from shared.job.chunk_template import DeltaDecoder
 from shared.job.errors import BadRequest
 from shared.job.job import Job
 from shared.job.lanes import CLIENT_LANES
+from shared.job.place import PLACE, Place
 from shared.job.states import JobState
 from shared.store.interface import Store
 from shared.store.log_parts import log_parts
@@ -107,7 +108,7 @@ async def list_jobs(
     state: JobState | None = None,
     model: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    cursor: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$")] = None,
+    cursor: Annotated[str | None, Query(pattern=PLACE)] = None,
 ) -> dict[str, Any]:
     """The tenant's jobs, newest first. `cursor=next_cursor` continues while `has_more` is true.
 
@@ -118,8 +119,8 @@ async def list_jobs(
     if job_filter.tenants:
         check_operator(request)
     tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.tenants])
-    before_us = int(cursor) if cursor else None
-    found = await search(gateway.queue, tenants, job_filter, before_us, limit, _MAX_SCAN)
+    before = Place.parse(cursor) if cursor else None
+    found = await search(gateway.queue, tenants, job_filter, before, limit, _MAX_SCAN)
     return {
         "object": "list",
         "data": await summaries(gateway.queue, found.jobs),

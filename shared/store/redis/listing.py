@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from shared.job.job import Job, checked_shard, shard_of
+from shared.job.place import Place
 from shared.job.record import SUMMARY
 from shared.job.result import INLINE_RESULT_BYTES
 from shared.store.redis import keys
@@ -15,9 +16,9 @@ from shared.store.redis.store_errors import damaged_is_empty
 
 
 async def page(
-    queue: JobQueue, tenants: Sequence[str], before: int | None, limit: int
+    queue: JobQueue, tenants: Sequence[str], before: Place | None, limit: int
 ) -> list[tuple[int, str, Job | None]]:
-    """`(created_us, id, job)` of at most `limit` jobs before that time, newest first.
+    """`(created_us, id, job)` of at most `limit` jobs behind that place, newest first.
 
     The jobs come without their results. A job is None when it has expired; its index entry is
     deleted. Records and index entries that can't be read are set aside. Raises StoreError if any
@@ -41,25 +42,33 @@ async def page(
 
 
 async def _newest(
-    queue: JobQueue, tenants: Sequence[str], before: int | None, limit: int
+    queue: JobQueue, tenants: Sequence[str], before: Place | None, limit: int
 ) -> list[tuple[int, str, str]]:
     """`(created_us, id, tenant)` of the tenants' newest jobs, from the indexes."""
-    upper = "+inf" if before is None else f"({before}"
     pipeline = queue.servers.pipeline()
-    indexes = [(shard, tenant) for shard in range(queue.shards) for tenant in tenants]
-    for shard, tenant in indexes:
+    ranges: list[tuple[str | int, str | int, int]] = [("+inf", "-inf", limit)]
+    if before is not None:  # all of that microsecond: some of them may have been shown
+        us = before.created_us
+        ranges = [(us, us, -1), (f"({us}", "-inf", limit)]
+    indexes = [
+        (shard, tenant, each)
+        for shard in range(queue.shards)
+        for tenant in tenants
+        for each in ranges
+    ]
+    for shard, tenant, (newest, oldest, most) in indexes:
         pipeline.of(shard).zrevrangebyscore(
-            keys.jobs(shard, tenant), upper, "-inf", start=0, num=limit, withscores=True
+            keys.jobs(shard, tenant), newest, oldest, start=0, num=most, withscores=True
         )
     found = []
     replies = await pipeline.execute(raise_on_error=False)
-    for (shard, tenant), members in zip(indexes, replies, strict=True):
+    for (shard, tenant, _), members in zip(indexes, replies, strict=True):
         # The next job of this tenant has a key of the wrong type set aside.
         for member, score in damaged_is_empty(members) or ():
             job_id = member.decode(errors="replace")
             if shard_of(job_id) is None or not math.isfinite(score):
                 await queue.set_aside(shard, "jobs", tenant, member)
-            else:
+            elif before is None or (int(score), job_id) < before:
                 found.append((int(score), job_id, tenant))
     return sorted(found, reverse=True)[:limit]
 

@@ -124,9 +124,11 @@ def test_every_request_of_a_connection_is_notified_of_its_end(
         async with served(app, certificate) as port:
             trust = ssl.create_default_context(cafile=certificate[0]) if certificate else None
             reader, client = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
-            client.write(REQUEST * (1 + behind))
-            await reader.readuntil(b"more")
-            client.transport.abort()
+            try:
+                client.write(REQUEST * (1 + behind))
+                await reader.readuntil(b"more")
+            finally:
+                client.transport.abort()
 
             async def notified() -> bool:
                 return app.left == app.begun == 1

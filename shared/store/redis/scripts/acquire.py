@@ -1,6 +1,6 @@
 """Packs the arguments of `acquire`, which leases queued jobs to a worker, and parses the reply.
 
-Comes from `worker/core/queue_consumer.py`; the jobs go on in `worker/core/executor.py`.
+Comes from `worker/core/queue_consumer.py`; the jobs go on in `worker/core/loop.py`.
 """
 
 from __future__ import annotations

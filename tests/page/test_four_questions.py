@@ -1,4 +1,4 @@
-"""Four questions of an operator, each answered in a few steps: on the page and on the command line."""
+"""Four questions of an operator, each answered on the page and on the command line."""
 
 from __future__ import annotations
 

@@ -27,9 +27,7 @@ from shared.job.errors import GatewayStopped
 from shared.platform import fast_paths, logs, tracing
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
-from shared.store.redis import eviction
-from shared.store.redis.durability import refuse_volatile
-from shared.store.redis.format_version import refuse_other_format
+from shared.store.redis.start_checks import refuse_unfit
 
 _CLOSE_S = 1
 """Seconds for aborted answers to be sent to their clients."""
@@ -44,17 +42,14 @@ def main() -> None:
         logs.set_up(settings.log_level, settings.log_format)
         fast_paths.configure(settings.fast_paths)
         tracing.check(settings.otlp_traces_endpoint)
-        asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
-        asyncio.run(refuse_volatile(settings.all_redis_urls, durable=settings.durable))
-        asyncio.run(refuse_other_format(settings.all_redis_urls, settings.shards))
+        asyncio.run(refuse_unfit(settings))
         app = create_app(settings)
         listener = _listen(settings)
         limit_half_open(listener, settings.write_timeout_s)
     except SettingsError as error:
         print(f"flotilla gateway: {error}", file=sys.stderr)
         sys.exit(2)
-    n_redis = len({settings.redis_url, *settings.server_urls})
-    most = most_connections(raise_descriptor_limit(), n_redis)
+    most = most_connections(raise_descriptor_limit(), 1)
     connection: Any = partial(Connection, Connections(settings, app.metrics, most))
     config = uvicorn.Config(
         app,

@@ -126,9 +126,9 @@ def _make_gateway(
 ) -> Gateway:
     """All objects of the process. Needs a running event loop."""
     gateway_id = f"gw-{secrets.token_hex(6)}"
-    servers = Servers(settings.redis_url, settings.shard_redis_urls)
-    queue = JobQueue(servers, shards=settings.shards, quotas=_quotas(settings))
-    relay = Relay(queue, settings.server_urls, gateway_id, metrics, settings.stream_buffer_bytes)
+    servers = Servers(settings.redis_url, settings.shards)
+    queue = JobQueue(servers, quotas=_quotas(settings))
+    relay = Relay(queue, servers, gateway_id, metrics, settings.stream_buffer_bytes)
     malformed = MalformedValues(metrics.malformed)
     fleet = FleetView(
         Registry(servers.primary, malformed),
@@ -155,8 +155,8 @@ def _make_gateway(
         metrics,
         {pool.name: pool.max_queue_depth for pool in pools.all if pools.declared},
     )
-    eviction_monitor = eviction.EvictionMonitor([servers.primary, *servers.all])
-    format_monitor = FormatMonitor([servers.primary, *servers.all], settings.shards)
+    eviction_monitor = eviction.EvictionMonitor(servers.all)
+    format_monitor = FormatMonitor(servers.primary, settings.shards)
     tasks, tenants = TaskSupervisor(metrics.background_tasks), tenants_in(settings, DEFAULT_TENANT)
     overview = Overview(
         gateway_id,

@@ -14,9 +14,7 @@ from shared.fleet.pools import load_pools
 from shared.platform import fast_paths, logs, tracing
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
-from shared.store.redis import eviction
-from shared.store.redis.durability import refuse_volatile
-from shared.store.redis.format_version import refuse_other_format
+from shared.store.redis.start_checks import refuse_unfit
 from worker.core.lifecycle import Worker
 from worker.core.plugin import AroundRuns
 from worker.engines.interface import Engine
@@ -46,9 +44,7 @@ def _around_runs(pool: Pool) -> AroundRuns | None:
 
 
 async def _run(settings: WorkerSettings, pool: Pool) -> int:
-    await eviction.refuse_evicting(settings.all_redis_urls)
-    await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
-    await refuse_other_format(settings.all_redis_urls, settings.shards)
+    await refuse_unfit(settings)
     worker = Worker(settings, pool, _engine(pool), around=_around_runs(pool))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""The relay: a gateway's subscription at each Redis server, dispatched to readers in memory.
+"""The relay: a gateway's subscription to its channel, dispatched to readers in memory.
 
 Token path: Redis pub/sub (shared/store/redis/subscription.py) -> here -> gateway/core/reader.py.
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from functools import partial
 from math import inf
 from time import monotonic
@@ -22,6 +22,7 @@ from shared.job.job import shard_in
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
 from shared.store.interface import Store, StoreError
+from shared.store.redis.servers import Servers
 from shared.store.redis.subscription import gateway_subscription
 
 log = logging.getLogger("flotilla.relay")
@@ -42,12 +43,12 @@ class Relay:
     def __init__(
         self,
         queue: Store,
-        urls: Sequence[str],
+        servers: Servers,
         gateway_id: str,
         metrics: GatewayMetrics,
         buffer_bytes: int,
     ) -> None:
-        """`urls`: the Redis servers of the shards, in order. `buffer_bytes`: for one reader."""
+        """`buffer_bytes`: for one reader."""
         self.source = self._queue = queue
         self.buffer_bytes = buffer_bytes
         self.now = 0.0
@@ -57,19 +58,25 @@ class Relay:
         Streams of one batch are written together, so this is one number for most."""
         self._metrics = metrics
         self._warn_malformed = logs.RareWarning(log)
-        self._subscriptions = [
-            gateway_subscription(
-                url,
+        self._subscriptions = {
+            shards: gateway_subscription(
+                servers,
+                shards[0],
                 gateway_id,
                 self._dispatch,
-                partial(self._on_connected, server),
-                partial(self._on_lost, server),
+                partial(self._on_connected, shards),
+                partial(self._on_lost, shards),
                 metrics.silent_subscriptions.inc,
             )
-            for server, url in enumerate(urls)
-        ]
+            for shards in servers.groups
+        }
+        self._subscription_of = {
+            shard: subscription
+            for shards, subscription in self._subscriptions.items()
+            for shard in shards
+        }
         self._gateway_id = gateway_id
-        self._reconnected = [asyncio.Event() for _ in urls]
+        self._reconnected = {shards: asyncio.Event() for shards in servers.groups}
         self._readers: dict[bytes, tuple[Reader, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = inf  # when the timer fires, on the monotonic clock
@@ -78,24 +85,23 @@ class Relay:
     async def run(self) -> None:
         """Receive until cancelled."""
         await asyncio.gather(
-            *(subscription.run() for subscription in self._subscriptions),
-            *(self._poll_ended_jobs(server) for server, _ in enumerate(self._subscriptions)),
-            *(self._watch_again(server) for server, _ in enumerate(self._subscriptions)),
+            *(subscription.run() for subscription in self._subscriptions.values()),
+            *map(self._poll_ended_jobs, self._subscriptions),
+            *map(self._watch_again, self._subscriptions),
         )
 
     async def connected(self) -> None:
         """Returns when all subscriptions are connected."""
-        for subscription in self._subscriptions:
+        for subscription in self._subscriptions.values():
             await subscription.connected.wait()
 
     def is_subscribed(self, shard: int) -> bool:
         """Whether frames of the shard's jobs can arrive; else readers have nothing but the log."""
-        server = self._queue.server_of(shard)
-        return self._subscriptions[server].connected.is_set()
+        return self._subscription_of[shard].connected.is_set()
 
-    def check_subscription(self, server: int, channels: Set[str]) -> None:
+    def check_subscription(self, shards: range, channels: Set[str]) -> None:
         """Subscribe anew if this gateway's channel is not among those with subscribers."""
-        subscription = self._subscriptions[server]
+        subscription = self._subscriptions[shards]
         subscription.observe(subscribed=subscription.channel in channels)
 
     # --- readers ---
@@ -177,29 +183,29 @@ class Relay:
         except Exception as error:
             # The rest of the message is skipped; the logs have its entries.
             self.report_malformed("", error)
-            for server, _ in enumerate(self._subscriptions):
-                self._resync_server(server)
+            for shards in self._subscriptions:
+                self._resync(shards)
         for gap, n_clients in self.gaps.items():
             self._metrics.itl.observe(gap, n_clients)
         self.gaps.clear()
 
-    def _on_lost(self, server: int) -> None:
+    def _on_lost(self, shards: range) -> None:
         """Redis may have been restarted without its last writes."""
-        for reader in self._readers_of(server):
+        for reader in self._readers_of(shards):
             reader.distrust()
 
-    def _on_connected(self, server: int) -> None:
-        self._resync_server(server)
-        self._reconnected[server].set()
+    def _on_connected(self, shards: range) -> None:
+        self._resync(shards)
+        self._reconnected[shards].set()
 
-    async def _watch_again(self, server: int) -> None:
+    async def _watch_again(self, shards: range) -> None:
         """After each connect, watch the jobs of all readers: while this gateway was not subscribed
         it may have been taken for lost, and removed from their watchers."""
         while True:
-            await self._reconnected[server].wait()
-            self._reconnected[server].clear()
+            await self._reconnected[shards].wait()
+            self._reconnected[shards].clear()
             try:
-                for job_ids in self._awaited_jobs(server).values():
+                for job_ids in self._awaited_jobs(shards).values():
                     for first in range(0, len(job_ids), _WATCHES_AT_ONCE):
                         part = job_ids[first : first + _WATCHES_AT_ONCE]
                         watches = [
@@ -209,19 +215,19 @@ class Relay:
             except StoreError as error:
                 log.debug("could not watch jobs again: %s", error)
                 await asyncio.sleep(_RETRY_S)
-                self._reconnected[server].set()
+                self._reconnected[shards].set()
 
-    def _resync_server(self, server: int) -> None:
-        """Have all readers of this server's jobs read the log: messages may have been missed."""
-        for reader in self._readers_of(server):
+    def _resync(self, shards: range) -> None:
+        """Have all readers of these shards' jobs read the log: messages may have been missed."""
+        for reader in self._readers_of(shards):
             reader.resync()
 
-    def _readers_of(self, server: int) -> Iterator[Reader]:
+    def _readers_of(self, shards: range) -> Iterator[Reader]:
         for job_id, readers in self._readers.items():
-            if self._queue.server_of(shard_in(job_id.decode())) == server:
+            if shard_in(job_id.decode()) in shards:
                 yield from readers
 
-    async def _poll_ended_jobs(self, server: int) -> None:
+    async def _poll_ended_jobs(self, shards: range) -> None:
         """Find readers whose job has ended or is gone without a frame of it.
 
         A frame may be lost, and no frame is sent for a record that was deleted.
@@ -229,24 +235,22 @@ class Relay:
         while True:
             await asyncio.sleep(_POLL_S)
             try:
-                for shard, job_ids in self._awaited_jobs(server).items():
+                for shard, job_ids in self._awaited_jobs(shards).items():
                     for first in range(0, len(job_ids), _JOBS_PER_CALL):
                         part = job_ids[first : first + _JOBS_PER_CALL]
                         self._on_ended(await self._queue.ended(shard, part))
             except StoreError as error:
                 log.debug("could not poll for ended jobs: %s", error)
 
-    def _awaited_jobs(self, server: int) -> dict[int, list[str]]:
-        """Shard of this server -> its jobs whose end a reader waits for."""
-        shards: dict[int, list[str]] = {}
+    def _awaited_jobs(self, shards: range) -> dict[int, list[str]]:
+        """Shard -> its jobs whose end a reader waits for."""
+        found: dict[int, list[str]] = {}
         for readers in self._readers.values():
             job_id = readers[0].job_id
             shard = shard_in(job_id)
-            if self._queue.server_of(shard) == server and any(
-                reader.awaits_end for reader in readers
-            ):
-                shards.setdefault(shard, []).append(job_id)
-        return shards
+            if shard in shards and any(reader.awaits_end for reader in readers):
+                found.setdefault(shard, []).append(job_id)
+        return found
 
     def _on_ended(self, states: Mapping[str, str]) -> None:
         """`states`: job id -> terminal state, or `gone` without a record."""

@@ -1,7 +1,7 @@
 """Submits jobs to the queue in batches.
 
 They come from `job_factory.py` and go to `shared/store/redis/job_queue.py`. Jobs that arrive while
-a call to a server is in flight are sent together in the next one.
+a call to their shard is in flight are sent together in the next one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Submitter:
         self._max_depth = max_depth
         self._max_depths = max_depths or {}
         self._metrics = metrics
-        # By server, so that one that does not answer delays only its own jobs.
+        # By shard, so that one that does not answer delays only its own jobs.
         self._waiting: defaultdict[int, list[_Waiting]] = defaultdict(list)
         self._calls: Counter[int] = Counter()  # in flight
         self._loop = asyncio.get_running_loop()
@@ -64,23 +64,22 @@ class Submitter:
         called with that error.
         """
         queued: asyncio.Future[str | None] = self._loop.create_future()
-        server = self._queue.server_of(job.shard)
-        waiting = self._waiting[server]
+        waiting = self._waiting[job.shard]
         waiting.append(_Waiting(job, queued, on_error))
-        if not self._calls[server] and len(waiting) == 1:
+        if not self._calls[job.shard] and len(waiting) == 1:
             # Later, together with other jobs of this turn of the event loop.
-            self._loop.call_soon(self._send, server)
+            self._loop.call_soon(self._send, job.shard)
         return queued
 
-    def _send(self, server: int) -> None:
-        groups: dict[tuple[int, int], list[_Waiting]] = {}
-        waiting, self._waiting[server] = self._waiting[server], []
+    def _send(self, shard: int) -> None:
+        groups: dict[int, list[_Waiting]] = {}
+        waiting, self._waiting[shard] = self._waiting[shard], []
         for each in waiting:
             max_depth = self.max_depth(each.job.pool) if self._max_depths else self._max_depth
-            groups.setdefault((each.job.shard, max_depth), []).append(each)
-        for (shard, max_depth), together in groups.items():
+            groups.setdefault(max_depth, []).append(each)
+        for max_depth, together in groups.items():
             for batch in _batches(together):
-                self._calls[server] += 1
+                self._calls[shard] += 1
                 self._call(shard, batch, max_depth)
 
     def _call(
@@ -113,10 +112,9 @@ class Submitter:
             cancelled = StoreUnavailable("the call was cancelled")  # the callers were not
             for each in batch:
                 _fail(each, error if isinstance(error, Exception) else cancelled)
-        server = self._queue.server_of(shard)
-        self._calls[server] -= 1
-        if self._waiting[server] and not self._calls[server]:
-            self._send(server)
+        self._calls[shard] -= 1
+        if self._waiting[shard] and not self._calls[shard]:
+            self._send(shard)
 
     def _resolve(self, batch: list[_Waiting], reply: Sequence[Any]) -> None:
         replies = self._queue.parse_submit([each.job for each in batch], reply)

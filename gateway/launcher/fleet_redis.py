@@ -13,7 +13,8 @@ from gateway.launcher.child import Command
 from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.service import Service
 from shared.platform.settings import to_environment
-from shared.store.redis.format_version import FORMAT_VERSION, FormatMismatch, refuse_other_format
+from shared.store.redis.format_version import FORMAT_VERSION, FormatMismatch, check_format
+from shared.store.redis.servers import Servers
 
 _WAIT_S = 10.0
 
@@ -74,9 +75,10 @@ class FleetRedis:
 
     async def check_format(self) -> None:
         """Raise CannotStartError for another release's data, before each process fails with it."""
-        urls = self._settings.all_redis_urls if self.service is None else [self.url]
+        shards = self._settings.shards
         try:
-            await refuse_other_format(urls, self._settings.shards)
+            async with Servers(self.url, shards, max_connections=1) as servers:
+                await check_format(servers.primary, shards)
         except FormatMismatch as error:
             if self.service is None:
                 raise CannotStartError(str(error)) from error

@@ -18,9 +18,7 @@ from gateway.launcher.supervisor import EXIT_FAILED, Commands, Supervisor
 from shared.fleet.pool import Pool
 from shared.fleet.pools import load_pools
 from shared.platform.settings import SettingsError, to_environment
-from shared.store.redis import eviction
-from shared.store.redis.durability import refuse_volatile
-from shared.store.redis.format_version import refuse_other_format
+from shared.store.redis.start_checks import refuse_unfit
 
 
 async def up(
@@ -40,9 +38,7 @@ async def up(
         print(f"flotilla: {error}", file=sys.stderr)
         return USAGE_ERROR
     if "redis_url" in settings.model_fields_set:  # else it is our own
-        await eviction.refuse_evicting(settings.all_redis_urls)
-        await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
-        await refuse_other_format(settings.all_redis_urls, settings.shards)
+        await refuse_unfit(settings)
     if settings.log_format == "auto":  # people read it, though the processes write into pipes
         settings = settings.model_copy(update={"log_format": "pretty"})
     names = [

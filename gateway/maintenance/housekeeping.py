@@ -16,7 +16,7 @@ from shared.store.redis.depths import pool_names
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.scan import Step, scan_server
+from shared.store.redis.scan import Step, scan_shards
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -27,13 +27,13 @@ _MAX_IDS_LOGGED = 5
 
 
 class Housekeeping:
-    """Repairs and pruning; each round continues the servers' scans where the last one stopped."""
+    """Repairs and pruning; each round continues the scans where the last one stopped."""
 
     def __init__(self, queue: JobQueue, registry: Registry) -> None:
         self._queue = queue
         self._registry = registry
         self._runs = MaintenanceRuns(queue.servers)
-        self._scans: dict[int, AsyncIterator[Step]] = {}  # by index of the server
+        self._scans: dict[range, AsyncIterator[Step]] = {}  # by the shards that share a client
 
     async def repair(self) -> None:
         """Continue the scan over all jobs and what refers to them, and repair what is inconsistent.
@@ -44,12 +44,12 @@ class Housekeeping:
         """
         done: dict[str, Repaired] = {}
         lost: Exception | None = None
-        n_servers = len(self._queue.servers)
+        groups = self._queue.servers.groups
         began_s = asyncio.get_running_loop().time()
         try:
-            for server in range(n_servers):
+            for number, shards in enumerate(groups, 1):
                 try:
-                    await self._continue(server, done, began_s + ROUND_S * (server + 1) / n_servers)
+                    await self._continue(shards, done, began_s + ROUND_S * number / len(groups))
                 except StoreUnavailable as error:  # the other servers are still repaired
                     lost = error
         finally:
@@ -58,12 +58,12 @@ class Housekeeping:
         if lost is not None:
             raise lost
 
-    async def _continue(self, server: int, done: dict[str, Repaired], until_s: float) -> None:
-        """Do some more steps of a server's scan, or start a new one if the last has ended."""
+    async def _continue(self, shards: range, done: dict[str, Repaired], until_s: float) -> None:
+        """Do some more steps of a scan, or start a new one if the last has ended."""
         clock = asyncio.get_running_loop().time
         # Put back only at the end: a generator that has raised can't be continued.
-        steps = self._scans.pop(server, None) or scan_server(self._queue, server)
-        for _ in range(STEPS_PER_ROUND // len(self._queue.servers)):
+        steps = self._scans.pop(shards, None) or scan_shards(self._queue, shards)
+        for _ in range(max(1, STEPS_PER_ROUND // len(self._queue.servers.groups))):
             step = await anext(steps, None)
             if step is None:
                 return
@@ -71,7 +71,7 @@ class Housekeeping:
                 _add(done, await self._queue.repair(*step))
             if clock() > until_s:
                 break
-        self._scans[server] = steps
+        self._scans[shards] = steps
 
     async def prune(self, pools: Collection[str], tasks: Collection[str]) -> None:
         """Remove records of workers, pools and maintenance tasks that no longer exist.

@@ -55,8 +55,8 @@ class MaintenanceTasks:
     """The tasks of one fleet, with their connections to Redis."""
 
     def __init__(self, settings: MaintenanceSettings, pools: Pools) -> None:
-        servers = Servers(settings.redis_url, settings.shard_redis_urls, max_connections=4)
-        self._queue = JobQueue(servers, shards=settings.shards)
+        servers = Servers(settings.redis_url, settings.shards, max_connections=4)
+        self._queue = JobQueue(servers)
         self._silence_s = settings.silence_s
         self._intervals_s = celery_intervals(settings) | timer_intervals(settings, pools)
         registry = Registry(servers.primary)
@@ -100,9 +100,8 @@ class MaintenanceTasks:
         return await self._runs.seconds_since(name)
 
     async def monitor_format(self) -> None:
-        """Check the format version of the servers until cancelled. Raises FormatMismatch."""
-        servers = self._queue.servers
-        await FormatMonitor([servers.primary, *servers.all], self._queue.shards).run()
+        """Check the format version of Redis until cancelled. Raises FormatMismatch."""
+        await FormatMonitor(self._queue.servers.primary, self._queue.shards).run()
 
     async def detect_lost_processes(self) -> None:
         """Find workers and gateways that have lost their connection, until cancelled."""

@@ -22,9 +22,7 @@ from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
 from shared.store.interface import StoreError
-from shared.store.redis import eviction
-from shared.store.redis.durability import refuse_volatile
-from shared.store.redis.format_version import refuse_other_format
+from shared.store.redis.start_checks import refuse_unfit
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -40,9 +38,7 @@ async def run(settings: MaintenanceSettings, stdout: int) -> int:
     """
     if problem := await broker.problem(settings):
         raise SettingsError(problem)
-    await eviction.refuse_evicting(settings.all_redis_urls)
-    await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
-    await refuse_other_format(settings.all_redis_urls, settings.shards)
+    await refuse_unfit(settings)
     LoopWatchdog(settings.loop_stall_s).start()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

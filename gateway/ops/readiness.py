@@ -82,7 +82,7 @@ def _subscribed(gateway: Gateway) -> bool:
 
 
 async def _redis(gateway: Gateway) -> str:
-    """Why no job can be queued, if so: that takes the primary server, and one server of shards."""
+    """Why no job can be queued, if so: that takes the primary, and the server of any shard."""
     primary, of_shards = await gateway.queue.servers.write_problems(gateway.id)
     for server, problem in enumerate(of_shards):
         gateway.metrics.redis_writable.labels(str(server)).set(not problem)

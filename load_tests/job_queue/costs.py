@@ -127,7 +127,7 @@ class FilledQueue:
 async def open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
     """Connect Flotilla's job queue to this Redis."""
     servers = Servers(server.socket_url)
-    queue = JobQueue(servers, shards=1)
+    queue = JobQueue(servers)
     try:
         await queue.scripts(0).load()
         yield queue

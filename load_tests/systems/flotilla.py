@@ -1,6 +1,6 @@
 """`flotilla`: gateway, durable Redis and worker with default settings, as `flotilla up` runs them.
 
-`flotilla-2gw` has two gateways, `flotilla-2redis` two Redis servers with one shard each.
+`flotilla-2gw` has two gateways.
 `flotilla-plain` has FLOTILLA_FAST_PATHS=off. `flotilla-tcp` reaches Redis by TCP instead of a Unix
 socket, as on separate machines or containers. `flotilla-before` runs another checkout of Flotilla:
 the environment variable BEFORE names its folder, in which `make install` was run.
@@ -22,17 +22,14 @@ class Flotilla(System):
 
     name = "flotilla"
     n_gateways: ClassVar[int] = 1
-    n_servers: ClassVar[int] = 1
     redis_by_socket: ClassVar[bool] = True
     fast_paths: ClassVar[str] = "auto"
 
     def start(self) -> None:
         """Start Redis, the worker, the gateways."""
-        servers = [self.start_redis() for _ in range(self.n_servers)]
-        urls = [redis.socket_url if self.redis_by_socket else redis.url for redis in servers]
-        settings: dict[str, Any] = {"redis_url": urls[0], "fast_paths": self.fast_paths}
-        if len(urls) > 1:
-            settings |= {"shards": len(urls), "shard_redis_urls": ",".join(urls)}
+        redis = self.start_redis()
+        url = redis.socket_url if self.redis_by_socket else redis.url
+        settings: dict[str, Any] = {"redis_url": url, "fast_paths": self.fast_paths}
         self.start_flotilla("worker", "engine", "engine", **settings)
         for _ in range(self.n_gateways):
             self.ports.append(self.start_flotilla("gateway", "gateway", "front", **settings))
@@ -61,7 +58,6 @@ VARIANTS = (
     Flotilla.variant("flotilla-plain", fast_paths="off"),
     Flotilla.variant("flotilla-tcp", redis_by_socket=False),
     Flotilla.variant("flotilla-2gw", n_gateways=2),
-    Flotilla.variant("flotilla-2redis", n_servers=2),
 )
 
 

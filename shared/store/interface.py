@@ -42,7 +42,7 @@ TRANSIENT = (StoreUnavailable, StoreUnwritable)
 
 
 class Store(Protocol):
-    """The jobs of a fleet, in shards. A shard lies on one server; a job's id names its shard.
+    """The jobs of a fleet, in shards; a job's id names its shard.
 
     A method that changes jobs does so in one step for each shard: others see all of it or nothing.
     What a worker writes is fenced: it counts only while the worker holds the job under the lease id
@@ -53,9 +53,6 @@ class Store(Protocol):
     shards: int
     reading_log: Lock
     """For log_parts.py: one part of one log at a time."""
-
-    def server_of(self, shard: int) -> int:
-        """The number of the server that the shard lies on."""
 
     def losses(self, shard: int) -> int:
         """How often the connection to the shard's server was lost: what a worker knew of its jobs
@@ -181,7 +178,7 @@ class Store(Protocol):
     ) -> dict[str, str]:
         """Give up jobs; returns their new states. `blame` counts the attempt against each.
 
-        Jobs of the servers that can be reached are given up before an error is raised.
+        Jobs of the shards that can be reached are given up before an error is raised.
         """
 
     async def restart(self, job: LeasedJob, reason: str, code: str = ...) -> str:

@@ -25,7 +25,7 @@ from shared.job.step_log import FinalEntry, JobOutput, JobStream, LogFlush
 from shared.store.interface import Store
 from shared.store.redis import keys, suspects
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scan import scan_server
+from shared.store.redis.scan import scan_shards
 from shared.store.redis.scripts.acquire import parse_jobs
 from shared.store.redis.scripts.emit import make_step
 from shared.store.redis.servers import Servers
@@ -80,17 +80,14 @@ async def old_queue(
 
 
 @contextlib.asynccontextmanager
-async def open_queue(
-    url: str, *, shards: int = 1, more: Sequence[str] = ()
-) -> AsyncIterator[JobQueue]:
-    """A queue whose connections are closed at the end. `more`: URLs of further servers."""
-    servers = Servers(url, more)
-    queue = JobQueue(servers, shards=shards)
-    try:
-        yield queue
-    finally:
-        await queue.close()
-        await servers.close()
+async def open_queue(url: str, *, shards: int = 1) -> AsyncIterator[JobQueue]:
+    """A queue whose connections are closed at the end."""
+    async with Servers(url, shards) as servers:
+        queue = JobQueue(servers)
+        try:
+            yield queue
+        finally:
+            await queue.close()
 
 
 Frame = tuple[bytes, int, int, Any, Any]
@@ -180,8 +177,8 @@ async def log_entries(queue: Store, job_id: str, after: int) -> list[Entry]:
 async def repair(queue: JobQueue) -> dict[str, int]:
     """Repair everything in one scan; returns how often each kind of damage was repaired."""
     done: Counter[str] = Counter()
-    for server_index in range(len(queue.servers)):
-        async for step in scan_server(queue, server_index):
+    for shards in queue.servers.groups:
+        async for step in scan_shards(queue, shards):
             if step.members:
                 repaired = await queue.repair(*step)
                 done.update({what: each.times for what, each in repaired.items()})

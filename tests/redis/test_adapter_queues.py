@@ -53,7 +53,7 @@ async def claims(queue: JobQueue, places: int) -> AsyncIterator[ClaimingWorker]:
     runs = dict[str, str]()
     queues = AdapterQueues(queue, POOL, places, runs)
     consumer = QueueConsumer(
-        ClaimConnection(queue, 0, WORKER, LEASE_S),
+        ClaimConnection(queue, range(1), WORKER, LEASE_S),
         POOL,
         AdvertisedSlots(Membership(queue, POOL, WORKER, LEASE_S), lambda: 0),
         queues,
@@ -162,7 +162,7 @@ async def test_a_worker_with_adapters_advertises_no_slots(
     async def none() -> bool:
         return advertised() == 0
 
-    async with serving(queue, redis_url, slots=8) as loop:
+    async with serving(queue, slots=8) as loop:
         await eventually(many, "slots are advertised")
         await loop.read_adapter_queues([HOT])
         await eventually(none, "they are withdrawn")
@@ -188,7 +188,7 @@ async def test_suspects_of_an_adapter_wait_in_its_pools_lane(queue: JobQueue, st
 async def test_a_paused_worker_claims_nothing_until_it_is_resumed(
     queue: JobQueue, redis_url: str, store: Redis
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
         await loop.pause("paused by a test")
         job = await submit(queue, body=chat(2), stream=False)
         assert store.zcard(keys.waiting(0, POOL, "default")) == 1
@@ -209,7 +209,7 @@ async def test_what_is_remembered_of_adapters_ends_with_them(
         return WorkerAnswer(400, "no such path")
 
     monkeypatch.setattr("worker.core.adapters.operate", fails)
-    async with serving(queue, redis_url, slots=2) as loop:
+    async with serving(queue, slots=2) as loop:
         member, unused = Membership(queue, POOL, WORKER, LEASE_S), cast(Registration, None)
         adapters = Adapters(member, loop._engine, loop, unused)
         for n in range(5):

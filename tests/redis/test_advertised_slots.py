@@ -364,7 +364,7 @@ async def test_other_entries_in_the_lane_do_no_harm(
 async def test_a_worker_advertises_its_slots_and_withdraws_them_when_it_drains(
     queue: JobQueue, store: Redis, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
 
         async def advertises_all() -> bool:
             return advertised(store) == {WORKER: 4}
@@ -393,7 +393,7 @@ async def test_a_worker_advertises_its_slots_and_withdraws_them_when_it_drains(
 async def test_a_cancelled_job_is_aborted_by_its_worker(
     queue: JobQueue, store: Redis, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
 
         async def advertises_all() -> bool:
             return advertised(store) == {WORKER: 4}
@@ -419,7 +419,7 @@ async def test_a_lost_control_message_delays_the_job_and_does_not_lose_it(
     queue: JobQueue, store: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_DELIVERY_S", 0.05)
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
 
         async def advertises_all() -> bool:
             return advertised(store) == {WORKER: 4}
@@ -463,7 +463,7 @@ async def test_no_worker_ever_holds_more_jobs_than_slots(
     monkeypatch.setattr(WorkerLoop, "_start", count)
     async with contextlib.AsyncExitStack() as workers:
         for name in ("w-1", "w-2", "w-3"):
-            await workers.enter_async_context(serving(queue, redis_url, slots=4, worker=name))
+            await workers.enter_async_context(serving(queue, slots=4, worker=name))
         jobs = [make_job(body=chat(1 + n % 7), gateway="") for n in range(400)]
         for n in range(0, 400, 20):  # in bursts, each larger than the free slots
             await asyncio.gather(*(submit_one(queue, job, 1000) for job in jobs[n : n + 20]))
@@ -492,7 +492,7 @@ async def test_a_slot_that_was_assigned_since_a_claim_was_decided_is_not_claimed
 
     monkeypatch.setattr(WorkerLoop, "_start", count)
     decided, send = asyncio.Event(), asyncio.Event()
-    async with serving(queue, redis_url, slots=1) as loop:
+    async with serving(queue, slots=1) as loop:
 
         async def advertises_its_slot() -> bool:
             return advertised(store) == {WORKER: 1}

@@ -10,21 +10,18 @@ import pytest
 import uvloop
 
 from shared.store.interface import StoreUnavailable
-from shared.store.redis.redis_client import Redis, connect, connect_blocking
+from shared.store.redis.redis_client import connect
 from shared.store.redis.store_errors import store_errors
 
 
 @pytest.mark.parametrize("runner", [uvloop.run, asyncio.run])
-@pytest.mark.parametrize("make", [connect, connect_blocking])
-def test_a_write_to_a_closed_connection(
-    redis_url: str, runner: Callable[[Any], None], make: Callable[[str], Redis]
-) -> None:
+def test_a_write_to_a_closed_connection(redis_url: str, runner: Callable[[Any], None]) -> None:
     async def ping(connection: Any) -> None:
         await connection.send_command("PING")
         await connection.read_response()
 
     async def call_on_a_lost_connection() -> None:
-        client: Any = make(redis_url)
+        client: Any = connect(redis_url)
         try:
             connection = await client.connection_pool.get_connection()
             connection._writer.transport.abort()

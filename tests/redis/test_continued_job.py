@@ -46,7 +46,7 @@ async def lost_after(
     async def never(buffer: OutputBuffer, result: JobResult) -> str:
         return await asyncio.get_running_loop().create_future()
 
-    async with serving(queue, redis_url, slots=4, worker="w-lost") as loop:
+    async with serving(queue, slots=4, worker="w-lost") as loop:
         loop.publisher.finish = never  # type: ignore[method-assign]
 
         async def written() -> bool:
@@ -68,7 +68,7 @@ def kill(loop: WorkerLoop) -> None:
 
 async def ended(queue: JobQueue, redis_url: str, job: NewJob) -> tuple[Job, list[Entry]]:
     """The job and its log, after another worker has run it."""
-    async with serving(queue, redis_url, slots=4, worker="w-next"):
+    async with serving(queue, slots=4, worker="w-next"):
 
         async def done() -> Job | None:
             shown = await queue.get(job.id)

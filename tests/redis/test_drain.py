@@ -61,9 +61,9 @@ async def start(queue: JobQueue, loop: WorkerLoop, bodies: Sequence[bytes]) -> l
 
 
 async def test_all_jobs_move_when_another_worker_has_room(queue: JobQueue, redis_url: str) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
         jobs = await start(queue, loop, [LONG] * 3)
-        async with serving(queue, redis_url, slots=4, worker=OTHER) as other:
+        async with serving(queue, slots=4, worker=OTHER) as other:
             await advertises(queue, 4)
             await drain(loop, queue)
             assert not loop.runs
@@ -81,9 +81,9 @@ async def test_all_jobs_move_when_another_worker_has_room(queue: JobQueue, redis
 async def test_only_as_many_move_as_there_is_room_for_and_the_others_finish(
     queue: JobQueue, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
         jobs = await start(queue, loop, [chat(300, ignore_eos=True)] * 3)
-        async with serving(queue, redis_url, slots=1, worker=OTHER):
+        async with serving(queue, slots=1, worker=OTHER):
             await advertises(queue, 1)
             await drain(loop, queue)
 
@@ -97,7 +97,7 @@ async def test_only_as_many_move_as_there_is_room_for_and_the_others_finish(
 
 
 async def test_a_worker_that_is_alone_finishes_its_jobs(queue: JobQueue, redis_url: str) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
         (job,) = await start(queue, loop, [chat(50, ignore_eos=True)])
         await drain(loop, queue)
         shown = await found(queue, job)
@@ -105,7 +105,7 @@ async def test_a_worker_that_is_alone_finishes_its_jobs(queue: JobQueue, redis_u
 
 
 async def test_after_the_deadline_jobs_are_released(queue: JobQueue, redis_url: str) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
         (job,) = await start(queue, loop, [LONG])
         await drain(loop, queue, deadline_s=0.05)
         shown = await found(queue, job)
@@ -115,7 +115,7 @@ async def test_after_the_deadline_jobs_are_released(queue: JobQueue, redis_url: 
 async def test_jobs_of_an_engine_that_fails_while_the_worker_drains_are_blamed(
     queue: JobQueue, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
         (job,) = await start(queue, loop, [LONG])
         await drain(loop, queue, engine_failed=True)
         shown = await found(queue, job)
@@ -151,7 +151,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
 async def test_a_drain_does_not_wait_for_a_sleep_that_waits_for_jobs(
     queue: JobQueue, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
         await start(queue, loop, [LONG])
         member, stopped = Membership(queue, POOL, WORKER, LEASE_S), asyncio.Event()
         adapters = Adapters(member, loop._engine, loop, cast(Registration, None))

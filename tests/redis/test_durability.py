@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from shared.platform.settings import SettingsError
-from shared.store.redis.durability import problem, refuse_volatile, weakness
+from shared.store.redis.durability import problem, weakness
 from shared.store.redis.redis_client import connect
+from shared.store.redis.start_checks import refuse_unfit
 from tests.redis_server import RedisServer, free_port
+from tests.settings import Settings
 
 
 def test_what_is_wrong_is_named() -> None:
@@ -19,22 +21,23 @@ def test_what_is_wrong_is_named() -> None:
 
 
 async def test_it_is_refused_unless_every_write_is_on_disk(own_redis: RedisServer) -> None:
-    await refuse_volatile([own_redis.url], durable=False)
+    await refuse_unfit(Settings(redis_url=own_redis.url))
+    settings = Settings(redis_url=own_redis.url, durable=True)
     with pytest.raises(SettingsError, match="appendfsync is everysec") as caught:
-        await refuse_volatile([own_redis.url], durable=True)
+        await refuse_unfit(settings)
     assert f"127.0.0.1:{own_redis.port}/0" in str(caught.value)
     with own_redis.client() as client:
         client.config_set("appendfsync", "always")
-    await refuse_volatile([own_redis.url, own_redis.url], durable=True)
+    await refuse_unfit(settings)
 
 
 async def test_a_server_that_is_away_or_hides_its_settings_passes(
     own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await refuse_volatile([f"redis://127.0.0.1:{free_port()}/0"], durable=True)
+    await refuse_unfit(Settings(redis_url=f"redis://127.0.0.1:{free_port()}/0", durable=True))
     with own_redis.client() as client:
         client.acl_setuser("default", enabled=True, nopass=True, commands=["-config"])
-    await refuse_volatile([own_redis.url], durable=True)
+    await refuse_unfit(Settings(redis_url=own_redis.url, durable=True))
     assert "can't be read" in caplog.text
 
 

@@ -9,8 +9,7 @@ import pytest
 from redis import Redis
 
 from shared.platform.settings import SettingsError
-from shared.store.redis import eviction
-from shared.store.redis.eviction import EvictionMonitor
+from shared.store.redis.eviction import EvictionMonitor, refuse_evicting
 from shared.store.redis.servers import Servers
 from tests.redis_server import free_port
 
@@ -26,16 +25,18 @@ def limited(store: Redis) -> Iterator[Redis]:
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-lru"])
 async def test_an_evicting_redis_is_refused(limited: Redis, redis_url: str, policy: str) -> None:
-    await eviction.refuse_evicting([redis_url])
-    limited.config_set("maxmemory-policy", policy)
-    with pytest.raises(SettingsError, match=f"{policy}.*noeviction"):
-        await eviction.refuse_evicting([redis_url])
-    limited.config_set("maxmemory", 0)  # without a limit it never evicts
-    await eviction.refuse_evicting([redis_url])
+    async with Servers(redis_url) as servers:
+        await refuse_evicting(servers.primary)
+        limited.config_set("maxmemory-policy", policy)
+        with pytest.raises(SettingsError, match=f"{policy}.*noeviction"):
+            await refuse_evicting(servers.primary)
+        limited.config_set("maxmemory", 0)  # without a limit it never evicts
+        await refuse_evicting(servers.primary)
 
 
 async def test_a_redis_that_can_not_be_asked_is_not_refused() -> None:
-    await eviction.refuse_evicting([f"redis://127.0.0.1:{free_port()}/0", "nonsense"])
+    async with Servers(f"redis://127.0.0.1:{free_port()}/0") as away:
+        await refuse_evicting(away.primary)
 
 
 async def test_a_change_is_found_and_logged_once(
@@ -43,7 +44,7 @@ async def test_a_change_is_found_and_logged_once(
 ) -> None:
     caplog.set_level(logging.INFO, "flotilla.redis")
     servers = Servers(redis_url)
-    monitor = EvictionMonitor([servers.primary, *servers.all])
+    monitor = EvictionMonitor(servers.all)
     try:
         await monitor.check()
         assert (monitor.problem, caplog.messages) == ("", [])
@@ -63,7 +64,7 @@ async def test_evicted_keys_are_found(
     limited: Redis, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     servers = Servers(redis_url)
-    monitor = EvictionMonitor([servers.primary, *servers.all])
+    monitor = EvictionMonitor(servers.all)
     try:
         await monitor.check()
         limited.config_set("maxmemory-policy", "allkeys-random")

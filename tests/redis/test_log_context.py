@@ -27,7 +27,7 @@ async def test_a_line_of_a_run_has_the_job_and_the_attempt(
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.formatter(as_json=True))
     monkeypatch.setattr(logging.getLogger("flotilla"), "handlers", [handler])
-    async with serving(queue, redis_url, slots=1):
+    async with serving(queue, slots=1):
         job = await submit(queue, body=chat(4))
 
         async def failed() -> list[str]:

@@ -10,8 +10,7 @@ from shared.platform.metrics import LostGatewayMetrics
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_gateways import LostGateways
-from tests.redis.conftest import GATEWAY, open_queue, submit
-from tests.redis_server import RedisServer
+from tests.redis.conftest import GATEWAY, submit
 
 UNATTENDED = keys.base(0) + keys.UNATTENDED
 
@@ -65,26 +64,6 @@ async def test_a_gateway_that_is_subscribed_stays(
         subscriber.get_message(timeout=5)
         for _ in range(3):
             await gateways.round()
-        await gateways.abandon(0, GATEWAY)
+        await gateways.abandon([0], GATEWAY)
         assert members(store) == {b"gw-own", GATEWAY.encode()}
         assert not store.exists(UNATTENDED)
-
-
-async def test_it_is_gone_only_if_no_server_has_its_subscription(
-    redis_server: RedisServer, own_redis: RedisServer, registry: CollectorRegistry
-) -> None:
-    with redis_server.client() as first, own_redis.client() as second:
-        first.flushall()
-        urls = (redis_server.url, [redis_server.url, own_redis.url])
-        async with open_queue(urls[0], shards=2, more=urls[1]) as queue:
-            gateways = LostGateways(queue, LostGatewayMetrics(registry))
-            first.sadd(keys.GATEWAYS, GATEWAY)
-            with second.pubsub() as subscriber:
-                subscriber.subscribe(keys.tokens_channel(GATEWAY))
-                subscriber.get_message(timeout=5)
-                for _ in range(3):
-                    await gateways.round()
-                assert members(first) == {GATEWAY.encode()}
-            for _ in range(3):
-                await gateways.round()
-            assert members(first) == set()

@@ -53,7 +53,7 @@ async def test_a_scan_takes_small_steps_and_misses_nothing(
     monkeypatch.setattr(scan, "MEMBERS_PER_STEP", 10)
     # More than Redis stores in one compact encoding, which a scan always returns whole.
     jobs = {(await submit(queue, deadline_s=60)).id.encode() for _ in range(300)}
-    steps = [step async for step in scan.scan_server(queue)]
+    steps = [step async for step in scan.scan_shards(queue, range(1))]
     for word in (keys.JOB, keys.JOBS, keys.WAITING, keys.DEADLINES):
         seen = {member for step in steps if step.word == word for member in step.members}
         assert seen == jobs, word

@@ -67,7 +67,7 @@ class Fleet:
             self.view,
             metrics,
             self.eviction,
-            FormatMonitor([primary], 1),
+            FormatMonitor(primary, 1),
             TaskSupervisor(),
             only_tenant=only_tenant,
             max_depth=lambda _: 1000,

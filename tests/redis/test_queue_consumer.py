@@ -31,7 +31,7 @@ DEADLINE_S = 3.0
 @contextlib.asynccontextmanager
 async def opened(queue: JobQueue, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
     consumer = QueueConsumer(
-        ClaimConnection(queue, 0, worker, LEASE_S),
+        ClaimConnection(queue, queue.servers.groups[0], worker, LEASE_S),
         POOL,
         AdvertisedSlots(Membership(queue, POOL, worker, LEASE_S), lambda: 0),
         AdapterQueues(queue, POOL, 0, ()),

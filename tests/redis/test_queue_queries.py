@@ -48,7 +48,7 @@ def job_id(shard: int, number: int = 0) -> str:
     return f"job_{shard:03x}{number:024x}"
 
 
-async def server_index(queue: JobQueue, job: NewJob) -> int | None:
+async def place_of(queue: JobQueue, job: NewJob) -> int | None:
     there = await queue.get(job.id)
     assert there is not None
     return await position(queue, there)
@@ -56,11 +56,11 @@ async def server_index(queue: JobQueue, job: NewJob) -> int | None:
 
 async def test_positions_count_up_in_one_lane(queue: JobQueue) -> None:
     jobs = [await submit(queue) for _ in range(4)]
-    assert [await server_index(queue, job) for job in jobs] == [1, 2, 3, 4]
+    assert [await place_of(queue, job) for job in jobs] == [1, 2, 3, 4]
     await claim(queue, 1)
-    assert [await server_index(queue, job) for job in jobs] == [None, 1, 2, 3]
+    assert [await place_of(queue, job) for job in jobs] == [None, 1, 2, 3]
     await queue.cancel(jobs[1].id, TENANT)
-    assert [await server_index(queue, job) for job in jobs] == [None, None, 1, 2]
+    assert [await place_of(queue, job) for job in jobs] == [None, None, 1, 2]
 
 
 async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: JobQueue) -> None:
@@ -69,14 +69,14 @@ async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: JobQueu
     priority = await submit(queue, lane=PRIORITY)
     other = await submit(queue, lane=FLEX, pool="other")
     jobs = (flex, default, priority, other)
-    assert [await server_index(queue, job) for job in jobs] == [3, 2, 1, 1]
+    assert [await place_of(queue, job) for job in jobs] == [3, 2, 1, 1]
 
 
 async def test_the_position_counts_all_shards(sharded: JobQueue) -> None:
     jobs = [await submit(sharded, id=job_id(i % SHARDS, i)) for i in range(2 * SHARDS)]
-    assert [await server_index(sharded, job) for job in jobs] == list(range(1, 2 * SHARDS + 1))
+    assert [await place_of(sharded, job) for job in jobs] == list(range(1, 2 * SHARDS + 1))
     await submit(sharded, id=job_id(3, 99), lane=PRIORITY)
-    assert [await server_index(sharded, job) for job in jobs] == list(range(2, 2 * SHARDS + 2))
+    assert [await place_of(sharded, job) for job in jobs] == list(range(2, 2 * SHARDS + 2))
 
 
 async def test_depths_of_an_empty_fleet(queue: JobQueue) -> None:

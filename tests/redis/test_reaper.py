@@ -109,7 +109,9 @@ async def test_the_lock_of_one_shard_does_not_hold_the_others_up(
             await submit(queue, id=f"job_{shard:03x}{shard:024x}", deadline_s=1e-6)
             for shard in (0, 1)
         ]
-        await Reaper(queue, LEASE_S, METRICS).round()
+        reaper = Reaper(queue, LEASE_S, METRICS)
+        for shard in (0, 1):
+            await reaper.round(shard)
         assert [await state(queue, job.id) for job in jobs] == ["queued", "expired"]
 
 

@@ -680,8 +680,8 @@ class Flaky(JobQueue):
     """A queue with faults: functions in `before` run before calls of emit, and `lose` returns what
     is lost of a call: "call", "reply" or nothing."""
 
-    def __init__(self, servers: Servers, shards: int) -> None:
-        super().__init__(servers, shards=shards)
+    def __init__(self, servers: Servers) -> None:
+        super().__init__(servers)
         self.before: list[Callable[[], Awaitable[Any]]] = []
         """One for each of the next calls of emit."""
         self.lose: Callable[[], str] = lambda: ""
@@ -837,7 +837,7 @@ def texts_in(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
 async def flaky(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flaky]:
     """A queue without faults until the test adds some."""
     monkeypatch.setattr(publisher_module, "_RETRY_CAP_S", 0.0)
-    queue = Flaky(Servers(redis_url), 1)
+    queue = Flaky(Servers(redis_url))
     yield queue
     await queue.close()
     await queue.servers.close()

@@ -12,6 +12,7 @@ from redis import Redis
 
 from shared.platform.tasks import end
 from shared.store.redis import subscription as module
+from shared.store.redis.redis_client import connect
 from shared.store.redis.subscription import Subscription
 from tests.redis_server import RedisServer
 from tests.stalling_proxy import StallingProxy
@@ -29,7 +30,7 @@ class Subscriber:
         self.messages: list[bytes] = []
         self.connects = self.silences = 0
         self.subscription = Subscription(
-            url,
+            connect(url),
             CHANNEL,
             self.messages.append,
             self._on_connected,

@@ -214,7 +214,7 @@ async def test_an_idle_worker_runs_a_suspect_at_once_and_goes_on(
     queue: JobQueue, redis_url: str
 ) -> None:
     leased = await almost_suspect(queue)
-    async with serving(queue, redis_url, 4) as loop:
+    async with serving(queue, 4) as loop:
         first = await submit(queue, gateway="", body=chat(4))
         await eventually(lambda: is_over(queue, first.id), "the worker is ready")
         beside = watch_suspects(loop)
@@ -230,7 +230,7 @@ async def test_a_busy_worker_ends_its_jobs_runs_the_suspects_one_by_one_and_goes
     queue: JobQueue, redis_url: str
 ) -> None:
     leased = [await almost_suspect(queue) for _ in range(3)]
-    async with serving(queue, redis_url, 8) as loop:
+    async with serving(queue, 8) as loop:
         beside = watch_suspects(loop)
         long = [
             (await submit(queue, body=chat(1200, ignore_eos=True), gateway="")).id for _ in range(3)
@@ -259,7 +259,7 @@ async def test_a_busy_worker_ends_its_jobs_runs_the_suspects_one_by_one_and_goes
 
 async def test_of_two_busy_workers_only_one_stops_claiming(queue: JobQueue, redis_url: str) -> None:
     leased = [await almost_suspect(queue) for _ in range(2)]
-    async with serving(queue, redis_url, 4) as one, serving(queue, redis_url, 4, "w-2") as two:
+    async with serving(queue, 4) as one, serving(queue, 4, "w-2") as two:
         workers = (one, two)
         alone: list[tuple[bool, bool]] = []
         ids = [

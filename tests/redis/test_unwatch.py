@@ -194,7 +194,7 @@ async def test_after_a_reconnect_a_gateway_watches_the_jobs_of_its_clients_again
     queue: JobQueue, redis_url: str, store: Redis
 ) -> None:
     """It may have been taken for dead meanwhile."""
-    relay = Relay(queue, [redis_url], GATEWAY, GatewayMetrics(CollectorRegistry()), 1000)
+    relay = Relay(queue, queue.servers, GATEWAY, GatewayMetrics(CollectorRegistry()), 1000)
     running = asyncio.create_task(relay.run())
     try:
         await relay.connected()

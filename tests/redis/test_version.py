@@ -21,10 +21,10 @@ from shared.store.redis.format_version import (
     FormatMonitor,
     check_format,
     is_marked,
-    refuse_other_format,
 )
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import connect
+from shared.store.redis.servers import Servers
 from tests.redis.conftest import submit
 from tests.redis_server import RedisServer, free_port
 from tests.waiting import eventually
@@ -59,10 +59,16 @@ class LateSet:
         return await self._redis.set(*arguments, **options)
 
 
+async def check(url: str) -> bool:
+    """`check_format` over a connection of its own."""
+    async with Servers(url, SHARDS) as servers:
+        return await check_format(servers.primary, SHARDS)
+
+
 async def test_an_empty_database_is_marked(redis_url: str, store: Redis) -> None:
-    await refuse_other_format([redis_url, redis_url], SHARDS)
+    await check(redis_url)
     assert store.get(keys.FORMAT) == str(FORMAT_VERSION).encode()
-    await refuse_other_format([redis_url], SHARDS)
+    await check(redis_url)
 
 
 @pytest.mark.parametrize("first", [FORMAT_VERSION, FORMAT_VERSION + 1])
@@ -71,26 +77,25 @@ async def test_the_second_of_two_versions_is_refused(
 ) -> None:
     second = FORMAT_VERSION if first != FORMAT_VERSION else FORMAT_VERSION + 1
     monkeypatch.setattr(version, "FORMAT_VERSION", first)
-    await refuse_other_format([redis_url], SHARDS)
+    await check(redis_url)
     monkeypatch.setattr(version, "FORMAT_VERSION", second)
     with pytest.raises(SettingsError, match=f"of format {first}, this release needs {second}: "):
-        await refuse_other_format([redis_url], SHARDS)
+        await check(redis_url)
     monkeypatch.setattr(version, "FORMAT_VERSION", first)
-    await refuse_other_format([redis_url], SHARDS)
+    await check(redis_url)
 
 
 @pytest.mark.parametrize("attempt", range(5))
 async def test_of_two_versions_that_start_at_once_on_an_empty_redis_one_wins(
     redis_url: str, store: Redis, attempt: int
 ) -> None:
-    urls = [redis_url, redis_url.replace("/0", "/1")]
     barrier = asyncio.Barrier(2)
     versions: dict[int, Any] = {FORMAT_VERSION: version, OTHER_VERSION: other_release()}
-    clients = {number: [connect(url) for url in urls] for number in versions}
+    clients = {number: connect(redis_url) for number in versions}
     async with asyncio.timeout(10):
         results = await asyncio.gather(
             *(
-                module.check_format([LateSet(clients[number][0], barrier), clients[number][1]], 1)
+                module.check_format(LateSet(clients[number], barrier), 1)
                 for number, module in versions.items()
             ),
             return_exceptions=True,
@@ -103,19 +108,8 @@ async def test_of_two_versions_that_start_at_once_on_an_empty_redis_one_wins(
     [(loser, refusal)] = outcomes.items()
     assert isinstance(refusal, SettingsError)
     assert f"of format {winner}, this release needs {loser}: " in str(refusal)
-    for redis in (redis for both in clients.values() for redis in both):
-        assert int(await redis.get(keys.FORMAT)) == winner  # the loser has marked nothing
+    for redis in clients.values():
         await redis.aclose()
-
-
-async def test_a_refused_release_marks_none_of_its_servers(redis_url: str, store: Redis) -> None:
-    empty = redis_url.replace("/0", "/1")
-    store.set(keys.FORMAT, OTHER_VERSION)
-    with pytest.raises(FormatMismatch, match=f"of format {OTHER_VERSION}, "):
-        await refuse_other_format([empty, redis_url], SHARDS)
-    redis = connect(empty)
-    assert await redis.keys() == []
-    await redis.aclose()
 
 
 async def test_a_redis_in_cluster_mode_is_checked(tmp_path: Path) -> None:
@@ -126,9 +120,9 @@ async def test_a_redis_in_cluster_mode_is_checked(tmp_path: Path) -> None:
     try:
         await redis.execute_command("CLUSTER ADDSLOTS", *range(1 << 14))
         # It refuses commands until its state is ok.
-        await eventually(lambda: check_format([redis], SHARDS), "the server is checked")
+        await eventually(lambda: check_format(redis, SHARDS), "the server is checked")
         await redis.set(keys.unversioned(SHARDS)[-1], "its reaper's clock")
-        monitor = FormatMonitor([redis], SHARDS)
+        monitor = FormatMonitor(redis, SHARDS)
         assert await monitor.check()
         assert "older release" in monitor.problem
         await redis.delete(keys.FORMAT)
@@ -153,7 +147,7 @@ async def test_data_without_a_version_counts_as_the_first(
 ) -> None:
     store.set(key, "of an older release")
     with pytest.raises(FormatMismatch, match=r"of format 1, .*FLOTILLA_REDIS_URL"):
-        await refuse_other_format([redis_url], SHARDS)
+        await check(redis_url)
     assert not store.exists(keys.FORMAT)
 
 
@@ -163,26 +157,20 @@ async def test_a_version_that_is_no_number_is_refused(
 ) -> None:
     store.set(keys.FORMAT, value)
     with pytest.raises(FormatMismatch, match="of format unknown"):
-        await refuse_other_format([redis_url], SHARDS)
+        await check(redis_url)
 
 
 async def test_a_version_of_the_wrong_type_is_refused(redis_url: str, store: Redis) -> None:
     store.rpush(keys.FORMAT, "2")
     with pytest.raises(FormatMismatch, match="of format unknown"):
-        await refuse_other_format([redis_url], SHARDS)
-
-
-async def test_the_second_of_several_servers_is_checked(redis_url: str, store: Redis) -> None:
-    store.set(keys.FORMAT, "1")
-    with pytest.raises(FormatMismatch):
-        await refuse_other_format([f"redis://127.0.0.1:{free_port()}/0", redis_url], SHARDS)
+        await check(redis_url)
 
 
 async def test_a_server_that_is_away_is_checked_as_soon_as_it_is_back(
     redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(version, "_UNCHECKED_INTERVAL_S", 0.01)
-    await refuse_other_format([f"redis://127.0.0.1:{free_port()}/0", "nonsense"], SHARDS)
+    assert not await check(f"redis://127.0.0.1:{free_port()}/0")
     redis = connect(redis_url)
     get, calls = redis.get, list[str]()
 
@@ -194,7 +182,7 @@ async def test_a_server_that_is_away_is_checked_as_soon_as_it_is_back(
 
     monkeypatch.setattr(redis, "get", away)
     store.set(keys.FORMAT, "1")
-    monitor = FormatMonitor([redis, redis], SHARDS)
+    monitor = FormatMonitor(redis, SHARDS)
     async with asyncio.timeout(10):
         with pytest.raises(FormatMismatch):
             await monitor.run()
@@ -207,7 +195,7 @@ async def test_after_flushall_the_running_fleet_marks_its_data_again(
     redis_url: str, queue: JobQueue, store: Redis
 ) -> None:
     redis = connect(redis_url)
-    monitor = FormatMonitor([redis], SHARDS)
+    monitor = FormatMonitor(redis, SHARDS)
     assert await monitor.check()
     store.flushall()
     await submit(queue)
@@ -220,7 +208,7 @@ async def test_a_process_of_an_older_release_that_comes_later_is_reported(
     redis_url: str, store: Redis
 ) -> None:
     redis = connect(redis_url)
-    monitor = FormatMonitor([redis], SHARDS)
+    monitor = FormatMonitor(redis, SHARDS)
     await monitor.check()
     store.set(keys.unversioned(SHARDS)[-1], "its reaper's clock")
     await monitor.check()

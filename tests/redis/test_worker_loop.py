@@ -158,7 +158,7 @@ async def test_the_output_of_a_lost_run_does_not_get_into_the_log_of_the_next_ru
 async def test_a_new_watcher_gets_every_step_from_then_on(
     queue: JobQueue, redis_url: str, other_gateway: ChannelSubscriber
 ) -> None:
-    async with serving(queue, redis_url, slots=4):
+    async with serving(queue, slots=4):
         job = make_job(body=chat(300, stream=True, ignore_eos=True), gateway="")
         await submit_one(queue, job, 100)
 
@@ -188,7 +188,7 @@ async def test_a_new_watcher_gets_every_step_from_then_on(
 async def test_a_job_that_is_leased_again_to_the_same_worker_is_completed_once(
     queue: JobQueue, redis_url: str, store: Redis
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, slots=4) as loop:
         job = make_job(body=chat(300, ignore_eos=True), stream=False, gateway="")
         await submit_one(queue, job, 100)
 

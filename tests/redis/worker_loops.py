@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
-from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.subscription import Subscription
+from shared.store.redis.subscription import worker_subscription
 from tests.redis.conftest import LEASE_S, POOL, WORKER
 from tests.settings import Settings
 from worker.core.loop import WorkerLoop
@@ -30,11 +29,8 @@ def chat(max_tokens: int, **more: Any) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    queue: JobQueue, redis_url: str | Sequence[str], slots: int, worker: str = WORKER
-) -> AsyncIterator[WorkerLoop]:
+async def serving(queue: JobQueue, slots: int, worker: str = WORKER) -> AsyncIterator[WorkerLoop]:
     """A loop that claims jobs and is subscribed to its control channel."""
-    urls = [redis_url] if isinstance(redis_url, str) else redis_url
     engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=1.0))
     await engine.start()
     loop = WorkerLoop(
@@ -44,9 +40,11 @@ async def serving(
         kv_high_watermark=0.95,
     )
     # Looked up at each message, so that a test may replace it.
-    channel = keys.control_channel(worker)
     controls = [
-        Subscription(url, channel, lambda data: loop.control.on_message(data)) for url in urls
+        worker_subscription(
+            queue.servers, shards[0], worker, lambda data: loop.control.on_message(data)
+        )
+        for shards in queue.servers.groups
     ]
     tasks = [asyncio.create_task(each.run()) for each in (*controls, loop, loop.publisher)]
     try:

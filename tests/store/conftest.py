@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -31,17 +31,11 @@ _NEVER_DOWN_MS = 60_000
 
 
 class Kind(NamedTuple):
-    """Servers of one kind, and the URLs that a fleet is configured with."""
+    """A server of one kind, and the URL that a fleet is configured with."""
 
-    servers: Sequence[RedisServer]
-    """Those to be emptied. The first one holds shard 0."""
+    server: RedisServer
+    """That holds shard 0; it is emptied before each test."""
     url: str
-    shard_urls: Sequence[str] = ()
-
-    @property
-    def shards(self) -> int:
-        """One for each server that holds shards."""
-        return max(1, len(self.shard_urls))
 
 
 def _start(stack: contextlib.ExitStack, folder: Path, binary: str) -> RedisServer:
@@ -57,33 +51,25 @@ def _redis_7(stack: contextlib.ExitStack, folder: Path) -> Kind:
     if binary is None:
         pytest.skip("there is no redis-server in PATH")
     server = _start(stack, folder, binary)
-    return Kind([server], server.url)
+    return Kind(server, server.url)
 
 
 def _embedded(stack: contextlib.ExitStack, folder: Path) -> Kind:
     server = _start(stack, folder, embedded_binary())
-    return Kind([server], server.url)
+    return Kind(server, server.url)
 
 
 def _sentinel(stack: contextlib.ExitStack, folder: Path) -> Kind:
     group = SentinelGroup(folder, down_after_ms=_NEVER_DOWN_MS)
     stack.callback(group.close)
     group.start()
-    return Kind(group.servers[:1], group.url)
-
-
-def _two_servers(stack: contextlib.ExitStack, folder: Path) -> Kind:
-    """What belongs to no shard is not where shard 0 is."""
-    binary = shutil.which("redis-server") or embedded_binary()
-    first, second = (_start(stack, folder / name, binary) for name in ("first", "second"))
-    return Kind([first, second], second.url, [first.url, second.url])
+    return Kind(group.servers[0], group.url)
 
 
 KINDS = {
     "redis-7": _redis_7,
     "redis-6.2": _embedded,
     "sentinel": _sentinel,
-    "two-servers": _two_servers,
 }
 
 
@@ -98,23 +84,22 @@ def start_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
 def kind(request: pytest.FixtureRequest, start_kind: Callable[[str], Kind]) -> Kind:
     """Each kind of server in turn, emptied."""
     kind = start_kind(request.param)
-    for server in kind.servers:
-        with server.client() as client:
-            client.flushall()
+    with kind.server.client() as client:
+        client.flushall()
     return kind
 
 
 @pytest.fixture
 async def queue(kind: Kind) -> AsyncIterator[JobQueue]:
     """The store under test."""
-    async with open_queue(kind.url, shards=kind.shards, more=kind.shard_urls) as queue:
+    async with open_queue(kind.url) as queue:
         yield queue
 
 
 @pytest.fixture
 def server(kind: Kind) -> Iterator[Redis]:
     """The server of shard 0, to let the time of a lease or a deadline pass."""
-    with kind.servers[0].client() as client:
+    with kind.server.client() as client:
         yield client
 
 

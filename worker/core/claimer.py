@@ -1,6 +1,6 @@
-"""A claimer takes jobs from one Redis server as long as slots are free.
+"""A claimer takes jobs over one connection as long as slots are free.
 
-A worker has one for each server, so that one that does not answer delays no other. Request
+A worker has one for each, so that a server that does not answer delays no other. Request
 path: `shared/store` -> Redis -> here -> `worker/core/loop.py`.
 """
 

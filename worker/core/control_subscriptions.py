@@ -1,4 +1,4 @@
-"""A worker's subscriptions to its control channel, one at each Redis server.
+"""A worker's subscriptions to its control channel, one for the shards of each Redis server.
 
 The detector finds by them that the worker has ended: its channel has no subscriber then
 (shared/store/redis/detector.py).
@@ -33,15 +33,16 @@ class ControlSubscriptions:
         self._servers = servers
         self._worker_id = worker_id
         callbacks = (control.on_message, control.on_reconnect, lambda: None, on_silent)
-        self._subscriptions = [
-            worker_subscription(url, worker_id, *callbacks) for url in servers.urls
-        ]
+        self._subscriptions = {
+            shards[0]: worker_subscription(servers, shards[0], worker_id, *callbacks)
+            for shards in servers.groups
+        }
 
     async def run(self) -> None:
         """Receive until cancellation."""
         await asyncio.gather(
-            *(subscription.run() for subscription in self._subscriptions),
-            *(self._check(server) for server, _ in enumerate(self._subscriptions)),
+            *(subscription.run() for subscription in self._subscriptions.values()),
+            *map(self._check, self._subscriptions),
         )
 
     async def detectable(self) -> None:
@@ -49,20 +50,20 @@ class ControlSubscriptions:
         is noticed at once; or after a while if Redis does not answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_S):
-                for subscription in self._subscriptions:
+                for subscription in self._subscriptions.values():
                     await subscription.connected.wait()
                 await asyncio.sleep(2 * INTERVAL_S)
 
     async def catch_up(self) -> None:
         """Return when all messages published before have been received, as far as possible."""
-        for subscription in self._subscriptions:
+        for subscription in self._subscriptions.values():
             with contextlib.suppress(StoreError):
                 await subscription.catch_up()
 
-    async def _check(self, server: int) -> None:
+    async def _check(self, shard: int) -> None:
         """Subscribe anew where the server that takes commands has no such subscriber."""
         while True:
             await asyncio.sleep(_CHECK_S)
             with contextlib.suppress(StoreError):
-                found = await listening(self._servers, [self._worker_id], server)
-                self._subscriptions[server].observe(subscribed=bool(found))
+                found = await listening(self._servers, [self._worker_id], shard)
+                self._subscriptions[shard].observe(subscribed=bool(found))

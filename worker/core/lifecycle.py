@@ -71,8 +71,8 @@ class Worker:
         self._settings = settings
         self._engine = engine
         self._id = settings.worker_id or f"w-{socket.gethostname()[:32]}-{secrets.token_hex(3)}"
-        servers = Servers(settings.redis_url, settings.shard_redis_urls)
-        self._queue = JobQueue(servers, shards=settings.shards)
+        servers = Servers(settings.redis_url, settings.shards)
+        self._queue = JobQueue(servers)
         self._pool = pool
         self._around = around
         self._metrics = WorkerMetrics(registry)
@@ -82,7 +82,7 @@ class Worker:
         # Done at the first signal, or with the error of the first task that ends by itself.
         self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._forced = asyncio.Event()
-        self._heartbeat = Heartbeat(settings.server_urls, self._id)
+        self._heartbeat = Heartbeat(settings.redis_url, settings.shards, self._id)
         self._health = HealthServer(settings.worker_host, settings.worker_port, self._status)
         self._registration = Registration(
             Registry(servers.primary), self._id, pool, engine, self._metrics, self._health
@@ -187,7 +187,7 @@ class Worker:
         self._heartbeat.start()
         claiming, watching = self._spawn(loop.run()), self._spawn(self._watch(loop))
         registration.started(loop)
-        monitor = FormatMonitor([servers.primary, *servers.all], self._settings.shards)
+        monitor = FormatMonitor(servers.primary, self._settings.shards)
         for work in (
             loop.publisher.run(),
             LeaseRenewer(loop.lease, self._progressing).run(),

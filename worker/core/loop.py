@@ -85,18 +85,18 @@ class WorkerLoop:
         self._isolation = Isolation(
             member, self.advertised_slots, self.slots, self.runs, self._start_suspect
         )
-        self._consumers = [self._consumer(server) for server in range(len(queue.servers))]
+        self._consumers = [self._consumer(shards) for shards in queue.servers.groups]
         self._claimers = [
-            Claimer(consumer, self.slots, len(queue.servers), self._start)
+            Claimer(consumer, self.slots, len(self._consumers), self._start)
             for consumer in self._consumers
         ]
         engine.on_step = self._on_step
         _export_load(engine, metrics)
 
-    def _consumer(self, server: int) -> QueueConsumer:
+    def _consumer(self, shards: range) -> QueueConsumer:
         return QueueConsumer(
             ClaimConnection(
-                self._member.queue, server, self._member.worker_id, self._member.lease_s
+                self._member.queue, shards, self._member.worker_id, self._member.lease_s
             ),
             self._member.pool,
             self.advertised_slots,

@@ -1,4 +1,4 @@
-"""Claims queued jobs from one server, then blocks for a wake-up when there are no more.
+"""Claims queued jobs over one connection, then blocks for a wake-up when there are no more.
 
 Where the pool has LoRA adapters, each claim asks first which of their queues have waiting jobs.
 """
@@ -19,7 +19,7 @@ from worker.core.slot_adverts import AdvertisedSlots
 
 
 class QueueConsumer:
-    """One worker's claims on its queues' lanes, of those shards that lie on one server.
+    """One worker's claims on its queues' lanes, of the shards that share a connection.
 
     `on_suspects` is called when suspects of the pool wait. `overcommitted`: see `SlotAccounting`.
     """

@@ -1,4 +1,4 @@
-"""A worker's connection to one server for its claims, and for the blocking pop that follows them.
+"""A worker's connection to Redis for its claims, and for the blocking pop that follows them.
 
 Both commands leave in one write, on a connection of their own, which may block: a claim that
 returns less than it asked for is already followed by the blocking pop of the wake-up list.
@@ -15,7 +15,7 @@ from shared.job.replies import Acquired
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import BLOCK_S, connect_blocking
+from shared.store.redis.redis_client import BLOCK_S
 from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
 
 _SILENCE_S = 2.0
@@ -23,16 +23,15 @@ _SILENCE_S = 2.0
 
 
 class ClaimConnection:
-    """One worker's connection to the server with this number. Methods raise StoreError."""
+    """One worker's connection for these shards, which share a client. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue, server: int, worker: str, lease_s: float) -> None:
-        self.shards = queue.shards_on(server)
-        """Those that lie on the server."""
+    def __init__(self, queue: JobQueue, shards: range, worker: str, lease_s: float) -> None:
+        self.shards = shards
         self._queue = queue
         self._worker = worker
         self._lease_s = lease_s
-        self._redis = connect_blocking(queue.servers.urls[server])
-        self._connection = PipelinedConnection(self._redis, BLOCK_S + _SILENCE_S)
+        redis = queue.servers.of(shards[0])
+        self._connection = PipelinedConnection(redis, BLOCK_S + _SILENCE_S)
 
     async def open(self) -> None:
         """Connect, and load the scripts, unless that is done."""
@@ -66,7 +65,6 @@ class ClaimConnection:
     async def close(self) -> None:
         """Close the connection."""
         await self._connection.close()
-        await self._redis.aclose()
 
 
 async def _acquired(reply: Coroutine[Any, Any, Any]) -> Acquired:

@@ -1,7 +1,7 @@
 """The detector: notices within 200 ms that a process has lost its connection to Redis, and within
 2 s that a worker stands still with its connections open.
 
-Every gateway and the maintenance process run one. It asks each server up to ten times a second for
+Every gateway and the maintenance process run one. It asks Redis up to ten times a second for
 the channels that have subscribers, over a connection of its own. What it misses, it reports to the
 handler of that kind of channel; several processes may report the same.
 """
@@ -35,10 +35,10 @@ _RETRY_S = 0.1
 _REFUSED_S = 10.0
 """Until the next try if Redis refuses the command: its user may not call PUBSUB."""
 
-OnGone = Callable[[int, str], Awaitable[None]]
-"""Called with the number of the server and the id of the process."""
-OnLook = Callable[[int, Set[str]], None]
-"""Called with the number of the server and all channels that have subscribers."""
+OnGone = Callable[[range, str], Awaitable[None]]
+"""Called with the shards whose server was asked, and the id of the process."""
+OnLook = Callable[[range, Set[str]], None]
+"""Called with these shards and all channels that have subscribers."""
 
 
 class Detector:
@@ -54,7 +54,7 @@ class Detector:
         lost_workers: LostWorkers,
         on_gateway_gone: OnGone,
         silence_s: float,
-        on_look: OnLook = lambda _server, _channels: None,
+        on_look: OnLook = lambda _shards, _channels: None,
     ) -> None:
         self._queue = queue
         self._lost_workers = lost_workers
@@ -68,10 +68,10 @@ class Detector:
 
     async def run(self) -> None:
         """Watch each server by itself: one that is away does not delay the others."""
-        await asyncio.gather(*(self._watch(index) for index in range(len(self._queue.servers))))
+        await asyncio.gather(*map(self._watch, self._queue.servers.groups))
 
-    async def _watch(self, server_index: int) -> None:
-        redis = self._queue.servers.all[server_index]
+    async def _watch(self, shards: range) -> None:
+        redis = self._queue.servers.of(shards[0])
         connection, losses = PipelinedConnection(redis, TIMEOUT_S), 0
         disconnects, is_new = Disconnects(), True
         heartbeats, delay_s = Heartbeats(self._silence_s), 0.0
@@ -94,10 +94,10 @@ class Detector:
                     changes = heartbeats.look(beats, answered_at, delay_s)
                     delay_s = random.uniform(0.8, 1.0) * interval_s(channels)
                     gone = disconnects.look(channels, asked_at, answered_at)
-                    self._on_look(server_index, channels)
-                    await self._handle(server_index, gone, disconnects)
+                    self._on_look(shards, channels)
+                    await self._handle(shards, gone, disconnects)
                     for heartbeat in changes.silent:
-                        await self._lost_workers.reclaim_silent(server_index, heartbeat)
+                        await self._lost_workers.reclaim_silent(shards, heartbeat)
                     for heartbeat in changes.returned:
                         self._lost_workers.returned(heartbeat)
                 except StoreUnavailable:
@@ -126,12 +126,12 @@ class Detector:
         disconnects.expect({keys.control_channel(each.decode(errors="replace")) for each in ids})
         return True
 
-    async def _handle(self, server_index: int, gone: list[str], disconnects: Disconnects) -> None:
+    async def _handle(self, shards: range, gone: list[str], disconnects: Disconnects) -> None:
         for position, channel in enumerate(gone):
             for prefix, handler in self._on_gone.items():
                 if channel.startswith(prefix):
                     try:
-                        await handler(server_index, channel.removeprefix(prefix))
+                        await handler(shards, channel.removeprefix(prefix))
                     except StoreError:
                         for each in gone[position:]:
                             disconnects.retry(each)

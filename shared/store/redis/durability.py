@@ -7,14 +7,13 @@ acknowledged when its machine loses power, or when it is killed while the disk i
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreError, StoreRefused
-from shared.store.redis.redis_client import connect, server_name
+from shared.store.redis.redis_client import server_name
 
 log = logging.getLogger("flotilla.redis")
 
@@ -46,18 +45,11 @@ async def weakness(redis: Any) -> str:
     return ""
 
 
-async def refuse_volatile(urls: Iterable[str], *, durable: bool) -> None:
-    """Raise SettingsError if one of these servers may lose what it has acknowledged.
+async def refuse_volatile(redis: Any) -> None:
+    """Raise SettingsError if this client's server may lose what it has acknowledged.
 
-    Does nothing unless `durable`. A server that is away passes, and so does one that hides its
-    settings, with a warning.
+    A server that is away passes, and so does one that hides its settings, with a warning.
     """
-    if durable:
-        await asyncio.gather(*(_refuse_volatile(url) for url in dict.fromkeys(urls)))
-
-
-async def _refuse_volatile(url: str) -> None:
-    redis = connect(url, max_connections=1)
     name = server_name(redis)
     try:
         config = await _read(redis, REQUIRED)
@@ -66,8 +58,6 @@ async def _refuse_volatile(url: str) -> None:
         return
     except StoreError:
         return
-    finally:
-        await redis.aclose(close_connection_pool=True)
     found = problem(config)
     if found:
         raise SettingsError(f"Redis {name} is not durable (FLOTILLA_DURABLE): {found}")

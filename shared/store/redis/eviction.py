@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreError
-from shared.store.redis.redis_client import connect, server_name
+from shared.store.redis.redis_client import server_name
 
 log = logging.getLogger("flotilla.redis")
 
@@ -31,22 +31,12 @@ def problem(info: Mapping[str, Any]) -> str:
     return f"its maxmemory-policy {policy} deletes jobs when its memory is full; set noeviction"
 
 
-async def refuse_evicting(urls: Iterable[str]) -> None:
-    """Raise SettingsError if one of these servers evicts. A server that is away passes."""
-    await asyncio.gather(*(_refuse_evicting(url) for url in dict.fromkeys(urls)))
-
-
-async def _refuse_evicting(url: str) -> None:
-    try:
-        redis = connect(url, max_connections=1)
-    except ValueError:
-        return  # not an address; connecting to it reports that
+async def refuse_evicting(redis: Any) -> None:
+    """Raise SettingsError if this client's server evicts. A server that is away passes."""
     try:
         found = problem(await redis.info("memory"))
     except StoreError:
         return
-    finally:
-        await redis.aclose(close_connection_pool=True)
     if found:
         raise SettingsError(f"Redis {server_name(redis)} can't be used for jobs: {found}")
 
@@ -63,8 +53,8 @@ class EvictionMonitor:
     """Checks servers every 5 s for evictions. Start `run` as a task."""
 
     def __init__(self, servers: Iterable[Any]) -> None:
-        """`servers`: a client of each; duplicates are ignored."""
-        self._servers = dict.fromkeys(servers)
+        """`servers`: a client of each."""
+        self._servers = list(servers)
         self._problems: dict[Any, str] = {}
         self._evicted: dict[Any, int] = {}
         self._memory: dict[Any, Memory] = {}

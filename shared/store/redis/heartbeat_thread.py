@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 from shared.store.interface import StoreError
 from shared.store.redis import keys
-from shared.store.redis import redis_client as connections
 from shared.store.redis.heartbeats import BEAT_S
 from shared.store.redis.pipelined_connection import PipelinedConnection
+from shared.store.redis.servers import Servers
 
 _ANSWER_S = 1.0
 """Longest wait for Redis; then the thread connects anew."""
@@ -25,10 +25,11 @@ _RETRY_S = 0.1
 
 
 class Heartbeat:
-    """Beats at each server from `start` until `stop`, or until the process ends."""
+    """Beats at Redis from `start` until `stop`, or until the process ends."""
 
-    def __init__(self, urls: Sequence[str], worker_id: str) -> None:
-        self._urls = urls
+    def __init__(self, url: str, shards: int, worker_id: str) -> None:
+        self._url = url
+        self._shards = shards
         self._worker_id = worker_id
         self._stopped = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -49,14 +50,17 @@ class Heartbeat:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        tasks = [asyncio.create_task(self._beat(url)) for url in self._urls]
-        await self._stopped.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A loop of its own needs clients of its own.
+        async with Servers(self._url, self._shards, max_connections=1) as servers:
+            tasks = [
+                asyncio.create_task(self._beat(servers.of(shards[0]))) for shards in servers.groups
+            ]
+            await self._stopped.wait()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _beat(self, url: str) -> None:
-        redis = connections.connect(url, max_connections=1)
+    async def _beat(self, redis: Any) -> None:
         connection, before = PipelinedConnection(redis, _ANSWER_S), ""
         try:
             for number in count():
@@ -73,4 +77,3 @@ class Heartbeat:
                     await asyncio.sleep(BEAT_S)
         finally:
             await connection.close()
-            await redis.aclose()

@@ -18,7 +18,7 @@ from shared.store.interface import StoreRefused
 from shared.store.redis import keys
 from shared.store.redis.pipelined_connection import Argument
 from shared.store.redis.scripts.runner import Scripts, job_states
-from shared.store.redis.servers import Servers, server_index
+from shared.store.redis.servers import Servers
 from shared.store.redis.store_errors import WrongType
 
 log = logging.getLogger("flotilla.queue")
@@ -27,12 +27,12 @@ log = logging.getLogger("flotilla.queue")
 class JobReader:
     """The jobs of a fleet, to be read. What has no docstring here has one in Store."""
 
-    def __init__(self, servers: Servers, *, shards: int, quotas: Quotas = NO_QUOTAS) -> None:
+    def __init__(self, servers: Servers, *, quotas: Quotas = NO_QUOTAS) -> None:
         """`quotas`: of each tenant in all shards together."""
         self.servers = servers
-        self._scripts = [Scripts(redis) for redis in servers.all]
-        self.shards = shards
-        self.quotas = quotas.of_shard(shards)
+        self._scripts = [Scripts(servers.of(shards[0])) for shards in servers.groups]
+        self.shards = servers.shards
+        self.quotas = quotas.of_shard(self.shards)
         """Of each tenant in one shard."""
         self.reading_log = asyncio.Lock()
 
@@ -43,18 +43,11 @@ class JobReader:
 
     def scripts(self, shard: int) -> Scripts:
         """Those of the shard's server."""
-        return self._scripts[server_index(shard, len(self._scripts))]
+        return self._scripts[shard % len(self._scripts)]
 
     def run(self, name: str, shard: int, arguments: Sequence[Argument]) -> Coroutine[Any, Any, Any]:
         """Call a script; await the reply. Raises StoreError."""
         return self.scripts(shard).run(name, shard, arguments)
-
-    def server_of(self, shard: int) -> int:
-        return server_index(shard, len(self.servers))
-
-    def shards_on(self, server: int) -> range:
-        """The shards that lie on a server."""
-        return range(server, self.shards, len(self.servers))
 
     async def get(self, job_id: str) -> Job | None:
         shard = shard_of(job_id)

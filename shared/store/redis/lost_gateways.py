@@ -32,13 +32,15 @@ class LostGateways:
         self._own_id = own_id
         self._missing: set[str] = set()  # at the last round
 
-    async def abandon(self, server_index: int, gateway: str) -> None:
-        """Unwatch all jobs on a server for a gateway without a subscription. Raises StoreError.
+    async def abandon(self, shards: Iterable[int], gateway: str) -> None:
+        """Unwatch all jobs of these shards for a gateway without a subscription there.
+
+        Raises StoreError.
 
         Where it has subscribed again, nothing is done.
         """
         watched = 0
-        for shard in self._queue.shards_on(server_index):
+        for shard in shards:
             watched += await self._queue.abandon(shard, gateway, _AT_ONCE) or 0
         if watched:
             self._metrics.gateways.inc()
@@ -55,7 +57,7 @@ class LostGateways:
             await asyncio.sleep(_INTERVAL_S)
 
     async def round(self) -> None:
-        """Abandon the gateways that this round and the one before have missed on all servers."""
+        """Abandon the gateways that this round and the one before have missed everywhere."""
         primary = self._queue.servers.primary
         members = await primary.smembers(keys.GATEWAYS)
         known = {member.decode(errors="replace") for member in members}
@@ -63,17 +65,16 @@ class LostGateways:
             await primary.sadd(keys.GATEWAYS, self._own_id)
         missing = await self._without_subscription(known - {self._own_id})
         for gateway in missing & self._missing:
-            for server_index in range(len(self._queue.servers)):
-                await self.abandon(server_index, gateway)
+            await self.abandon(range(self._queue.shards), gateway)
             await primary.srem(keys.GATEWAYS, gateway)
         self._missing = missing - self._missing
 
     async def _without_subscription(self, gateways: Iterable[str]) -> set[str]:
-        missing = set(gateways)
-        for redis in self._queue.servers.all:
+        missing, servers = set(gateways), self._queue.servers
+        for shards in servers.groups:
             if missing:
                 names = sorted(missing)
-                counts = await redis.pubsub_numsub(*map(keys.tokens_channel, names))
+                counts = await servers.of(shards[0]).pubsub_numsub(*map(keys.tokens_channel, names))
                 found = {name for name, (_, n) in zip(names, counts, strict=True) if n}
                 missing -= found
         return missing

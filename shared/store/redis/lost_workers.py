@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from shared.platform.metrics import LostWorkerMetrics
 from shared.store.redis import keys
@@ -34,21 +34,21 @@ class LostWorkers:
         self._on_gone = on_gone
         self._silent: set[str] = set()  # heartbeats of workers whose jobs were taken for that
 
-    async def reclaim(self, server_index: int, worker: str) -> None:
-        """Take the worker's jobs of all shards of a server. Raises StoreError.
+    async def reclaim(self, shards: Iterable[int], worker: str) -> None:
+        """Take the worker's jobs of these shards. Raises StoreError.
 
         Where another process has been faster, or the worker has reconnected, nothing is left to do.
         """
         self._on_gone(worker)
-        if n_jobs := await self._take(server_index, worker):
+        if n_jobs := await self._take(shards, worker):
             log.warning(
                 "worker %s has lost its connection to Redis: %d jobs taken from it", worker, n_jobs
             )
 
-    async def reclaim_silent(self, server_index: int, heartbeat: str) -> None:
+    async def reclaim_silent(self, shards: Iterable[int], heartbeat: str) -> None:
         """As `reclaim`, of a worker that is connected and has not changed its heartbeat channel."""
         worker = keys.worker_of_heartbeat(heartbeat)
-        n_jobs = await self._take(server_index, worker, heartbeat)
+        n_jobs = await self._take(shards, worker, heartbeat)
         if n_jobs:
             self._on_gone(worker)
             if len(self._silent) >= _REMEMBERED:  # most never return: their machines are gone
@@ -63,9 +63,9 @@ class LostWorkers:
             self._metrics.false_alarms.inc()
             log.warning("worker %s goes on, fenced", keys.worker_of_heartbeat(heartbeat))
 
-    async def _take(self, server_index: int, worker: str, heartbeat: str = "") -> int:
+    async def _take(self, shards: Iterable[int], worker: str, heartbeat: str = "") -> int:
         taken: dict[str, str] = {}
-        for shard in self._queue.shards_on(server_index):
+        for shard in shards:
             more = True
             while more:
                 states = await self._queue.reclaim(shard, worker, _AT_ONCE, heartbeat=heartbeat)

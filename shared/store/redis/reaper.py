@@ -43,32 +43,32 @@ class Reaper:
         self._swept: dict[int, float] = {}  # by shard, on the monotonic clock
 
     async def run(self) -> None:
-        """Work on each server by itself: one that is away does not delay the others."""
-        await asyncio.gather(*(self._keep(index) for index in range(len(self._queue.servers))))
+        """Work on each group by itself: a server that is away delays no other's shards."""
+        await asyncio.gather(*map(self._keep, self._queue.servers.groups))
 
-    async def _keep(self, server_index: int) -> None:
+    async def _keep(self, shards: range) -> None:
         while True:
             await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
             try:
-                await self.round(server_index)
+                for shard in shards:
+                    await self.round(shard)
             except StoreError as error:
-                where = server_name(self._queue.servers.all[server_index])
+                where = server_name(self._queue.servers.of(shards[0]))
                 log.warning("Redis %s is not available: %s", where, error)
 
-    async def round(self, server_index: int = 0) -> None:
-        """One pass over all shards of a server."""
-        for shard in self._queue.shards_on(server_index):
-            lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
-            if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
-                continue
-            await self._expire(shard)
-            await self._cancel_unattended(shard)
-            await self._reap(shard)
-            # By time, not by rounds: in most rounds another process holds the lock.
-            if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
-                self._swept[shard] = time.monotonic()
-                while await self._queue.sweep(shard, _AT_ONCE) >= _AT_ONCE:
-                    pass
+    async def round(self, shard: int = 0) -> None:
+        """One pass over a shard."""
+        lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
+        if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
+            return
+        await self._expire(shard)
+        await self._cancel_unattended(shard)
+        await self._reap(shard)
+        # By time, not by rounds: in most rounds another process holds the lock.
+        if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
+            self._swept[shard] = time.monotonic()
+            while await self._queue.sweep(shard, _AT_ONCE) >= _AT_ONCE:
+                pass
 
     async def _expire(self, shard: int) -> None:
         more = True

@@ -19,11 +19,9 @@ from shared.store.redis.store_errors import store_error, store_errors
 TIMEOUT_S = 5.0
 """Limit for a reply. A call that timed out may have been executed: scripts may be sent again."""
 BLOCK_S = 5.0
-"""How long one blocking read waits; its socket timeout is longer."""
+"""How long one blocking read waits."""
 
-__all__ = [
-    "BLOCK_S", "TIMEOUT_S", "connect", "connect_blocking", "parse_url", "server_name",
-]  # fmt: skip
+__all__ = ["BLOCK_S", "TIMEOUT_S", "connect", "parse_url", "server_name"]
 
 
 def connect(url: str, *, max_connections: int = 64) -> Any:
@@ -32,13 +30,6 @@ def connect(url: str, *, max_connections: int = 64) -> Any:
     redis-py types every reply as bytes or str; ours are bytes.
     """
     return _Client.from_pool(_pool(url, max_connections, socket_timeout=TIMEOUT_S))
-
-
-def connect_blocking(url: str) -> Any:
-    """A client for blocking reads and subscriptions, with a socket timeout above `BLOCK_S`."""
-    timeout_s = BLOCK_S + TIMEOUT_S
-    pool = _pool(url, 4, socket_timeout=timeout_s, health_check_interval=BLOCK_S)
-    return _Client.from_pool(pool)
 
 
 class _Client(Redis):

@@ -27,12 +27,12 @@ class Step(NamedTuple):
     members: Sequence[bytes]
 
 
-async def scan_server(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
-    """One scan over everything on one server. Ends by raising StoreError.
+async def scan_shards(queue: JobQueue, shards: range) -> AsyncIterator[Step]:
+    """One scan over everything in shards that share a client. Ends by raising StoreError.
 
     The jobs come first: their repair may create streams and names of pools, which come after them.
     """
-    redis, shards = queue.servers.all[server], queue.shards_on(server)
+    redis = queue.servers.of(shards[0])
     async for step in _jobs(redis, shards):
         yield step
     for shard in shards:

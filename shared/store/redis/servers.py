@@ -1,52 +1,47 @@
-"""The fleet's Redis servers, and which of them a shard is on.
+"""The clients of the fleet's Redis, and which of them a shard has.
 
-Most fleets have one. Where one core of Redis is not enough, shard n is on server n modulo the
-number of servers. Servers do not know of each other: while one is away the jobs of its shards wait,
-and no others. What belongs to no shard (workers, models, decisions, maintenance) is on the
-`primary`.
+All shards of one Redis share one client, which is that of what belongs to no shard (workers,
+models, decisions, maintenance), too: the `primary`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.redis_client import connect
 
 
-def server_index(shard: int, n_servers: int) -> int:
-    """Which of the servers a shard lies on."""
-    return shard % n_servers
-
-
 class Servers:
-    """Clients for short calls. `shard_urls` empty: all is on the primary."""
+    """Clients for short calls; what subscribes or blocks makes a connection of its own of them."""
 
-    def __init__(
-        self, primary_url: str, shard_urls: Sequence[str] = (), *, max_connections: int = 64
-    ) -> None:
-        self.urls = tuple(shard_urls) or (primary_url,)
-        """Of those that hold shards."""
-        self.primary = connect(primary_url, max_connections=max_connections)
-        self.all: tuple[Any, ...] = tuple(
-            self.primary if url == primary_url else connect(url, max_connections=max_connections)
-            for url in self.urls
-        )
-        """Those that hold shards."""
+    def __init__(self, url: str, shards: int = 1, *, max_connections: int = 64) -> None:
+        self.url = url
+        self.shards = shards
+        self.primary = connect(url, max_connections=max_connections)
+        self.groups = (range(shards),)
+        """The shards that share a client: what a process does once for each connection, as to
+        subscribe, it does for each group."""
+        self._of_groups: tuple[Any, ...] = (self.primary,)
+        self.all: Sequence[Any] = tuple(dict.fromkeys((self.primary, *self._of_groups)))
+        """Each client once."""
 
-    def __len__(self) -> int:
-        return len(self.all)
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def of(self, shard: int) -> Any:
-        """The client of a shard's server."""
-        return self.all[server_index(shard, len(self.all))]
+        """The client of a shard. A number that no shard has finds a place without its jobs."""
+        return self._of_groups[shard % len(self._of_groups)]
 
     def pipeline(self) -> ShardedPipeline:
-        """An empty pipeline over all servers that hold shards."""
-        return ShardedPipeline(self.all)
+        """An empty pipeline over all shards."""
+        return ShardedPipeline(self._of_groups)
 
     async def time_s(self) -> float:
         """The primary's clock, Unix seconds. Raises StoreError."""
@@ -54,21 +49,26 @@ class Servers:
         return int(seconds) + int(micros) / 1e6
 
     async def infos(self) -> list[Mapping[str, Any]]:
-        """INFO of each server that holds shards; empty of one that can't be reached."""
-        return await asyncio.gather(*map(_info, self.all))
+        """INFO of each group's server; empty of one that can't be reached."""
+        return await asyncio.gather(*map(_info, self._of_groups))
 
     async def write_problems(self, writer: str) -> tuple[str, list[str]]:
-        """Why the primary can't be written, and each server that holds shards; empty if it can.
+        """Why the primary can't be written, and each group's server; empty if it can.
 
         A PING would not detect that its memory is full.
         """
-        tested = list(dict.fromkeys([*self.all, self.primary]))
-        found = await asyncio.gather(*(_test_write(redis, writer) for redis in tested))
-        return found[tested.index(self.primary)], found[: len(self.all)]
+        found = dict(
+            zip(
+                self.all,
+                await asyncio.gather(*(_test_write(redis, writer) for redis in self.all)),
+                strict=True,
+            )
+        )
+        return found[self.primary], [found[redis] for redis in self._of_groups]
 
     async def close(self) -> None:
         """Close all connections."""
-        for redis in {self.primary, *self.all}:
+        for redis in self.all:
             await redis.aclose(close_connection_pool=True)
 
 
@@ -89,16 +89,16 @@ async def _test_write(redis: Any, writer: str) -> str:
 
 
 class ShardedPipeline:
-    """Commands to several servers, one pipeline and one round trip for each; use it once."""
+    """Commands to several shards, one pipeline and one round trip for each client; use it once."""
 
-    def __init__(self, servers: Sequence[Any]) -> None:
-        self._pipelines = [redis.pipeline(transaction=False) for redis in servers]
-        self._server_of_command: list[int] = []
+    def __init__(self, clients: Sequence[Any]) -> None:
+        self._pipelines = [redis.pipeline(transaction=False) for redis in clients]
+        self._pipeline_of_command: list[int] = []
 
     def of(self, shard: int) -> Any:
-        """The pipeline to the shard's server; call exactly one command on it."""
-        index = server_index(shard, len(self._pipelines))
-        self._server_of_command.append(index)
+        """The pipeline of the shard; call exactly one command on it."""
+        index = shard % len(self._pipelines)
+        self._pipeline_of_command.append(index)
         return self._pipelines[index]
 
     async def execute(self, *, raise_on_error: bool = True, partial: bool = False) -> list[Any]:
@@ -110,8 +110,8 @@ class ShardedPipeline:
         replies = await asyncio.gather(
             *(_execute(each, raise_on_error, partial=partial) for each in self._pipelines)
         )
-        by_server = [iter(each) for each in replies]
-        return [next(by_server[index]) for index in self._server_of_command]
+        by_pipeline = [iter(each) for each in replies]
+        return [next(by_pipeline[index]) for index in self._pipeline_of_command]
 
 
 async def _execute(pipeline: Any, raise_on_error: bool, *, partial: bool) -> list[Any]:

@@ -11,12 +11,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from shared.platform.backoff import Backoff
 from shared.store.interface import StoreError, StoreTimeout, StoreUnavailable
 from shared.store.redis import keys
-from shared.store.redis import redis_client as connections
 from shared.store.redis.pipelined_connection import PipelinedConnection
+from shared.store.redis.redis_client import TIMEOUT_S
 from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.subscription")
@@ -37,22 +38,22 @@ class Subscription:
 
     def __init__(
         self,
-        redis_url: str,
+        redis: Any,
         channel: str,
         on_message: Callable[[bytes], None],
         on_connected: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
         on_silent: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_connected` is called after each connect: messages may have been lost before it.
+        """`redis`: a client, of whose kind the connection is. `on_connected` is called after each
+        connect: messages may have been lost before it.
 
         `on_lost` is called when the connection is lost, before there is another one; `on_silent`
         before that if it is given up because nothing arrives on it any more.
         """
         self.connected = asyncio.Event()
         """Set while messages are received."""
-        self._redis = connections.connect(redis_url)
-        self._connection = PipelinedConnection(self._redis, connections.TIMEOUT_S, on_message)
+        self._connection = PipelinedConnection(redis, TIMEOUT_S, on_message)
         self.channel = channel
         self._on_connected = on_connected
         self._on_lost = on_lost
@@ -82,7 +83,6 @@ class Subscription:
                     await asyncio.sleep(backoff.next_delay_s())
         finally:
             await self._connection.close()
-            await self._redis.aclose()
 
     async def _wait_until_lost(self) -> None:
         """Raises StoreError when the connection is lost; a PING finds one that went silent."""
@@ -126,32 +126,34 @@ class Subscription:
 
 
 def gateway_subscription(
-    redis_url: str, gateway_id: str, *callbacks: Callable[..., None]
+    servers: Servers, shard: int, gateway_id: str, *callbacks: Callable[..., None]
 ) -> Subscription:
-    """A gateway's subscription to its channel: the frames of the jobs that it watches."""
-    return Subscription(redis_url, keys.tokens_channel(gateway_id), *callbacks)
+    """A gateway's subscription to its channel, for a shard and those that share its client: the
+    frames of the jobs that the gateway watches."""
+    return Subscription(servers.of(shard), keys.tokens_channel(gateway_id), *callbacks)
 
 
 def worker_subscription(
-    redis_url: str, worker_id: str, *callbacks: Callable[..., None]
+    servers: Servers, shard: int, worker_id: str, *callbacks: Callable[..., None]
 ) -> Subscription:
-    """A worker's subscription to its control channel."""
-    return Subscription(redis_url, keys.control_channel(worker_id), *callbacks)
+    """A worker's subscription to its control channel, for a shard and those that share its
+    client."""
+    return Subscription(servers.of(shard), keys.control_channel(worker_id), *callbacks)
 
 
-async def listening(servers: Servers, workers: Iterable[str], server: int = 0) -> set[str]:
+async def listening(servers: Servers, workers: Iterable[str], shard: int = 0) -> set[str]:
     """Those of the workers that are subscribed to their control channels. Raises StoreError."""
     asked = list(workers)
     if not asked:
         return set()
-    counts = await servers.all[server].pubsub_numsub(*map(keys.control_channel, asked))
+    counts = await servers.of(shard).pubsub_numsub(*map(keys.control_channel, asked))
     return {worker for worker, (_, n) in zip(asked, counts, strict=True) if n}
 
 
 async def send(servers: Servers, workers: Iterable[str], message: bytes) -> None:
     """Publish a message on the workers' control channels. Raises StoreError."""
-    # A worker subscribes to its channel on each server.
-    pipeline = servers.all[0].pipeline(transaction=False)
+    # A worker subscribes to its channel for each shard.
+    pipeline = servers.of(0).pipeline(transaction=False)
     for worker in workers:
         pipeline.publish(keys.control_channel(worker), message)
     await pipeline.execute()

@@ -11,7 +11,7 @@ from shared.store.redis.scripts.acquire import parse_suspect
 from shared.store.redis.scripts.submit import unique_token
 
 LOCK_SHARD = 0
-"""The shard whose server holds the locks of all pools."""
+"""The shard that holds the locks of all pools."""
 
 LOCK_S = 2.0
 """A worker that holds the isolation and does not renew it for so long has lost it."""

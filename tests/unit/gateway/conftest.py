@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.core.relay import Relay
 from shared.platform.metrics import GatewayMetrics
+from shared.store.redis.servers import Servers
 from tests.unit.gateway.reader_support import BUFFER, Log, RecordingWriter
 
 
@@ -25,7 +26,7 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def relay(log: Log, registry: CollectorRegistry) -> Relay:
     queue: Any = log
-    return Relay(queue, ["redis://nowhere"], "gw", GatewayMetrics(registry), BUFFER)
+    return Relay(queue, Servers("redis://nowhere"), "gw", GatewayMetrics(registry), BUFFER)
 
 
 @pytest.fixture

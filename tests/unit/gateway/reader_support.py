@@ -36,9 +36,6 @@ class Log:
         self.broken: Exception | None = None
         self.while_reading: Callable[[], object] = lambda: None
 
-    def server_of(self, shard: int) -> int:
-        return 0
-
     def write(self, *chunks: bytes, end: str = "") -> None:
         for chunk in chunks:
             items = tuple(self.encoder.encode([chunk]))

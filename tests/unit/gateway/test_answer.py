@@ -25,6 +25,7 @@ from shared.job.job_log import Entry
 from shared.job.replies import LogPart
 from shared.job.states import JobState
 from shared.platform.metrics import GatewayMetrics
+from shared.store.redis.servers import Servers
 from tests.settings import Settings
 from tests.waiting import eventually
 
@@ -40,9 +41,6 @@ class Queue:
         self.log: list[Entry] = []
         self.unwatched: list[str] = []
         self.job: Job | None = None
-
-    def server_of(self, shard: int) -> int:
-        return 0
 
     async def read_log(self, job_id: str, after: int, most_bytes: int) -> LogPart:
         return LogPart(1, self.log[after:])
@@ -115,7 +113,7 @@ class Call:
         self.published = 0
         metrics = GatewayMetrics(self.registry)
         queue: Any = self.queue
-        self.relay = Relay(queue, ["redis://nowhere"], "gw", metrics, BUFFER)
+        self.relay = Relay(queue, Servers("redis://nowhere"), "gw", metrics, BUFFER)
         self.unwatcher = Unwatcher(queue, "gw", self.relay.has_readers)
         self.gateway: Any = SimpleNamespace(
             unwatcher=self.unwatcher,

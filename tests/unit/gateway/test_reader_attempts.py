@@ -135,8 +135,8 @@ async def test_a_reader_that_missed_the_next_attempt_compares_the_whole_log(
 
 
 def lose_connection(relay: Relay) -> None:
-    relay._on_lost(0)
-    relay._on_connected(0)
+    relay._on_lost(range(1))
+    relay._on_connected(range(1))
 
 
 def keep(log: Log, mode: ReadMode, count: int) -> None:
@@ -217,9 +217,9 @@ async def test_a_frame_on_the_new_connection_waits_for_the_comparison(
     reader = await begin_reading(relay, log, ReadMode.CHUNKS)
     replace(log, ReadMode.CHUNKS, 0)
     fill(log, ReadMode.CHUNKS, 2)
-    relay._on_lost(0)
+    relay._on_lost(range(1))
     publish(relay, *log.frames(2))
-    relay._on_connected(0)
+    relay._on_connected(range(1))
     with pytest.raises(StreamReset):
         await reader.next(5)
 

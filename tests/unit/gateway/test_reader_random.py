@@ -77,7 +77,7 @@ async def test_every_byte_is_delivered_once_and_in_order(
             published = []  # lost
         if chance.random() < 0.1:
             log.while_reading = lambda: reader.resync() if chance.random() < 0.5 else None
-            relay._resync_server(0)
+            relay._resync(range(1))
         await turns(chance.randint(0, 2))
     log.write(end="completed")
     reader.resync()
@@ -113,7 +113,7 @@ async def test_all_deltas_are_delivered_once_and_in_order(
             published = []  # lost
         if chance.random() < 0.1:
             log.while_reading = lambda: reader.resync() if chance.random() < 0.5 else None
-            relay._resync_server(0)
+            relay._resync(range(1))
         await turns(chance.randint(0, 2))
     log.write(end="completed")
     reader.resync()
@@ -171,12 +171,12 @@ class Attempts:
         left = len(self.log.entries) - lost
         del self.log.entries[left:]
         self.published = min(self.published, left)
-        self.relay._on_lost(0)
+        self.relay._on_lost(range(1))
         self.log.generation += self.chance.choice([0, 1])
         self.continue_log()
         for _ in range(self.chance.choice([0, lost, lost, lost + 2])):
             self.write()
-        self.relay._on_connected(0)
+        self.relay._on_connected(range(1))
         return left
 
 
@@ -224,7 +224,7 @@ async def test_attempts_and_lost_writes_at_random(
             open_reader()
         await turns(chance.randint(0, 3))
     log.write(end="completed")
-    relay._resync_server(0)
+    relay._resync(range(1))
     async with asyncio.timeout(LONG_S):
         await asyncio.gather(*reading)
     log.at_once = 0

@@ -103,11 +103,11 @@ def gateway() -> Any:
 
 
 class OneServer(Servers):
-    """One server that is both the primary and the only server of shards."""
+    """A Redis without connections."""
 
     def __init__(self, redis: Redis) -> None:
         self.primary = redis
-        self.all = (redis,)
+        self.all = self._of_groups = (redis,)
 
 
 async def test_all_in_order(gateway: Any) -> None:

@@ -73,7 +73,7 @@ async def test_the_timer_stops_when_all_readers_are_closed(relay: Relay, log: Lo
 async def test_every_reader_resyncs_after_a_new_subscription(relay: Relay, log: Log) -> None:
     readers = [relay.open(JOB, ReadMode.CHUNKS) for _ in range(2)]
     log.write(b"1")
-    relay._resync_server(0)  # as the subscription does when it is connected
+    relay._resync(range(1))  # as the subscription does when it is connected
     assert [seqs(await reader.next(LONG_S)) for reader in readers] == [[1], [1]]
 
 

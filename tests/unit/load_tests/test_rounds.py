@@ -12,7 +12,7 @@ from load_tests.harness.processes import Processes
 from load_tests.systems.engine import EngineTiming
 from load_tests.systems.registry import SYSTEMS
 
-REQUIRED = ("direct", "flotilla", "flotilla-tcp", "flotilla-2gw", "flotilla-2redis")
+REQUIRED = ("direct", "flotilla", "flotilla-tcp", "flotilla-2gw")
 OPTIONAL = ("nginx", "rust-router")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.maintenance.broker import broker, celery_redis_url
 from shared.platform.sentinel_url import is_sentinel, parse
-from shared.store.redis.redis_client import connect, connect_blocking, server_name
+from shared.store.redis.redis_client import connect, server_name
 from tests.settings import Settings
 
 URL = "redis+sentinel://u:p%40ss@a:26379,b,[::1]:5/jobs/3?sentinel_password=quiet"
@@ -43,9 +43,9 @@ def test_a_wrong_url_is_refused_without_its_password(url: str, words: str) -> No
 async def test_clients_are_named_without_their_password() -> None:
     assert is_sentinel(URL)
     assert not is_sentinel("redis://a")
-    for redis in (connect(URL), connect_blocking(URL)):
-        assert server_name(redis) == "jobs@a:26379,b:26379,::1:5/3"
-        await redis.aclose(close_connection_pool=True)
+    redis = connect(URL)
+    assert server_name(redis) == "jobs@a:26379,b:26379,::1:5/3"
+    await redis.aclose(close_connection_pool=True)
 
 
 def test_celery_gets_the_next_database_of_the_same_master() -> None:

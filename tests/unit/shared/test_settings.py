@@ -269,36 +269,14 @@ def test_keys_are_not_shown_by_the_settings_themselves() -> None:
     assert SECRET not in str(settings.tenants())
 
 
-# --- the servers of shards ---
-
-
-def test_without_servers_of_their_own_shards_lie_on_the_fleets_redis() -> None:
-    assert Settings(redis_url="redis://home", shards=3).server_urls == ("redis://home",)
-
-
-def test_servers_of_shards_come_comma_separated_or_by_lines() -> None:
-    expected = ("redis://a:6379/0", "rediss://b", "unix:///c")
-    for text in (" , ".join(expected), "\n".join(expected) + "\n"):
-        assert load_settings(Settings, shards=3, shard_redis_urls=text).server_urls == expected
-
-
 @pytest.mark.parametrize(
-    ("shards", "urls", "problem"),
-    [
-        (1, "redis://a,redis://b", "2 servers need FLOTILLA_SHARDS=2 or more"),
-        (2, "redis://a:6379/0,redis://u:pw@a/1", "a server is named twice"),
-        (2, "unix:///a?db=0,unix:///a?db=1", "a server is named twice"),
-        (2, "redis://a,b:6379", "must start with redis://"),
-        (2, "redis://a,redis://u:pw@b:port", "the port is not a number"),
-    ],
+    ("url", "problem"),
+    [("b:6379", "must start with redis://"), ("redis://u:pw@b:port", "the port is not a number")],
 )
-def test_servers_that_can_not_be_are_named_without_their_passwords(
-    shards: int, urls: str, problem: str
-) -> None:
-    with pytest.raises(SettingsError) as caught:
-        load_settings(Settings, shards=shards, shard_redis_urls=urls)
-    assert str(caught.value).startswith("--shard-redis-urls: ")
-    assert problem in str(caught.value)
+def test_a_wrong_url_of_redis_is_named_without_its_password(url: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem) as caught:
+        load_settings(Settings, redis_url=url)
+    assert str(caught.value).startswith("--redis-url")
     assert "pw" not in str(caught.value)
 
 
@@ -311,7 +289,7 @@ def test_servers_that_can_not_be_are_named_without_their_passwords(
         {},
         {"redis_url": "redis://h:1/2", "shards": 4, "lease_s": 0.5},
         {"api_keys": "alice:k1,k2", "host": "::1"},
-        {"shards": 4, "shard_redis_urls": "redis://:pw@a:1/2,unix:///b%20c?db=0"},
+        {"shards": 4, "redis_url": "unix:///b%20c?db=0"},
         {"api_keys_file": Path("/a b/keys"), "engine": "simulated", "sim_step_ms": 1.5},
         {"engine_args": "--a 'b c' --d=\"e\"", "served_model_name": "ü, x"},
     ],

@@ -4,7 +4,7 @@ The order is the same for all of them:
 
 1. the body: its size, then its syntax (`gateway/http/body.py`, `form.py`);
 2. its limits and shapes, and what the API of the endpoint reads in it (`_check`);
-3. the headers of the tenant's call (`_tenants_headers`);
+3. the tenant, and the headers of its call (`admission.admit_tenant`);
 4. the model, its pool's intake, the fields that need permission, the length of the prompt
    (`admission.admit`);
 5. the job's options: a header goes before a field of POST /jobs, that before `flotilla` in the
@@ -20,13 +20,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Receive, Scope
 
-from gateway.core.admission import CheckedRequest, admit, check_intake, check_request
+from gateway.core import admission
+from gateway.core.admission import CheckedRequest
 from gateway.core.context import Gateway
 from gateway.core.endpoint_step import EndpointStep
 from gateway.core.incoming import Incoming
 from gateway.gateway_settings import GatewaySettings
 from gateway.http.body import Limits, check_size, in_thread, parse_json, read_body
-from gateway.http.call_headers import CallHeaders, call_headers
+from gateway.http.call_headers import CallHeaders
 from gateway.http.form import parse_form, without_boundary
 from gateway.http.prefer import Prefer
 from gateway.http.refused_routes import refuse_hosting_headers
@@ -104,8 +105,8 @@ async def new_call(
     """
     scope = incoming.scope
     endpoint, request, body, options, raw = await _read(gateway, incoming, source)
-    sent = _tenants_headers(incoming)
-    model = await admit(gateway.fleet, request, sent.model_version)
+    sent = admission.admit_tenant(incoming)
+    model = await admission.admit(gateway.fleet, request, sent.model_version)
     prefer = _applicable(sent.prefer, request) if attached else None
     on_disconnect = (
         sent.on_disconnect
@@ -159,8 +160,8 @@ async def repeat(
         )
     sent, key, request_id = CallHeaders(), None, None
     if incoming is not None:
-        sent, request_id = _tenants_headers(incoming), incoming.request_id
-        check_intake(job.pool, gateway.fleet.switches.intake_stopped)
+        sent, request_id = admission.admit_tenant(incoming), incoming.request_id
+        admission.check_intake(job.pool, gateway.fleet.switches.intake_stopped)
         if name := sent.idempotency_key:
             key = IdempotencyKey.of(incoming.tenant, incoming.scope["path"], name, b"")
     body, _ = await gateway.queue.stored_request(job.id)
@@ -214,20 +215,11 @@ async def _read(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap)
 def _check(gateway: Gateway, call: Wrapped, raw: bytes) -> _Read:
     """The checks of a body that was parsed. The fields are not kept: they may be large."""
     endpoint, fields = call.endpoint, call.fields
-    request = check_request(endpoint, fields, gateway.settings)
+    request = admission.check_request(endpoint, fields, gateway.settings)
     step = gateway.steps.get(endpoint.path)
     if step is not None:
         request = request._replace(prepared=step.prepare(fields))
     return _Read(endpoint, request, call.body, call.options, raw)
-
-
-def _tenants_headers(incoming: Incoming) -> CallHeaders:
-    """The headers of a tenant's request for a job. Raises BadRequest.
-
-    Every such request passes here once, after its body was checked and before its model is looked
-    up: a limit of a tenant's rate belongs here.
-    """
-    return call_headers(incoming.scope["headers"])
 
 
 def _with_options(job: NewJob, sent: CallHeaders, options: JobOptions) -> NewJob:

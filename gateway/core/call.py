@@ -20,8 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Receive, Scope
 
-from gateway.core import admission
-from gateway.core.admission import CheckedRequest
+from gateway.core.admission import (
+    CheckedRequest,
+    admit,
+    admit_tenant,
+    check_intake,
+    check_request,
+)
 from gateway.core.context import Gateway
 from gateway.core.endpoint_step import EndpointStep
 from gateway.core.incoming import Incoming
@@ -105,8 +110,8 @@ async def new_call(
     """
     scope = incoming.scope
     endpoint, request, body, options, raw = await _read(gateway, incoming, source)
-    sent = admission.admit_tenant(incoming)
-    model = await admission.admit(gateway.fleet, request, sent.model_version)
+    sent = admit_tenant(incoming)
+    model = await admit(gateway.fleet, request, sent.model_version)
     prefer = _applicable(sent.prefer, request) if attached else None
     on_disconnect = (
         sent.on_disconnect
@@ -160,8 +165,8 @@ async def repeat(
         )
     sent, key, request_id = CallHeaders(), None, None
     if incoming is not None:
-        sent, request_id = admission.admit_tenant(incoming), incoming.request_id
-        admission.check_intake(job.pool, gateway.fleet.switches.intake_stopped)
+        sent, request_id = admit_tenant(incoming), incoming.request_id
+        check_intake(job.pool, gateway.fleet.switches.intake_stopped)
         if name := sent.idempotency_key:
             key = IdempotencyKey.of(incoming.tenant, incoming.scope["path"], name, b"")
     body, _ = await gateway.queue.stored_request(job.id)
@@ -215,7 +220,7 @@ async def _read(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap)
 def _check(gateway: Gateway, call: Wrapped, raw: bytes) -> _Read:
     """The checks of a body that was parsed. The fields are not kept: they may be large."""
     endpoint, fields = call.endpoint, call.fields
-    request = admission.check_request(endpoint, fields, gateway.settings)
+    request = check_request(endpoint, fields, gateway.settings)
     step = gateway.steps.get(endpoint.path)
     if step is not None:
         request = request._replace(prepared=step.prepare(fields))

@@ -143,9 +143,7 @@ def test_answers_of_every_class_are_those_of_a_worker_that_was_never_killed(stac
         assert [attempt["outcome"] for attempt in shown["attempts"]][-1] == "completed"
     lost = [len(shown["attempts"]) for shown in [*jobs, job(gateway, mark.job_id)]]
     assert lost[-1] == 3
-    assert sum(n > 1 for n in lost) >= 6, (
-        "most on a fast machine; a slow one ends some before the kill"
-    )
+    assert sum(n > 1 for n in lost) >= 6  # most, unless the machine is slow
     assert survivor.metric("flotilla_jobs_continued_total", how="prefill") >= 1
     assert survivor.metric("flotilla_tokens_taken_over_total") >= 26
     assert survivor.metric("flotilla_tokens_decoded_again_total") == 0

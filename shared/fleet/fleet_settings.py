@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from shared.platform.sentinel_url import is_sentinel
-from shared.platform.sentinel_url import parse as parse_sentinel
+from shared.platform import cluster_url, sentinel_url
 from shared.platform.settings import ProcessSettings
 
 
@@ -56,10 +55,14 @@ class FleetSettings(ProcessSettings):
     @classmethod
     def _check_url(cls, url: str) -> str:
         parts = urlsplit(url)
-        if is_sentinel(url):
-            parse_sentinel(url)
+        if sentinel_url.is_sentinel(url):
+            sentinel_url.parse(url)
+        elif cluster_url.is_cluster(url):
+            cluster_url.parse(url)
         elif parts.scheme not in {"redis", "rediss", "unix"}:
-            raise ValueError("must start with redis://, rediss://, unix:// or redis+sentinel://")
+            raise ValueError(
+                "must start with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
+            )
         try:
             _ = parts.port if parts.scheme in {"redis", "rediss"} else None
         except ValueError:

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS
+import pytest
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from shared.store.redis.cluster import FLEET_TAG, shard_tags
 from tests.redis_server import RedisServer, free_port
 from tests.waiting import wait_for
 
+ON_CLUSTER = os.environ.get("TEST_REDIS") == "cluster"
+"""The Redis of the tests is a node of a cluster."""
+one_redis_only = pytest.mark.skipif(ON_CLUSTER, reason="not of a cluster")
 NODE_TIMEOUT_MS = 1000
 """A node that does not answer for so long is taken for down."""
+
+
+_TAGS = [FLEET_TAG, *(tag for shards in (1, 2, 3, 4) for tag in shard_tags(shards))]
+FLEET_SLOTS = frozenset(key_slot(tag.encode()) for tag in _TAGS)
+"""The slots of the fleets of tests, which have at most four shards."""
+
+
+def fleet_on_one_node(folder: Path) -> RedisCluster:
+    """Two masters: the first has the slots of a fleet, the second no key that it may touch. So the
+    first can be used as one Redis, and refuses scripts that touch what lies elsewhere."""
+    return RedisCluster(folder, 2, node_timeout_ms=60_000, only=FLEET_SLOTS)
 
 
 class RedisCluster:
@@ -27,9 +44,12 @@ class RedisCluster:
         *,
         replicas: bool = False,
         node_timeout_ms: int = NODE_TIMEOUT_MS,
+        only: frozenset[int] = frozenset(),
         options: dict[str, str] | None = None,
     ) -> None:
-        """`options`: more of each node's configuration, by name."""
+        """`only`: the slots of the first of two masters, the second has all others. `options`: more
+        of each node's configuration, by name."""
+        self._only = only
         self.masters = [
             _node(folder / f"node-{n}", node_timeout_ms, options) for n in range(masters)
         ]
@@ -53,10 +73,7 @@ class RedisCluster:
         for node in self.nodes:
             node.start()
         for number, node in enumerate(self.masters):
-            first, last = (
-                REDIS_CLUSTER_HASH_SLOTS * n // len(self.masters) for n in (number, number + 1)
-            )
-            call(node, "CLUSTER ADDSLOTSRANGE", first, last - 1)
+            call(node, "CLUSTER ADDSLOTS", *self._share(number))
             call(node, "CLUSTER SET-CONFIG-EPOCH", number + 1)
         for node in self.nodes[1:]:
             call(node, "CLUSTER MEET", "127.0.0.1", self.nodes[0].port, _bus_port(self.nodes[0]))
@@ -64,6 +81,16 @@ class RedisCluster:
         for master, replica in zip(self.masters, self.replicas, strict=False):
             call(replica, "CLUSTER REPLICATE", node_id(master))
         wait_for(self._usable, "the cluster can be used")
+
+    def _share(self, number: int) -> Iterable[int]:
+        """The slots of a master."""
+        if self._only:
+            everything = set(range(REDIS_CLUSTER_HASH_SLOTS))
+            return self._only if number == 0 else everything - self._only
+        first, end = (
+            REDIS_CLUSTER_HASH_SLOTS * n // len(self.masters) for n in (number, number + 1)
+        )
+        return range(first, end)
 
     def _know_each_other(self) -> bool:
         return all(

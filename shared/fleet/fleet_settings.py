@@ -14,9 +14,16 @@ from shared.platform.settings import ProcessSettings
 class FleetSettings(ProcessSettings):
     """Settings that every process of a fleet reads."""
 
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="the fleet's Redis")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="the fleet's Redis; also redis+sentinel:// or redis+cluster://",
+    )
     shards: int = Field(
-        1, ge=1, le=4096, description="number of parts that the jobs are divided into"
+        1,
+        ge=1,
+        le=4096,
+        description="number of parts that the jobs are divided into; on a cluster as many as its "
+        "masters, or twice as many, fixed by the first process",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="the least severe log lines that are written"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from tests.cluster import (
     move_slot,
     wait_for_master,
 )
+from tests.redis_server import free_port
 from tests.waiting import eventually
 
 TAG = "some"
@@ -60,7 +63,6 @@ async def opened(url: str) -> AsyncIterator[tuple[SlotMap, Any]]:
         yield slots, redis
     finally:
         await redis.aclose(close_connection_pool=True)
-        await slots.close()
 
 
 @contextlib.asynccontextmanager
@@ -98,7 +100,6 @@ async def test_each_client_finds_the_master_of_its_slot(pair: RedisCluster) -> N
     assert len(nodes) == 2, "the tags show nothing if one node has both"
     for redis in clients:
         await redis.aclose(close_connection_pool=True)
-    await slots.close()
 
 
 async def test_all_connections_of_a_slot_move_with_it(pair: RedisCluster) -> None:
@@ -211,3 +212,38 @@ async def test_a_wrong_password_is_told_without_it(
                 await redis.get(KEY)
         assert "password" in str(caught.value)
         assert "secret" not in str(caught.value)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """Of 127.0.0.1, with its key beside it."""
+    certificate, key = tmp_path / "node.crt", tmp_path / "node.key"
+    subprocess.run(
+        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=node -keyout {key} "
+        f"-out {certificate} -addext subjectAltName=IP:127.0.0.1".split(),
+        check=True,
+        capture_output=True,
+    )
+    return certificate
+
+
+async def test_with_tls_each_connection_is_checked(tmp_path: Path, certificate: Path) -> None:
+    port = free_port()
+    options = {
+        "tls-port": str(port),
+        "tls-cert-file": str(certificate),
+        "tls-key-file": str(certificate.with_suffix(".key")),
+        "tls-ca-cert-file": str(certificate),
+        "tls-auth-clients": "no",
+        "tls-cluster": "yes",  # nodes tell TLS clients the ports of TLS
+    }
+    with contextlib.closing(RedisCluster(tmp_path / "cluster", 1, options=options)) as cluster:
+        cluster.start()
+        url = f"rediss+cluster://127.0.0.1:{port}"
+        async with opened(f"{url}?ssl_ca_certs={certificate}") as (slots, redis):
+            await redis.set(KEY, "value")
+            assert await redis.get(KEY) == b"value"
+            assert slots.known_address(SLOT) == ("127.0.0.1", port)
+        async with opened(url) as (_, redis):
+            with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+                await redis.get(KEY)

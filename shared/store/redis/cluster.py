@@ -13,11 +13,12 @@ import contextlib
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Any, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import Connection, SSLConnection
-from redis.crc import key_slot
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
@@ -26,12 +27,14 @@ from shared.platform.node_list import Address
 from shared.store.interface import StoreTimeout
 from shared.store.redis.store_errors import SlotUnavailable, store_error
 
+FLEET_TAG = "fleet"
+"""The hash tag of what belongs to no shard."""
 SLOT_WAIT_S = 5.0
 """How long a call waits for its slot to be served."""
 _INTERVAL_S = 1.0
 _FRESH_S = 0.1
 """A map that is younger is not read again."""
-_ANSWER_S = 0.5
+_ANSWER_S = 1.0
 """A node that does not answer for so long is passed over."""
 _RETRY_S = 0.05
 
@@ -49,6 +52,22 @@ async def once_served(call: Callable[[], Awaitable[Reply]]) -> Reply:
             if time.monotonic() >= give_up_at:
                 raise StoreTimeout(f"no node has served the slot: {error}") from error
         await asyncio.sleep(_RETRY_S)
+
+
+@cache
+def shard_tags(shards: int) -> list[str]:
+    """The hash tag of each shard: the lowest number whose slot is in the middle half of the shard's
+    share of all slots, so that nodes with equal shares of the slots have equal shares of the
+    shards. Never to be changed: jobs lie under these names."""
+    tags: dict[int, str] = {}
+    number = 0
+    while len(tags) < shards:
+        slot = key_slot(str(number).encode())
+        shard, place = divmod(slot * shards, REDIS_CLUSTER_HASH_SLOTS)
+        if REDIS_CLUSTER_HASH_SLOTS <= 4 * place < 3 * REDIS_CLUSTER_HASH_SLOTS:
+            tags.setdefault(shard, str(number))
+        number += 1
+    return [tags[shard] for shard in range(shards)]
 
 
 class SlotMap:
@@ -83,7 +102,11 @@ class SlotMap:
         """The master that has the slot. Raises redis-py's errors."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="slot map")
-        await self._read()
+        try:
+            await self._read()
+        except (RedisError, OSError):
+            if not self._ranges:
+                raise
         found = self.known_address(slot)
         if found is None:
             raise RedisConnectionError(f"no node of the cluster {self.name} has slot {slot}")
@@ -100,13 +123,14 @@ class SlotMap:
         """A node does not serve a slot that it had."""
         self._wanted.set()
 
-    async def close(self) -> None:
-        """End its connection. The next question would make another."""
-        if self._task is not None:
+    async def remove(self, pool: SlotPool) -> None:
+        """The pool is closed. With the last one ends the map's own connection."""
+        self._pools.discard(pool)
+        if not self._pools and self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        await self._drop_client()
+            await self._drop_client()
 
     async def _run(self) -> None:
         while True:
@@ -230,6 +254,11 @@ class SlotPool(BlockingConnectionPool):
         made = self._kind(slot_pool=self, **self.connection_kwargs)
         self._made.add(made)
         return made
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await super().aclose()
+        await self.slots.remove(self)
 
     async def address(self) -> Address:
         """The master that has the slot. Raises redis-py's errors."""

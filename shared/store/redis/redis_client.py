@@ -12,9 +12,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from shared.platform.cluster_url import is_cluster
 from shared.platform.sentinel_url import is_sentinel
 from shared.store.redis import sentinel
-from shared.store.redis.cluster import SlotMap, SlotPool
+from shared.store.redis.cluster import FLEET_TAG, SlotMap, SlotPool
 from shared.store.redis.store_errors import store_error, store_errors
 
 TIMEOUT_S = 5.0
@@ -34,10 +35,13 @@ __all__ = [
 
 
 def connect(url: str, *, max_connections: int = 64) -> Any:
-    """A client for short calls. It never retries: only the caller knows what may be repeated.
+    """A client for short calls; of a cluster, of the node that has what belongs to no shard. It
+    never retries: only the caller knows what may be repeated.
 
     redis-py types every reply as bytes or str; ours are bytes.
     """
+    if is_cluster(url):
+        return connect_slot(slot_map(url), FLEET_TAG, max_connections=max_connections)
     options = _options(max_connections)
     if not url.startswith("unix:"):
         options["socket_keepalive"] = True

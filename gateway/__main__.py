@@ -25,6 +25,7 @@ from gateway.http.uvicorn_protocol import refuse_unknown_protocol
 from gateway.listen_settings import LOOPBACK
 from shared.job.errors import GatewayStopped
 from shared.platform import fast_paths, logs, tracing
+from shared.platform.cluster_url import is_cluster
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
 from shared.store.redis.start_checks import refuse_unfit
@@ -49,7 +50,8 @@ def main() -> None:
     except SettingsError as error:
         print(f"flotilla gateway: {error}", file=sys.stderr)
         sys.exit(2)
-    most = most_connections(raise_descriptor_limit(), 1)
+    n_clients = 1 + settings.shards * is_cluster(settings.redis_url)
+    most = most_connections(raise_descriptor_limit(), n_clients)
     connection: Any = partial(Connection, Connections(settings, app.metrics, most))
     config = uvicorn.Config(
         app,

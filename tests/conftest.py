@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -15,6 +16,9 @@ import pytest
 import pytest_asyncio
 from xdist.scheduler import LoadScopeScheduling
 
+from shared.store.redis import keys
+from shared.store.redis.cluster import shard_tags
+from tests.cluster import ON_CLUSTER, fleet_on_one_node
 from tests.redis_server import RedisServer
 from tests.settings import Settings
 from worker.engines.interface import Engine
@@ -71,10 +75,28 @@ def enabled_loggers() -> None:
             logger.disabled = False
 
 
+# Test files have constants of keys.
+keys.use_tags(shard_tags(1) if ON_CLUSTER else [])
+
+
+@pytest.fixture(autouse=True)
+def tags_of_shards() -> None:
+    """A test finds the hash tags of one shard, whichever fleet the test before has had."""
+    keys.use_tags(shard_tags(1) if ON_CLUSTER else [])
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One Redis for all tests of this process."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    """One Redis for all tests of this process. With TEST_REDIS=cluster it is a node of a cluster,
+    which has all slots of a fleet."""
+    folder = tmp_path_factory.mktemp("redis")
+    if ON_CLUSTER:
+        with contextlib.closing(fleet_on_one_node(folder)) as cluster:
+            cluster.start()
+            cluster.masters[0].url = cluster.url
+            yield cluster.masters[0]
+        return
+    server = RedisServer(folder)
     server.start()
     yield server
     server.stop()

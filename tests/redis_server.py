@@ -107,3 +107,10 @@ class RedisServer:
                 self._process.terminate()
             self._process.wait(DEADLINE_S)
             self._process = None
+
+    def kill(self) -> None:
+        """End it by SIGKILL, even if it is stopped; nothing is synced before."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(DEADLINE_S)
+            self._process = None

@@ -1,4 +1,5 @@
-"""The Redis database of Celery's messages: its URL for redis-py and for Celery.
+"""Where Celery's messages are: the URL of a Redis database for redis-py and for Celery, or, where
+the fleet is on a cluster and no other Redis is named, the memory of Celery's own process.
 
 Celery has a database of its own, so that emptying it deletes no job. The prefix of its
 keys names the fleet, so several fleets may share a database.
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
-from shared.platform import sentinel_url
+from shared.platform import cluster_url, sentinel_url
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreError, StoreRefused
 from shared.store.redis import keys
@@ -32,9 +33,14 @@ class Broker(NamedTuple):
 
 
 def celery_redis_url(settings: MaintenanceSettings) -> str:
-    """The setting for it, else the database after the fleet's own. Raises SettingsError."""
+    """The setting for it, else the database after the fleet's own. Raises SettingsError.
+
+    Empty if that is a cluster, which Celery can't use: messages stay in memory.
+    """
     if settings.maintenance_redis_url:
         return settings.maintenance_redis_url
+    if cluster_url.is_cluster(settings.redis_url):
+        return ""
     parts = urlsplit(settings.redis_url)
     if sentinel_url.is_sentinel(settings.redis_url):
         fleet = sentinel_url.parse(settings.redis_url)
@@ -54,6 +60,8 @@ def broker(settings: MaintenanceSettings) -> Broker:
     Of a URL's options, only `db` and those of TLS are used; timeouts are set in celery_app.py.
     """
     url = celery_redis_url(settings)
+    if not url:
+        return Broker("memory://", None, "", {})
     if sentinel_url.is_sentinel(url):
         return _sentinel_broker(settings, url)
     options = _parse("FLOTILLA_MAINTENANCE_REDIS_URL", url)
@@ -92,7 +100,9 @@ def _sentinel_broker(settings: MaintenanceSettings, url: str) -> Broker:
 
 async def answers(settings: MaintenanceSettings) -> bool:
     """Whether this Redis can be reached now."""
-    redis = connect(celery_redis_url(settings), max_connections=1)
+    if not (url := celery_redis_url(settings)):
+        return True
+    redis = connect(url, max_connections=1)
     try:
         await redis.ping()
     except StoreError:
@@ -105,7 +115,9 @@ async def answers(settings: MaintenanceSettings) -> bool:
 async def problem(settings: MaintenanceSettings) -> str:
     """Why Celery can never use this Redis; empty if it can, or if Redis can't be reached now."""
     broker(settings)  # raises for an address that makes no sense
-    redis = connect(celery_redis_url(settings), max_connections=1)
+    if not (url := celery_redis_url(settings)):
+        return ""
+    redis = connect(url, max_connections=1)
     try:
         await redis.ping()
     except StoreRefused as error:
@@ -136,8 +148,13 @@ def _parse(name: str, url: str) -> dict[str, Any]:
 def _fleet(settings: MaintenanceSettings) -> str:
     """An id of the fleet: equal for all processes with the same host, port, path and database."""
     if sentinel_url.is_sentinel(settings.redis_url):
-        name = sentinel_url.parse(settings.redis_url).name
-        return sha256(name.encode()).hexdigest()[:8]
+        return _digest(sentinel_url.parse(settings.redis_url).name)
+    if cluster_url.is_cluster(settings.redis_url):
+        return _digest(cluster_url.parse(settings.redis_url).name)
     options = _parse("FLOTILLA_REDIS_URL", settings.redis_url)
     names = ("host", "port", "path", "db")
-    return sha256(repr([options.get(name) for name in names]).encode()).hexdigest()[:8]
+    return _digest(repr([options.get(name) for name in names]))
+
+
+def _digest(name: str) -> str:
+    return sha256(name.encode()).hexdigest()[:8]

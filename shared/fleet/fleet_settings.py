@@ -7,17 +7,23 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from shared.platform.sentinel_url import is_sentinel
-from shared.platform.sentinel_url import parse as parse_sentinel
+from shared.platform import cluster_url, sentinel_url
 from shared.platform.settings import ProcessSettings
 
 
 class FleetSettings(ProcessSettings):
     """Settings that every process of a fleet reads."""
 
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="the fleet's Redis")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="the fleet's Redis; also redis+sentinel:// or redis+cluster://",
+    )
     shards: int = Field(
-        1, ge=1, le=4096, description="number of parts that the jobs are divided into"
+        1,
+        ge=1,
+        le=4096,
+        description="number of parts that the jobs are divided into; on a cluster as many as its "
+        "masters, or twice as many, fixed by the first process",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="the least severe log lines that are written"
@@ -56,10 +62,14 @@ class FleetSettings(ProcessSettings):
     @classmethod
     def _check_url(cls, url: str) -> str:
         parts = urlsplit(url)
-        if is_sentinel(url):
-            parse_sentinel(url)
+        if sentinel_url.is_sentinel(url):
+            sentinel_url.parse(url)
+        elif cluster_url.is_cluster(url):
+            cluster_url.parse(url)
         elif parts.scheme not in {"redis", "rediss", "unix"}:
-            raise ValueError("must start with redis://, rediss://, unix:// or redis+sentinel://")
+            raise ValueError(
+                "must start with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
+            )
         try:
             _ = parts.port if parts.scheme in {"redis", "rediss"} else None
         except ValueError:

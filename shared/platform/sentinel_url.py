@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from shared.platform.node_list import Address, join_nodes, parse_nodes
+
 SCHEMES = {"redis+sentinel": False, "rediss+sentinel": True}
 """Scheme -> whether the connections use TLS."""
 _PORT = 26379
@@ -21,7 +23,7 @@ TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_che
 class SentinelUrl(NamedTuple):
     """The parts of such a URL."""
 
-    sentinels: tuple[tuple[str, int], ...]
+    sentinels: tuple[Address, ...]
     service: str
     """The name of the master that the Sentinels watch."""
     db: int
@@ -33,8 +35,7 @@ class SentinelUrl(NamedTuple):
     @property
     def name(self) -> str:
         """For log lines: no password."""
-        hosts = ",".join(f"{host}:{port}" for host, port in self.sentinels)
-        return f"{self.service}@{hosts}/{self.db}"
+        return f"{self.service}@{join_nodes(self.sentinels)}/{self.db}"
 
 
 def is_sentinel(url: str) -> bool:
@@ -57,7 +58,7 @@ def parse(url: str) -> SentinelUrl:
     if unknown:
         raise ValueError(f"a Sentinel URL has no option {unknown[0]!r}")
     return SentinelUrl(
-        tuple(_address(host) for host in hosts.split(",")),
+        parse_nodes(hosts, _PORT, "Sentinel"),
         service,
         int(db or 0),
         unquote(username) or None,
@@ -65,12 +66,3 @@ def parse(url: str) -> SentinelUrl:
         SCHEMES[parts.scheme],
         options,
     )
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        host, port = text, str(_PORT)
-    if not host or not port.isdecimal():
-        raise ValueError("the address of a Sentinel is not HOST:PORT")
-    return host.strip("[]"), int(port)

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Sequence
 
 from shared.job.errors import StreamReset
-from shared.job.job import Job
+from shared.job.job import Job, shard_in
 from shared.job.job_log import Entry, tokens_in
 from shared.job.states import JobState
 from shared.store.interface import Store
@@ -22,16 +22,16 @@ class LogTooLong(Exception):
 async def log_parts(
     queue: Store, job: Job, *, most_bytes: float = math.inf, most_at_once: float = math.inf
 ) -> AsyncIterator[Sequence[Entry]]:
-    """The entries of the log, a few at a time; only one log of a process is read at a time.
+    """The entries of the log, a few at a time; a process reads one log of a server at a time.
 
     `most_bytes`: of the log. `most_at_once`: of a part; entries that were written together are not
     divided. Raises LogTooLong, StreamReset if Redis has lost a part of the log, and StoreError.
     """
-    after = size = found = 0
+    shard, after, size, found = shard_in(job.id), 0, 0, 0
     generated: int | None = None
     ended, more = False, True
     while more:
-        async with queue.reading_log:
+        async with queue.reading_log(shard):
             part = await queue.read_log(job.id, after, _PART_BYTES, most_at_once)
             size += part.size
             if part.size > most_at_once or size > most_bytes:

@@ -40,7 +40,7 @@ class Stream(threading.Thread):
     def __init__(self, gateway: Process, text: str) -> None:
         super().__init__(daemon=True)
         self.gateway, self.prompt = gateway, text
-        self.status = 0
+        self.status, self.job_id = 0, ""
         self.events: list[str] = []
         self.start()
 
@@ -48,6 +48,7 @@ class Stream(threading.Thread):
         request = body(self.prompt, stream=True)
         with httpx.stream("POST", self.gateway.url + CHAT, json=request, timeout=60) as answer:
             self.status = answer.status_code
+            self.job_id = answer.headers.get("x-flotilla-job-id", "")
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     self.events.append(line[6:])

@@ -24,6 +24,7 @@ from shared.job.states import TRANSITIONS, JobEvent
 from shared.job.step_log import FinalEntry, JobOutput, JobStream, LogFlush
 from shared.store.interface import Store
 from shared.store.redis import keys, suspects
+from shared.store.redis.channels import channel_commands
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scan import scan_shards
 from shared.store.redis.scripts.acquire import parse_jobs
@@ -368,24 +369,27 @@ def has_group(store: sync_redis.Redis, stream: str) -> bool:
 class ChannelSubscriber:
     """A subscriber of a channel; each call returns all that was published since the last one."""
 
-    def __init__(self, store: sync_redis.Redis, channel: str) -> None:
+    def __init__(self, store: sync_redis.Redis, channel: str, shard: int = 0) -> None:
+        """`channel`: by the name that it has on one Redis."""
         self._store = store
-        self._channel = channel
-        self._pubsub = store.pubsub(ignore_subscribe_messages=True)
-        self._pubsub.subscribe(channel)
-        self._pubsub.get_message(timeout=5)
+        self._channel = keys.channel_at(shard, channel)
+        self._pubsub = store.pubsub()
+        self._pubsub.execute_command(channel_commands().subscribe, self._channel)
+        self._next()
+
+    def _next(self) -> bytes:
+        """What comes next: a message, or the number of subscriptions."""
+        while (message := self._pubsub.parse_response(block=False, timeout=5)) is None:
+            continue
+        return message[2]
 
     def messages(self) -> list[bytes]:
         """The messages since the last call."""
-        self._store.publish(self._channel, "that is all")
+        self._store.execute_command(channel_commands().publish, self._channel, "that is all")
         received = []
-        while True:
-            message = self._pubsub.get_message(timeout=5)
-            if message is None:
-                continue
-            if message["data"] == b"that is all":
-                return received
-            received.append(message["data"])
+        while (message := self._next()) != b"that is all":
+            received.append(message)
+        return received
 
     def frames(self) -> list[Frame]:
         """The frames since the last call, without their generations."""

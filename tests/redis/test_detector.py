@@ -42,7 +42,7 @@ OTHER = "w-2"
 FAST_S = 5.0
 """Far longer than a detection takes, far shorter than a lease."""
 SILENCE_S = 1.0
-PUBSUB_STATS = ("cmdstat_pubsub", "cmdstat_pubsub|channels")
+PUBSUB_STATS = ("cmdstat_pubsub", "cmdstat_pubsub|channels", "cmdstat_pubsub|shardchannels")
 """As Redis 6 and Redis 7 call it."""
 
 
@@ -226,15 +226,19 @@ async def test_the_end_of_a_connection_is_noticed_long_before_the_lease_ends(
 
 
 async def test_workers_lose_their_jobs_of_every_shard(redis_url: str, store: Redis) -> None:
-    subscriber = subscribe(store)
     async with open_queue(redis_url, shards=4) as queue:
+        subscribers = [
+            ChannelSubscriber(store, keys.control_channel(WORKER), shards[0])
+            for shards in queue.servers.groups
+        ]
         jobs = []
         for shard in range(4):
             await submit(queue, id=f"job_{shard:03x}{shard:024x}")
             jobs += await claim(queue, shard=shard)
         async with detecting(queue) as detectors:
             await detectors.looked()
-            subscriber.close()
+            for subscriber in subscribers:
+                subscriber.close()
             await all_are_queued(queue, *jobs)
 
 

@@ -14,6 +14,7 @@ from shared.job.replies import Fenced
 from shared.job.states import JobEvent, JobState
 from shared.job.step_log import STEPS, JobOutput, LogFlush
 from shared.store.redis import keys
+from shared.store.redis.channels import channel_commands
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
@@ -48,7 +49,7 @@ def calls(store: Redis, *commands: str) -> int:
 
 
 def published(store: Redis) -> int:
-    return calls(store, "publish")
+    return calls(store, channel_commands().publish.lower())
 
 
 def script_calls(store: Redis) -> int:

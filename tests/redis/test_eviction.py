@@ -11,6 +11,7 @@ from redis import Redis
 from shared.platform.settings import SettingsError
 from shared.store.redis.eviction import EvictionMonitor, refuse_evicting
 from shared.store.redis.servers import Servers
+from tests.cluster import one_redis_only
 from tests.redis_server import free_port
 
 
@@ -39,6 +40,7 @@ async def test_a_redis_that_can_not_be_asked_is_not_refused() -> None:
         await refuse_evicting(away.primary)
 
 
+@one_redis_only
 async def test_a_change_is_found_and_logged_once(
     limited: Redis, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,6 +62,7 @@ async def test_a_change_is_found_and_logged_once(
         await servers.close()
 
 
+@one_redis_only
 async def test_evicted_keys_are_found(
     limited: Redis, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -658,7 +658,7 @@ class Fleet:
     def dump(self) -> dict[bytes, bytes]:
         """All that Redis holds."""
         names = sorted(self.store.keys())
-        pipe = self.store.pipeline()
+        pipe = self.store.pipeline(transaction=False)
         for name in names:
             pipe.dump(name)
         return dict(zip(names, pipe.execute(), strict=True))
@@ -669,7 +669,7 @@ class Fleet:
         """Everything that must hold after every step."""
         entries, pending = self.entries()
         for job in self.jobs:
-            pipe = self.store.pipeline()
+            pipe = self.store.pipeline(transaction=False)
             pipe.hgetall(keys.job(0, job.id))
             pipe.pttl(keys.job(0, job.id))
             pipe.pttl(keys.log(0, job.id))

@@ -10,7 +10,7 @@ from shared.platform.metrics import LostGatewayMetrics
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_gateways import LostGateways
-from tests.redis.conftest import GATEWAY, submit
+from tests.redis.conftest import GATEWAY, gateway_messages, submit
 
 UNATTENDED = keys.base(0) + keys.UNATTENDED
 
@@ -59,9 +59,7 @@ async def test_a_gateway_that_is_subscribed_stays(
     await submit(queue, keep_s=60.0)
     store.sadd(keys.GATEWAYS, GATEWAY)
     await gateways.round()
-    with store.pubsub() as subscriber:
-        subscriber.subscribe(keys.tokens_channel(GATEWAY))
-        subscriber.get_message(timeout=5)
+    with gateway_messages(store):
         for _ in range(3):
             await gateways.round()
         await gateways.abandon([0], GATEWAY)

@@ -20,6 +20,7 @@ from shared.job.lanes import DEFAULT
 from shared.store.redis import keys, scan
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
+from tests.cluster import one_redis_only
 from tests.redis.conftest import POOL, claim, submit
 from tests.redis_server import RedisServer
 from tests.settings import Settings
@@ -292,6 +293,7 @@ async def test_without_a_folder_for_temporary_files_only_the_health_check_fails(
 # --- a Redis that Celery can't use ---
 
 
+@one_redis_only
 async def test_a_redis_without_a_database_for_celery(
     redis_url: str, own_redis: RedisServer
 ) -> None:

@@ -20,6 +20,7 @@ from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.stored_body import Body
+from tests.cluster import one_redis_only
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -157,6 +158,7 @@ async def test_a_result_whose_reply_was_lost_is_repeated_and_stored_once(
     assert worker.lost == {}
 
 
+@one_redis_only
 async def test_output_is_kept_while_redis_refuses_writes(
     queue: JobQueue, store: Redis, worker: Worker, gateway: ChannelSubscriber
 ) -> None:

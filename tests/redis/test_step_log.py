@@ -28,6 +28,7 @@ from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import Step, make_step
 from shared.store.redis.servers import Servers
+from tests.cluster import one_redis_only
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -1105,6 +1106,7 @@ async def test_a_stopped_worker_publishes_nothing_more(
     assert flaky.n_calls == calls + 1
 
 
+@one_redis_only
 async def test_shards_have_step_logs_and_fence_tokens_of_their_own(
     flaky: Flaky, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from tests.redis.conftest import (
     emit_token,
     entries_of,
     finish,
+    gateway_messages,
     lease,
     submit,
 )
@@ -158,9 +159,7 @@ async def test_all_jobs_of_a_dead_gateway_are_unwatched(
 
 async def test_a_gateway_that_receives_frames_is_not_gone(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue, keep_s=GRACE_S)
-    with store.pubsub() as subscriber:
-        subscriber.subscribe(keys.tokens_channel(GATEWAY))
-        subscriber.get_message(timeout=5)
+    with gateway_messages(store):
         assert await queue.abandon(0, GATEWAY) is None
     assert watchers(store, job.id) == GATEWAY.encode()
 

@@ -17,6 +17,7 @@ import pytest
 from redis import Redis
 
 from shared.store.redis.job_queue import JobQueue
+from tests.cluster import fleet_on_one_node
 from tests.redis.conftest import (
     ChannelSubscriber,
     control_messages,
@@ -66,10 +67,18 @@ def _sentinel(stack: contextlib.ExitStack, folder: Path) -> Kind:
     return Kind(group.servers[0], group.url)
 
 
+def _cluster(stack: contextlib.ExitStack, folder: Path) -> Kind:
+    cluster = fleet_on_one_node(folder)
+    stack.callback(cluster.close)
+    cluster.start()
+    return Kind(cluster.masters[0], cluster.url)
+
+
 KINDS = {
     "redis-7": _redis_7,
     "redis-6.2": _embedded,
     "sentinel": _sentinel,
+    "cluster": _cluster,
 }
 
 
@@ -104,21 +113,21 @@ def server(kind: Kind) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def gateway(server: Redis) -> Iterator[ChannelSubscriber]:
+def gateway(server: Redis, queue: JobQueue) -> Iterator[ChannelSubscriber]:
     """The gateway that `make_job` names."""
     with gateway_messages(server) as subscriber:
         yield subscriber
 
 
 @pytest.fixture
-def other_gateway(server: Redis) -> Iterator[ChannelSubscriber]:
+def other_gateway(server: Redis, queue: JobQueue) -> Iterator[ChannelSubscriber]:
     """A second gateway, `gw-2`."""
     with gateway_messages(server, "gw-2") as subscriber:
         yield subscriber
 
 
 @pytest.fixture
-def control(server: Redis) -> Iterator[ChannelSubscriber]:
+def control(server: Redis, queue: JobQueue) -> Iterator[ChannelSubscriber]:
     """The worker that `claim` names."""
     with control_messages(server) as subscriber:
         yield subscriber

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from shared.platform import logs
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis import keys
+from shared.store.redis.channels import channel_commands
 from shared.store.redis.disconnects import CONFIRM_S, Disconnects
 from shared.store.redis.heartbeats import Heartbeats
 from shared.store.redis.job_queue import JobQueue
@@ -89,7 +90,7 @@ class Detector:
                     if is_new:
                         is_new = not await self._expect_registered(disconnects)
                     asked_at = time.monotonic()
-                    channels, beats = await _channels(connection)
+                    channels, beats = await _channels(connection, shards[0])
                     answered_at = time.monotonic()
                     changes = heartbeats.look(beats, answered_at, delay_s)
                     delay_s = random.uniform(0.8, 1.0) * interval_s(channels)
@@ -144,9 +145,12 @@ def interval_s(channels: Set[str]) -> float:
     return min(_LONGEST_S, INTERVAL_S * max(1.0, n_gateways / _AT_FULL_RATE))
 
 
-async def _channels(connection: PipelinedConnection) -> tuple[frozenset[str], frozenset[str]]:
+async def _channels(
+    connection: PipelinedConnection, shard: int
+) -> tuple[frozenset[str], frozenset[str]]:
     """The channels of processes, and the heartbeat channels of workers."""
-    reply = await connection.call("PUBSUB", "CHANNELS", keys.CHANNELS_PATTERN)
-    channels = frozenset(channel.decode(errors="replace") for channel in reply)
+    pattern = keys.channel_at(shard, keys.CHANNELS_PATTERN)
+    reply = await connection.call("PUBSUB", channel_commands().channels, pattern)
+    channels = frozenset(keys.plain_channel(each.decode(errors="replace")) for each in reply)
     beats = frozenset(name for name in channels if name.startswith(keys.HEARTBEAT_CHANNEL))
     return channels - beats, beats

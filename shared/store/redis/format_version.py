@@ -1,7 +1,8 @@
 """The version of what is stored in Redis, and the check that no two versions share a database.
 
 It is in a key of its own (`keys.FORMAT`). A process that finds another one refuses to start.
-Releases before version 2 wrote no version; their data counts as 1.
+Releases before version 2 wrote no version; their data counts as 1. On a cluster the number of
+shards is kept in the same way: where a job lies depends on it.
 """
 
 from __future__ import annotations
@@ -40,9 +41,27 @@ class FormatMismatch(SettingsError):
         )
 
 
+class ShardsMismatch(FormatMismatch):
+    """The fleet on a cluster has another number of shards."""
+
+    def __init__(self, server: str, found: str, expected: int) -> None:
+        """`server`: its address; `found`: the fleet's number of shards."""
+        self.found = found
+        SettingsError.__init__(
+            self,
+            f"FLOTILLA_SHARDS is {expected}, and the fleet on Redis {server} has {found} shards: "
+            "set the same number for all its processes",
+        )
+
+
 async def check_format(redis: Any, n_shards: int) -> bool:
     """Mark a Redis without data; returns whether it could be reached. Raises FormatMismatch."""
     try:
+        if keys.sharded():
+            await redis.set(keys.SHARDS, n_shards, nx=True)
+            found = (await redis.get(keys.SHARDS) or b"no").decode(errors="replace")
+            if found != str(n_shards):
+                raise ShardsMismatch(server_name(redis), found, n_shards)
         if not await is_marked(redis, n_shards):
             await redis.set(keys.FORMAT, FORMAT_VERSION, nx=True)
             await is_marked(redis, n_shards)  # of two versions that start at once, one wins

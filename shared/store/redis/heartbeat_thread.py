@@ -15,6 +15,7 @@ from typing import Any
 
 from shared.store.interface import StoreError
 from shared.store.redis import keys
+from shared.store.redis.channels import channel_commands
 from shared.store.redis.heartbeats import BEAT_S
 from shared.store.redis.pipelined_connection import PipelinedConnection
 from shared.store.redis.servers import Servers
@@ -53,22 +54,25 @@ class Heartbeat:
         # A loop of its own needs clients of its own.
         async with Servers(self._url, self._shards, max_connections=1) as servers:
             tasks = [
-                asyncio.create_task(self._beat(servers.of(shards[0]))) for shards in servers.groups
+                asyncio.create_task(self._beat(servers.of(shards[0]), shards[0]))
+                for shards in servers.groups
             ]
             await self._stopped.wait()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _beat(self, redis: Any) -> None:
+    async def _beat(self, redis: Any, shard: int) -> None:
         connection, before = PipelinedConnection(redis, _ANSWER_S), ""
+        commands = channel_commands()
         try:
             for number in count():
-                channel = keys.heartbeat_channel(self._worker_id, number)
+                beat = keys.heartbeat_channel(self._worker_id, number)
+                channel = keys.channel_at(shard, beat)
                 try:
-                    await connection.call("SUBSCRIBE", channel)
+                    await connection.call(commands.subscribe, channel)
                     if before:
-                        await connection.call("UNSUBSCRIBE", before)
+                        await connection.call(commands.unsubscribe, before)
                     before = channel
                 except StoreError:
                     connection.give_up("a beat failed")

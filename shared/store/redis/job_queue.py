@@ -242,7 +242,8 @@ class JobQueue(JobReader, Store):
         Nothing is taken if it has a connection again, or another heartbeat. Returns the jobs' new
         states.
         """
-        arguments = (worker, heartbeat, limit, *LANES)
+        channel = heartbeat and keys.channel_at(shard, heartbeat)
+        arguments = (worker, channel, limit, *LANES)
         return job_states(await self.run("reclaim", shard, arguments))
 
     async def sweep(

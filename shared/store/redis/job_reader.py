@@ -34,7 +34,7 @@ class JobReader:
         self.shards = servers.shards
         self.quotas = quotas.of_shard(self.shards)
         """Of each tenant in one shard."""
-        self.reading_log = asyncio.Lock()
+        self._reading_log = [asyncio.Lock() for _ in servers.groups]
 
     async def close(self) -> None:
         """Close the queue's own connections; `servers` stays open."""
@@ -44,6 +44,9 @@ class JobReader:
     def scripts(self, shard: int) -> Scripts:
         """Those of the shard's server."""
         return self._scripts[shard % len(self._scripts)]
+
+    def reading_log(self, shard: int) -> asyncio.Lock:
+        return self._reading_log[shard % len(self._reading_log)]
 
     def run(self, name: str, shard: int, arguments: Sequence[Argument]) -> Coroutine[Any, Any, Any]:
         """Call a script; await the reply. Raises StoreError."""

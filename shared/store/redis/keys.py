@@ -1,7 +1,8 @@
 """Every Redis key and channel. No other file spells one; the scripts get these words from here.
 
 `{s}` is the shard, a Redis Cluster hash tag: all keys of a job lie in one slot, and a script that
-gets the shard's base key makes the others itself.
+gets the shard's base key makes the others itself. On a cluster another tag stands for the shard
+(`use_tags`), and its channels lie in its slot, too.
 
 PROTOCOL.md lists them with type, writer and lifetime.
 """
@@ -9,6 +10,8 @@ PROTOCOL.md lists them with type, writer and lifetime.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 GROUP: Final = "workers"
@@ -49,13 +52,33 @@ LUA_WORDS: Final = (
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
 CONTROL_CHANNEL: Final = "flotilla:control:"
 HEARTBEAT_CHANNEL: Final = "flotilla:heartbeat:"
+_CHANNELS: Final = "flotilla:"
 CHANNELS_PATTERN: Final = "flotilla:[cht][eo][akn]*:*"
 """Of all kinds of channels, for PUBSUB CHANNELS."""
 
+_tags: list[str] = []
+"""Of a cluster: the tag of each shard. A process belongs to one fleet."""
+_shards: dict[str, int] = {}
 
+
+def use_tags(tags: Sequence[str]) -> None:
+    """Set the hash tags of the shards; empty: the fleet is on one Redis, their numbers are tags."""
+    if list(tags) != _tags:
+        _tags[:] = tags
+        _shards.clear()
+        _shards.update({tag: shard for shard, tag in enumerate(tags)})
+        base.cache_clear()
+
+
+def sharded() -> bool:
+    """Whether the channels lie in the slots of the shards."""
+    return bool(_tags)
+
+
+@lru_cache(maxsize=4096)
 def base(shard: int) -> str:
-    """What every key of a shard starts with."""
-    return f"flotilla:{{{shard}}}:"
+    """What every key of a shard starts with. A number that no shard has finds none of its keys."""
+    return f"flotilla:{{{_tags[shard % len(_tags)] if _tags else shard}}}:"
 
 
 def job(shard: int, job_id: str) -> str:
@@ -141,15 +164,21 @@ def pool_names(shard: int) -> str:
     return f"{base(shard)}{POOL_NAMES}"
 
 
-THINGS_PATTERN: Final = "flotilla:{*}:[cjkl]*:*"
-"""Of `job`, `jobs`, `log`, `kept` and `conversations` in all shards, and more, for Redis' SCAN."""
+_THINGS: Final = "[cjkl]*:*"
 _OF_SHARD: Final = re.compile(r"flotilla:\{(\d+)\}:(\w+):(.*)", re.DOTALL)
+
+
+def things_pattern(shards: range) -> str:
+    """Of `job`, `jobs`, `log`, `kept` and `conversations` of shards that share a client, and more,
+    for Redis' SCAN."""
+    return base(shards[0]) + _THINGS if _tags else f"flotilla:{{*}}:{_THINGS}"
 
 
 def parse(key: str) -> tuple[int, str, str] | None:
     """Shard, word and rest of a shard's key; None if it is another key."""
     match = _OF_SHARD.fullmatch(key)
-    return (int(match[1]), match[2], match[3]) if match else None
+    shard = match and (_shards.get(match[1]) if _tags else int(match[1]))
+    return (shard, match[2], match[3]) if match and shard is not None else None
 
 
 def dead_letters(shard: int) -> str:
@@ -177,10 +206,17 @@ GATEWAYS: Final = "flotilla:{fleet}:gateways"
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
 DEFAULT_VERSIONS: Final = "flotilla:{fleet}:default_versions"
+PROBE_WORD: Final = "probe"
+SHARDS: Final = "flotilla:{fleet}:shards"
 PROBE: Final = "flotilla:{fleet}:probe"
 MAINTENANCE_RUNS: Final = "flotilla:{fleet}:maintenance"
 SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"
 """Of `scale` and `scaling_events`, for Redis' SCAN."""
+
+
+def probe(shard: int) -> str:
+    """A key of the shard that is written to see whether it can be."""
+    return f"{base(shard)}{PROBE_WORD}"
 
 
 def worker(worker_id: str) -> str:
@@ -225,6 +261,8 @@ def celery_prefix(fleet: str) -> str:
 
 def unversioned(n_shards: int) -> list[str]:
     """Keys that the releases before format version 2 wrote, and later ones do not."""
+    if _tags:
+        return []  # none of them could use a cluster
     old = ["flotilla:{fleet}:chores"]
     for shard in range(n_shards):
         old += [f"{base(shard)}pools", f"{base(shard)}reaped"]
@@ -244,6 +282,16 @@ def control_channel(worker_id: str) -> str:
 def heartbeat_channel(worker_id: str, number: int) -> str:
     """The channel that a worker subscribes to until its next beat."""
     return f"{HEARTBEAT_CHANNEL}{worker_id}:{number}"
+
+
+def channel_at(shard: int, channel: str) -> str:
+    """What a channel is called at the shard: on a cluster it lies in the shard's slot."""
+    return base(shard) + channel.removeprefix(_CHANNELS) if _tags else channel
+
+
+def plain_channel(channel: str) -> str:
+    """The same channel by the name that it has on one Redis."""
+    return _CHANNELS + channel.partition("}:")[2] if _tags else channel
 
 
 def worker_of_heartbeat(channel: str) -> str:

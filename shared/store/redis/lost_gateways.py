@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from shared.platform.metrics import LostGatewayMetrics
 from shared.store.interface import StoreError
 from shared.store.redis import keys
+from shared.store.redis.channels import with_subscribers
 from shared.store.redis.job_queue import JobQueue
 
 log = logging.getLogger("flotilla.detector")
@@ -73,8 +74,7 @@ class LostGateways:
         missing, servers = set(gateways), self._queue.servers
         for shards in servers.groups:
             if missing:
-                names = sorted(missing)
-                counts = await servers.of(shards[0]).pubsub_numsub(*map(keys.tokens_channel, names))
-                found = {name for name, (_, n) in zip(names, counts, strict=True) if n}
-                missing -= found
+                channels = {keys.tokens_channel(name): name for name in missing}
+                found = await with_subscribers(servers.of(shards[0]), shards[0], channels)
+                missing -= {channels[channel] for channel in found}
         return missing

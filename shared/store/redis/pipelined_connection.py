@@ -18,15 +18,16 @@ import hiredis
 from redis.asyncio import Redis
 
 from shared.store.interface import StoreTimeout, StoreUnavailable
+from shared.store.redis.cluster import SlotPool
 from shared.store.redis.redis_client import server_name
 from shared.store.redis.redis_link import Link, open_link
-from shared.store.redis.store_errors import OnReplica
+from shared.store.redis.store_errors import OnReplica, SlotUnavailable
 
 log = logging.getLogger("flotilla.redis")
 
 Argument = str | bytes | int | float
 
-_MESSAGE = b"message"
+_MESSAGES = (b"message", b"smessage")
 
 
 class PipelinedConnection:
@@ -125,7 +126,7 @@ class PipelinedConnection:
             self._on_message is not None
             and isinstance(reply, list)
             and reply
-            and reply[0] == _MESSAGE
+            and reply[0] in _MESSAGES
         ):
             try:
                 self._on_message(reply[2])
@@ -145,6 +146,8 @@ class PipelinedConnection:
             self._on_error(reply)
         if not waiting.done():
             waiting.set_exception(reply)
+        if isinstance(reply, SlotUnavailable) and isinstance(self._pool, SlotPool):
+            self._pool.slots.read_soon()  # which ends this connection if the slot has moved
         if isinstance(reply, OnReplica):
             # The master became a replica: connecting anew finds its successor.
             self._break(StoreUnavailable("connected to a replica"))

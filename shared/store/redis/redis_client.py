@@ -12,8 +12,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from shared.platform.cluster_url import is_cluster
 from shared.platform.sentinel_url import is_sentinel
 from shared.store.redis import sentinel
+from shared.store.redis.cluster import FLEET_TAG, SlotMap, SlotPool
 from shared.store.redis.store_errors import store_error, store_errors
 
 TIMEOUT_S = 5.0
@@ -21,15 +23,41 @@ TIMEOUT_S = 5.0
 BLOCK_S = 5.0
 """How long one blocking read waits."""
 
-__all__ = ["BLOCK_S", "TIMEOUT_S", "connect", "parse_url", "server_name"]
+__all__ = [
+    "BLOCK_S",
+    "TIMEOUT_S",
+    "connect",
+    "connect_slot",
+    "parse_url",
+    "server_name",
+    "slot_map",
+]
 
 
 def connect(url: str, *, max_connections: int = 64) -> Any:
-    """A client for short calls. It never retries: only the caller knows what may be repeated.
+    """A client for short calls; of a cluster, of the node that has what belongs to no shard. It
+    never retries: only the caller knows what may be repeated.
 
     redis-py types every reply as bytes or str; ours are bytes.
     """
-    return _Client.from_pool(_pool(url, max_connections, socket_timeout=TIMEOUT_S))
+    if is_cluster(url):
+        return connect_slot(slot_map(url), FLEET_TAG, max_connections=max_connections)
+    options = _options(max_connections)
+    if not url.startswith("unix:"):
+        options["socket_keepalive"] = True
+    make = sentinel.pool if is_sentinel(url) else BlockingConnectionPool.from_url
+    return _Client.from_pool(make(url, **options))
+
+
+def slot_map(url: str) -> SlotMap:
+    """The map of the slots of a cluster. Raises ValueError if its URL is wrong."""
+    return SlotMap(url, **_COMMON)
+
+
+def connect_slot(slots: SlotMap, tag: str, *, max_connections: int = 64) -> Any:
+    """As `connect`: a client of the node that has the slot of this hash tag."""
+    options = _options(max_connections) | {"socket_keepalive": True}
+    return _Client.from_pool(SlotPool(slots, tag, **options))
 
 
 class _Client(Redis):
@@ -58,27 +86,27 @@ class _Pipeline(Pipeline):
         return replies
 
 
-def _pool(url: str, max_connections: int, **options: Any) -> BlockingConnectionPool:
-    if not url.startswith("unix:"):
-        options["socket_keepalive"] = True
-    options |= {
+_COMMON = {
+    "retry": Retry(NoBackoff(), 0),
+    # Notices of managed servers. With them on, redis-py hands out connections that the server
+    # has closed: one failed call for each of them after a restart.
+    "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+}
+
+
+def _options(max_connections: int) -> dict[str, Any]:
+    return _COMMON | {
         "max_connections": max_connections,
         "timeout": TIMEOUT_S,
+        "socket_timeout": TIMEOUT_S,
         "socket_connect_timeout": TIMEOUT_S,
-        "retry": Retry(NoBackoff(), 0),
-        # Notices of managed servers. With them on, redis-py hands out connections that the server
-        # has closed: one failed call for each of them after a restart.
-        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
-    if is_sentinel(url):
-        return sentinel.pool(url, **options)
-    return BlockingConnectionPool.from_url(url, **options)
 
 
 def server_name(redis: Any) -> str:
     """Where a client connects to, for log lines: `host:port/db` or a socket's path; no password."""
     pool = redis.connection_pool
-    if isinstance(pool, sentinel.SentinelPool):
+    if isinstance(pool, sentinel.SentinelPool | SlotPool):
         return pool.name
     options = pool.connection_kwargs
     where = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"

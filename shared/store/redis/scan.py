@@ -56,7 +56,7 @@ async def _jobs(redis: Any, shards: range) -> AsyncIterator[Step]:
     """The hashes and logs of jobs, and what is counted of tenants, found by SCAN over all keys."""
     cursor = None
     while cursor != 0:
-        cursor, found = await redis.scan(cursor or 0, keys.THINGS_PATTERN, MEMBERS_PER_STEP)
+        cursor, found = await redis.scan(cursor or 0, keys.things_pattern(shards), MEMBERS_PER_STEP)
         ids: dict[tuple[int, str], list[bytes]] = {}
         for key in found:
             shard, word, rest = keys.parse(key.decode(errors="replace")) or (-1, "", "")

@@ -1,7 +1,8 @@
 """The clients of the fleet's Redis, and which of them a shard has.
 
 All shards of one Redis share one client, which is that of what belongs to no shard (workers,
-models, decisions, maintenance), too: the `primary`.
+models, decisions, maintenance), too: the `primary`. On a cluster each shard has a client of its
+slot, and so has what belongs to none.
 """
 
 from __future__ import annotations
@@ -10,23 +11,36 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from shared.platform.cluster_url import is_cluster
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis import keys
-from shared.store.redis.redis_client import connect
+from shared.store.redis.cluster import FLEET_TAG, shard_tags
+from shared.store.redis.redis_client import connect, connect_slot, slot_map
 
 
 class Servers:
     """Clients for short calls; what subscribes or blocks makes a connection of its own of them."""
 
     def __init__(self, url: str, shards: int = 1, *, max_connections: int = 64) -> None:
-        self.url = url
+        """The keys of this process are those of this Redis from then on. Raises ValueError."""
         self.shards = shards
-        self.primary = connect(url, max_connections=max_connections)
-        self.groups = (range(shards),)
+        self._of_groups: Sequence[Any]
+        self.groups: Sequence[range] = [range(shards)]
         """The shards that share a client: what a process does once for each connection, as to
         subscribe, it does for each group."""
-        self._of_groups: tuple[Any, ...] = (self.primary,)
-        self.all: Sequence[Any] = tuple(dict.fromkeys((self.primary, *self._of_groups)))
+        if is_cluster(url):
+            tags, slots = shard_tags(shards), slot_map(url)
+            clients = [
+                connect_slot(slots, tag, max_connections=max_connections)
+                for tag in (FLEET_TAG, *tags)
+            ]
+            self.primary, *self._of_groups = clients
+            self.groups = [range(shard, shard + 1) for shard in range(shards)]
+        else:
+            tags, self.primary = [], connect(url, max_connections=max_connections)
+            self._of_groups = clients = [self.primary]
+        keys.use_tags(tags)
+        self.all: Sequence[Any] = clients
         """Each client once."""
 
     async def __aenter__(self) -> Self:
@@ -57,10 +71,13 @@ class Servers:
 
         A PING would not detect that its memory is full.
         """
+        probes = {self.primary: keys.PROBE}
+        for shards, redis in zip(self.groups, self._of_groups, strict=True):
+            probes.setdefault(redis, keys.probe(shards[0]))
         found = dict(
             zip(
-                self.all,
-                await asyncio.gather(*(_test_write(redis, writer) for redis in self.all)),
+                probes,
+                await asyncio.gather(*(_test_write(*each, writer) for each in probes.items())),
                 strict=True,
             )
         )
@@ -80,9 +97,9 @@ async def _info(redis: Any) -> Mapping[str, Any]:
     return found
 
 
-async def _test_write(redis: Any, writer: str) -> str:
+async def _test_write(redis: Any, key: str, writer: str) -> str:
     try:
-        await redis.set(keys.PROBE, writer, px=10_000)
+        await redis.set(key, writer, px=10_000)
     except StoreError as error:
         return str(error)[:200] or type(error).__name__
     return ""

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shared.fleet.fleet_settings import FleetSettings
+from shared.platform.cluster_url import is_cluster
 from shared.platform.settings import SettingsError
+from shared.store.interface import StoreError
 from shared.store.redis.durability import refuse_volatile
 from shared.store.redis.eviction import refuse_evicting
 from shared.store.redis.format_version import check_format
+from shared.store.redis.redis_client import server_name
 from shared.store.redis.servers import Servers
+
+_OLDEST = 7
+"""The first version of Redis whose clusters can be used."""
 
 
 async def refuse_unfit(settings: FleetSettings) -> None:
-    """Raise SettingsError if the fleet's Redis evicts keys, is not durable although it has to be,
-    or holds data of another format. One without data is marked with this release's format.
+    """Raise SettingsError if the fleet's Redis is a cluster and its URL says it is none, or the
+    other way round, evicts keys, is not durable although it has to be, or holds data of another
+    format. One without data is marked with this release's format.
 
     A server that is away passes; the monitors of running processes check it later.
     """
@@ -21,8 +30,28 @@ async def refuse_unfit(settings: FleetSettings) -> None:
     except ValueError as error:
         raise SettingsError(f"FLOTILLA_REDIS_URL: {error}") from None
     async with servers:
+        if problem := await _wrong_kind(servers.primary, cluster=is_cluster(settings.redis_url)):
+            raise SettingsError(f"FLOTILLA_REDIS_URL: {server_name(servers.primary)} {problem}")
         for redis in servers.all:
             await refuse_evicting(redis)
             if settings.durable:
                 await refuse_volatile(redis)
         await check_format(servers.primary, settings.shards)
+
+
+async def _wrong_kind(redis: Any, *, cluster: bool) -> str:
+    """Why the URL is of another kind than the server; empty if it is not, or if that is hidden."""
+    try:
+        info = await redis.info()
+        is_node = bool(info.get("cluster_enabled"))
+    except StoreError as error:
+        if "cluster support disabled" not in str(error):
+            return ""
+        info, is_node = {}, False
+    if is_node and not cluster:
+        return "is a node of a cluster: use redis+cluster:// instead of redis://"
+    if cluster and not is_node:
+        return "is no cluster: use redis:// instead of redis+cluster://"
+    if cluster and int(str(info.get("redis_version", 7)).partition(".")[0]) < _OLDEST:
+        return "is a cluster of a Redis before 7, whose channels do not lie in slots"
+    return ""

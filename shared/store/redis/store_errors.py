@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from redis.exceptions import AskError, ClusterDownError, RedisError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.store.interface import (
@@ -18,7 +18,9 @@ from shared.store.interface import (
     StoreUnwritable,
 )
 
-_UNWRITABLE = ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN")
+_UNWRITABLE = ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "MASTERDOWN")
+_SLOT_CODES = frozenset({"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED"})
+_SLOT_ERRORS = (AskError, TryAgainError, ClusterDownError)  # MovedError is an AskError
 _NO_FUNCTION = "Function not found"
 _CLOSED = "the handler is closed"
 """In the error of uvloop for a write to a closed connection; asyncio raises an OSError."""
@@ -29,6 +31,10 @@ class ScriptsMissing(StoreUnavailable):
 
     A StoreUnavailable, as callers repeat a call after a lost connection anyway.
     """
+
+
+class SlotUnavailable(StoreUnavailable):
+    """The server does not serve the key's slot now: nothing was carried out."""
 
 
 class OnReplica(StoreUnwritable):
@@ -54,6 +60,8 @@ def store_errors() -> Iterator[None]:
 
 def store_error(error: Exception) -> StoreError:
     """The store's error for one of redis-py or of the operating system."""
+    if isinstance(error, _SLOT_ERRORS):
+        return SlotUnavailable(f"{error.status_code} {error}")
     if isinstance(error, ResponseError):
         # redis-py takes the code off the reply.
         return refused(f"{error.status_code} {error}" if error.status_code else str(error))
@@ -70,6 +78,8 @@ def refused(reply: str) -> StoreError:
         return ScriptsMissing(reply)
     if code == "READONLY":
         return OnReplica(reply)
+    if code in _SLOT_CODES:
+        return SlotUnavailable(reply)
     # Redis before 7 quotes the error of a script's command: `Error running script ...: -OOM ...`.
     if reply.startswith(_UNWRITABLE) or any(f" -{word} " in reply for word in _UNWRITABLE):
         return StoreUnwritable(reply)

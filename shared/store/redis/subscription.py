@@ -16,6 +16,7 @@ from typing import Any
 from shared.platform.backoff import Backoff
 from shared.store.interface import StoreError, StoreTimeout, StoreUnavailable
 from shared.store.redis import keys
+from shared.store.redis.channels import channel_commands, with_subscribers
 from shared.store.redis.pipelined_connection import PipelinedConnection
 from shared.store.redis.redis_client import TIMEOUT_S
 from shared.store.redis.servers import Servers
@@ -54,7 +55,9 @@ class Subscription:
         self.connected = asyncio.Event()
         """Set while messages are received."""
         self._connection = PipelinedConnection(redis, TIMEOUT_S, on_message)
-        self.channel = channel
+        self._name = channel
+        self.channel = keys.plain_channel(channel)
+        """By the name that it has on one Redis."""
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._on_silent = on_silent
@@ -68,7 +71,7 @@ class Subscription:
         try:
             while True:
                 try:
-                    await self._connection.call("SUBSCRIBE", self.channel)
+                    await self._connection.call(channel_commands().subscribe, self._name)
                     backoff.reset()
                     self.connected.set()
                     self._on_connected()
@@ -130,7 +133,8 @@ def gateway_subscription(
 ) -> Subscription:
     """A gateway's subscription to its channel, for a shard and those that share its client: the
     frames of the jobs that the gateway watches."""
-    return Subscription(servers.of(shard), keys.tokens_channel(gateway_id), *callbacks)
+    channel = keys.channel_at(shard, keys.tokens_channel(gateway_id))
+    return Subscription(servers.of(shard), channel, *callbacks)
 
 
 def worker_subscription(
@@ -138,16 +142,15 @@ def worker_subscription(
 ) -> Subscription:
     """A worker's subscription to its control channel, for a shard and those that share its
     client."""
-    return Subscription(servers.of(shard), keys.control_channel(worker_id), *callbacks)
+    channel = keys.channel_at(shard, keys.control_channel(worker_id))
+    return Subscription(servers.of(shard), channel, *callbacks)
 
 
 async def listening(servers: Servers, workers: Iterable[str], shard: int = 0) -> set[str]:
     """Those of the workers that are subscribed to their control channels. Raises StoreError."""
-    asked = list(workers)
-    if not asked:
-        return set()
-    counts = await servers.of(shard).pubsub_numsub(*map(keys.control_channel, asked))
-    return {worker for worker, (_, n) in zip(asked, counts, strict=True) if n}
+    channels = {keys.control_channel(worker): worker for worker in workers}
+    found = await with_subscribers(servers.of(shard), shard, channels)
+    return {channels[channel] for channel in found}
 
 
 async def send(servers: Servers, workers: Iterable[str], message: bytes) -> None:
@@ -155,5 +158,6 @@ async def send(servers: Servers, workers: Iterable[str], message: bytes) -> None
     # A worker subscribes to its channel for each shard.
     pipeline = servers.of(0).pipeline(transaction=False)
     for worker in workers:
-        pipeline.publish(keys.control_channel(worker), message)
+        channel = keys.channel_at(0, keys.control_channel(worker))
+        pipeline.execute_command(channel_commands().publish, channel, message)
     await pipeline.execute()

@@ -107,6 +107,14 @@ def test_tls_is_checked_unless_it_is_told_otherwise() -> None:
     assert Connection(where.url, ssl=where.ssl).ssl["ssl_cert_reqs"] != ssl.CERT_REQUIRED
 
 
+def test_beside_a_cluster_messages_are_in_memory_or_in_a_redis_that_is_named() -> None:
+    settings = Settings(redis_url="redis+cluster://:secret@a:1,b:2")
+    assert broker(settings).url == "memory://"
+    named = settings.model_copy(update={"maintenance_redis_url": "redis://c/1"})
+    assert broker(named).url == "redis://c:6379/1"
+    assert "secret" not in broker(named).prefix
+
+
 def test_fleets_that_share_a_database_do_not_share_keys() -> None:
     urls = ["redis://a/0", "redis://a/2", "redis://b/0", "redis://a:1/0", "unix:///a"]
     shared = "redis://celery/0"

@@ -107,6 +107,7 @@ class OneServer(Servers):
 
     def __init__(self, redis: Redis) -> None:
         self.primary = redis
+        self.groups = [range(2)]
         self.all = self._of_groups = (redis,)
 
 

@@ -50,7 +50,7 @@ def control_table() -> str:
 
 def keys_in_code() -> set[str]:
     """Every key and channel that keys.py can make, with its variable parts replaced."""
-    shard_keys = {f"flotilla:{{s}}:{word}" for word in keys.LUA_WORDS}
+    shard_keys = {f"flotilla:{{s}}:{word}" for word in (*keys.LUA_WORDS, keys.PROBE_WORD)}
     source = inspect.getsource(keys).split('"""', 2)[2]
     fleet = set(re.findall(r'"(flotilla:\{+fleet\}+:[a-z_]+)', source))
     channels = {keys.TOKENS_CHANNEL, keys.CONTROL_CHANNEL, keys.HEARTBEAT_CHANNEL}

@@ -5,7 +5,7 @@
 -- Reply: {entry at which this call stopped ('': it was the last), how many jobs it watched}; nil if the gateway
 --       receives frames here, so that it is not gone
 local gateway, after, limit = ARGV[1], ARGV[3], tonumber(ARGV[4])
-if redis.call('PUBSUB', 'NUMSUB', CHANNEL.tokens .. gateway)[2] > 0 then return nil end
+if redis.call('PUBSUB', NUMSUB, CHANNEL.tokens .. gateway)[2] > 0 then return nil end
 local entries = call('XRANGE', queue_key(ARGV[2]), after == '' and '-' or after, '+', 'COUNT', limit + 1)
 local watched = 0
 for i = 1, math.min(#entries, limit) do

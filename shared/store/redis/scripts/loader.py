@@ -18,6 +18,7 @@ from shared.job.response_id import CONVERSATION_PREFIX
 from shared.job.states import TRANSITIONS, JobState
 from shared.job.step_log import STEPS
 from shared.store.redis import keys
+from shared.store.redis.channels import channel_commands
 
 _FOLDER = Path(__file__).parent
 COMMON = (
@@ -43,6 +44,9 @@ COMMON = (
 )
 """The parts of `common/`, in the order in which they need each other."""
 
+OF_CLUSTER = "slot_channels"
+"""The part that follows them on a cluster."""
+
 NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua")))
 """All scripts."""
 
@@ -61,6 +65,7 @@ def _lua_list(words: Iterable[str]) -> str:
 
 def _tables() -> str:
     """The Lua tables that are made of Python's definitions."""
+    commands = channel_commands()
     channels = [("tokens", keys.TOKENS_CHANNEL), ("control", keys.CONTROL_CHANNEL)]
     sources = [
         (event, _lua_table((state, "true") for state in sorted(transition.sources)))
@@ -69,6 +74,8 @@ def _tables() -> str:
     tables = {
         "WORD": _lua_table((word, f"'{word}'") for word in keys.LUA_WORDS),
         "CHANNEL": _lua_table((name, f"'{channel}'") for name, channel in channels),
+        "PUBLISH": f"'{commands.publish}'",
+        "NUMSUB": f"'{commands.numsub}'",
         "GROUP": f"'{keys.GROUP}'",
         "RETRY_LANE": f"'{RETRY_LANE}'",
         "SUSPECT_LANE": f"'{SUSPECT_LANE}'",
@@ -90,7 +97,8 @@ def _tables() -> str:
 
 
 def _common() -> str:
-    parts = [(_FOLDER / "common" / part).with_suffix(".lua").read_text() for part in COMMON]
+    names = [*COMMON, *([OF_CLUSTER] if keys.sharded() else [])]
+    parts = [(_FOLDER / "common" / part).with_suffix(".lua").read_text() for part in names]
     return _tables() + "".join(parts)
 
 

@@ -14,7 +14,7 @@ local function withdraw_slots(pool)
 end
 local function is_lost() return true end
 
-local stands_still = heartbeat ~= '' and redis.call('PUBSUB', 'NUMSUB', heartbeat)[2] > 0
+local stands_still = heartbeat ~= '' and redis.call('PUBSUB', NUMSUB, heartbeat)[2] > 0
 if is_connected(worker) and not stands_still then return result end
 for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
   withdraw_slots(pool)

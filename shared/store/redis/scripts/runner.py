@@ -3,23 +3,26 @@
 A Redis that has lost its scripts (FUNCTION FLUSH, SCRIPT FLUSH, a restart without its data) answers
 with ScriptsMissing, a StoreUnavailable: nothing was carried out. Coroutines of this module load
 the scripts and repeat the call. Where no coroutine runs (`start`) the caller sees the error as a
-lost connection, which it handles anyway; its next call loads the scripts.
+lost connection, which it handles anyway; its next call loads the scripts. The same goes for a slot
+of a cluster that no node serves for now: coroutines wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis
 
 from shared.store.interface import StoreRefused, StoreUnavailable
 from shared.store.redis import keys
+from shared.store.redis.cluster import SlotPool, once_served
 from shared.store.redis.pipelined_connection import Argument, PipelinedConnection
 from shared.store.redis.redis_client import TIMEOUT_S
 from shared.store.redis.scripts.loader import NAMES, library, script
-from shared.store.redis.store_errors import ScriptsMissing
+from shared.store.redis.store_errors import ScriptsMissing, SlotUnavailable
 
 
 class Scripts:
@@ -30,6 +33,7 @@ class Scripts:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._is_of_slot = isinstance(redis.connection_pool, SlotPool)
         self.connection = PipelinedConnection(redis, TIMEOUT_S, on_error=self._check_error)
         self._calls: dict[str, tuple[str, str]] = {}  # name -> command, and the name Redis knows
 
@@ -60,14 +64,26 @@ class Scripts:
         if not self._calls:
             await self.load()
 
-    async def run(self, name: str, shard: int, arguments: Sequence[Argument]) -> Any:
-        """Call a script and return its reply. Raises StoreError."""
-        await self.ready()
-        reply = self.connection.call(*self._command(name, shard, arguments))
-        return await self._repeated_if_missing(reply, name, shard, arguments)
+    async def run(
+        self, name: str, shard: int, arguments: Sequence[Argument], *, wait: bool = True
+    ) -> Any:
+        """Call a script and return its reply. Raises StoreError.
+
+        `wait`: while no node of a cluster serves the slot, up to `SLOT_WAIT_S`.
+        """
+        try:
+            await self.ready()
+            reply = self.connection.call(*self._command(name, shard, arguments))
+            return await self._repeated_if_missing(reply, name, shard, arguments)
+        except SlotUnavailable:
+            if not wait:
+                raise
+        return await once_served(partial(self.run, name, shard, arguments, wait=False))
 
     def start(self, name: str, shard: int, arguments: Sequence[Argument]) -> asyncio.Future[Any]:
         """`run`, without a coroutine where there is a connection; the future gets the reply."""
+        if self._is_of_slot:
+            return asyncio.ensure_future(self.run(name, shard, arguments))
         try:
             return self.connection.send(*self._command(name, shard, arguments))
         except StoreUnavailable:  # before anything was sent

@@ -168,6 +168,6 @@ end
 flush_writes()
 for pool, times in pairs(wake_ups) do wake_workers(pool, times) end
 for worker, assignment in pairs(assignments) do
-  if #assignment > FIRST_JOB then redis.call('PUBLISH', CHANNEL.control .. worker, cmsgpack.pack(assignment)) end
+  if #assignment > FIRST_JOB then redis.call(PUBLISH, CHANNEL.control .. worker, cmsgpack.pack(assignment)) end
 end
 return replies

@@ -14,7 +14,7 @@ local function read_advertiser(pool, member)
 end
 
 local function is_connected(worker)
-  return redis.call('PUBSUB', 'NUMSUB', CHANNEL.control .. worker)[2] > 0
+  return redis.call('PUBSUB', NUMSUB, CHANNEL.control .. worker)[2] > 0
 end
 
 -- How many jobs were leased to a worker that had not reached it when it believed that `acknowledged` slots

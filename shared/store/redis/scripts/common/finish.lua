@@ -58,6 +58,6 @@ local function revoke(id, job, event, code)
   finish_without_result(id, job, event, code, {})
   if FROM.complete[job.state] then
     invalidate_fence(job.worker)
-    redis.call('PUBLISH', CHANNEL.control .. job.worker, cmsgpack.pack({CONTROL.drop, id}))
+    redis.call(PUBLISH, CHANNEL.control .. job.worker, cmsgpack.pack({CONTROL.drop, id}))
   end
 end

@@ -46,7 +46,7 @@ end
 
 local function publish(watchers, frame)
   for gateway in string.gmatch(watchers, '%S+') do
-    redis.call('PUBLISH', CHANNEL.tokens .. gateway, frame)
+    redis.call(PUBLISH, CHANNEL.tokens .. gateway, frame)
   end
 end
 
@@ -87,7 +87,7 @@ local function set_aside_job(id, reason)
     redis.call('PEXPIRE', key('log', id), request.ttl_ms)
     if lease and lease.worker ~= '' then
       invalidate_fence(lease.worker)
-      redis.call('PUBLISH', CHANNEL.control .. lease.worker, cmsgpack.pack({CONTROL.drop, id}))
+      redis.call(PUBLISH, CHANNEL.control .. lease.worker, cmsgpack.pack({CONTROL.drop, id}))
     end
     publish(values.watchers or '', cmsgpack.pack({id, seq, generation, KIND.ended, '', ''}))
   end

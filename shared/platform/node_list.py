@@ -1,0 +1,25 @@
+"""Several addresses in one URL: `host:port,host:port`, as of Sentinels or of a cluster's nodes."""
+
+from __future__ import annotations
+
+Address = tuple[str, int]
+"""Host and port."""
+
+
+def parse_nodes(text: str, default_port: int, what: str) -> tuple[Address, ...]:
+    """The addresses; `what` names one of them in the ValueError for what is no address."""
+    return tuple(_address(node, default_port, what) for node in text.split(","))
+
+
+def join_nodes(nodes: tuple[Address, ...]) -> str:
+    """The addresses in one line, for logs."""
+    return ",".join(f"{host}:{port}" for host, port in nodes)
+
+
+def _address(text: str, default_port: int, what: str) -> Address:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(default_port)
+    if not host or not port.isdecimal():
+        raise ValueError(f"the address of a {what} is not HOST:PORT")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,120 @@
+"""A fleet on a Redis Cluster whose masters change, die and give slots away while clients read."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis.crc import key_slot
+
+from shared.job.job import shard_in
+from shared.store.redis.cluster import shard_tags
+from tests.cluster import RedisCluster, call, move_slot
+from tests.e2e.processes import Process, Stack
+from tests.e2e.test_redis_faults import (
+    CHAT,
+    FAST,
+    Stream,
+    answers_again,
+    body,
+    check_no_splice,
+    join,
+    whole_answers,
+)
+from tests.waiting import wait_for
+
+SHARDS = 3
+STREAMS = 12
+SETTINGS: dict[str, Any] = {"shards": SHARDS, "lease_s": 60.0}
+TOUCHED = 0
+"""The shard whose master the tests do something to."""
+SLOT = key_slot(shard_tags(SHARDS)[TOUCHED].encode())
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RedisCluster]:
+    """Three masters with a replica each, a shard on each."""
+    cluster = RedisCluster(tmp_path / "cluster", SHARDS, replicas=True)
+    with contextlib.closing(cluster):
+        cluster.start()
+        yield cluster
+
+
+@pytest.fixture
+def gateway(cluster: RedisCluster, tmp_path: Path) -> Iterator[Process]:
+    """Of a fleet with two workers."""
+    stack = Stack(cluster.url, tmp_path)
+    try:
+        gateway = stack.gateway(**SETTINGS)
+        for _ in range(2):
+            stack.worker(**FAST, **SETTINGS)
+        yield gateway
+    finally:
+        stack.close()
+
+
+def begin(gateway: Process) -> tuple[list[Stream], dict[str, str]]:
+    """Streams that have begun, on all shards, and the right answers."""
+    prompts = [f"prompt {n}" for n in range(STREAMS)]
+    right = whole_answers(gateway, prompts)
+    streams = [Stream(gateway, prompt) for prompt in prompts]
+    wait_for(lambda: all(len(each.events) > 10 for each in streams), "all streams have begun")
+    return streams, right
+
+
+@pytest.mark.parametrize("how", ["failover", "move", "kill", "stop"])
+def test_streams_go_on_when_a_shard_gets_another_master(
+    cluster: RedisCluster, gateway: Process, how: str
+) -> None:
+    streams, right = begin(gateway)
+    master = cluster.master_of(SLOT)
+    if how == "failover":
+        call(cluster.replicas[cluster.masters.index(master)], "CLUSTER FAILOVER")
+    elif how == "move":
+        move_slot(SLOT, master, next(node for node in cluster.masters if node is not master))
+    elif how == "kill":
+        master.kill()
+    else:
+        master.signal(signal.SIGSTOP)
+    fresh = [
+        httpx.post(gateway.url + CHAT, json=body(f"new {n}", max_tokens=2), timeout=60)
+        for n in range(6)
+    ]
+    join(streams)
+    check_no_splice(streams, right)
+    errors = [stream.error for stream in streams]
+    # The replica may lack the last writes of a master that has died.
+    allowed = {"", "stream_reset"} if how in {"kill", "stop"} else {""}
+    assert set(errors) <= allowed, errors
+    assert errors.count("") >= STREAMS // 2
+    assert [answer.status_code for answer in fresh] == [200] * len(fresh)
+    answers_again(gateway)
+
+
+def test_without_a_majority_calls_are_refused_and_streams_go_on_afterwards(
+    cluster: RedisCluster, gateway: Process
+) -> None:
+    streams, right = begin(gateway)
+    assert {shard_in(stream.job_id) for stream in streams} == set(range(SHARDS))
+    down = [cluster.masters[0], cluster.masters[1]]
+    for node in down:
+        node.kill()
+
+    def not_ready() -> bool:
+        return httpx.get(f"{gateway.url}/readyz", timeout=30).status_code == 503
+
+    wait_for(not_ready, "the gateway is not ready")
+    answer = httpx.post(gateway.url + CHAT, json=body("new", max_tokens=2), timeout=60)
+    assert answer.status_code == 503
+    assert httpx.get(f"{gateway.url}/healthz", timeout=30).status_code == 200
+    for node in down:
+        node.start()
+    join(streams)
+    check_no_splice(streams, right)
+    assert {stream.error for stream in streams} <= {"", "stream_reset"}
+    answers_again(gateway)

@@ -1,0 +1,62 @@
+"""Keys and channels of a cluster: each in the slot of its shard."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.store.redis import keys
+from shared.store.redis.channels import channel_commands
+from shared.store.redis.cluster import shard_tags
+from shared.store.redis.scripts.loader import NAMES, library, script
+
+SHARDS = 3
+
+
+@pytest.fixture
+def tags() -> list[str]:
+    """Those of a fleet on a cluster."""
+    keys.use_tags(shard_tags(SHARDS))
+    return shard_tags(SHARDS)
+
+
+def test_one_redis_has_the_keys_it_had() -> None:
+    assert keys.base(2) == "flotilla:{2}:"
+    assert keys.parse("flotilla:{2}:job:x") == (2, "job", "x")
+    assert keys.channel_at(2, "flotilla:tokens:gw") == "flotilla:tokens:gw"
+    assert keys.things_pattern(range(3)) == "flotilla:{*}:[cjkl]*:*"
+    assert channel_commands().publish == "PUBLISH"
+    assert "SPUBLISH" not in library()[1]
+
+
+def test_every_key_of_a_shard_has_its_tag(tags: list[str]) -> None:
+    for shard, tag in enumerate(tags):
+        start = f"flotilla:{{{tag}}}:"
+        assert keys.base(shard) == start
+        assert keys.parse(keys.job(shard, "x")) == (shard, "job", "x")
+        assert keys.things_pattern(range(shard, shard + 1)).startswith(start)
+        for channel in (
+            keys.tokens_channel("gw"),
+            keys.control_channel("w"),
+            keys.heartbeat_channel("w", 7),
+            keys.CHANNELS_PATTERN,
+        ):
+            there = keys.channel_at(shard, channel)
+            assert there.startswith(start)
+            assert keys.plain_channel(there) == channel
+    assert keys.parse("flotilla:{99}:job:x") is None
+    assert not keys.unversioned(SHARDS)
+
+
+def test_a_shard_that_no_fleet_has_finds_nothing_and_fails_nowhere(tags: list[str]) -> None:
+    assert keys.base(SHARDS + 1) == f"flotilla:{{{tags[1]}}}:"
+
+
+def test_scripts_spell_no_key_and_no_channel(tags: list[str]) -> None:
+    """They make them of the base key; a cluster refuses what lies in another slot."""
+    texts = [script(name, flags=True) for name in NAMES] + [library()[1]]
+    for text in texts:
+        body = text.split("-- Keys of one shard")[1]
+        assert "flotilla:" not in body
+        assert "'PUBLISH'" not in body
+        assert "'NUMSUB'" not in body
+    assert "local PUBLISH = 'SPUBLISH'" in texts[0]

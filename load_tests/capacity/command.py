@@ -60,7 +60,7 @@ VALIDATION = (Size(4, 128, 30), Size(16, 256, 100))
 SHARES = {"p50": 0.5, "p99": 0.99}
 CORES_OFF, P99_OFF = 0.15, 0.30
 """How far a prediction may be off."""
-WORKERS, MASTERS = (1, 10, 100, 250, 500, 1000), (1, 2, 4, 8, 16)
+WORKERS, MASTERS = (1, 10, 50, 100, 250, 500, 1000), (1, 2, 4, 8, 16)
 FULL, SATURATED = 0.6, 0.95
 """The load of a core that is planned with, and the one from which calls wait ever longer."""
 MAX_CLIENTS = 10_000

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 from load_tests.autoscale import command as autoscale
 from load_tests.bench import compare, run
+from load_tests.capacity import command as capacity
 from load_tests.dashboards import command as dashboards
 from load_tests.faults import command as faults
 from load_tests.job_queue import command as queue
@@ -33,6 +34,7 @@ COMMANDS = {
     "compare": cast(Command, compare),
     "queue": cast(Command, queue),
     "autoscale": cast(Command, autoscale),
+    "capacity": cast(Command, capacity),
     "dashboards": cast(Command, dashboards),
     "soak": cast(Command, soak),
     "faults": cast(Command, faults),

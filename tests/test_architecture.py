@@ -206,6 +206,7 @@ def test_a_library_is_imported_in_its_own_files_only(package: str, homes: set[st
         ("parse_json", {"gateway/core/call.py"}),
         ("parse_form", {"gateway/core/call.py"}),
         ("check_request", {"gateway/core/call.py"}),
+        ("admit_tenant", {"gateway/core/call.py"}),
         ("admit", {"gateway/core/call.py"}),
         ("IdempotencyKey", {"gateway/core/call.py", "gateway/core/job_factory.py"}),
         ("JobFactory", {"gateway/app.py", "gateway/core/context.py"}),

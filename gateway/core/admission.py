@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 from gateway.core.endpoint_step import Prepared
 from gateway.core.fleet_view import FleetView
+from gateway.core.incoming import Incoming
 from gateway.core.input_shapes import check_shapes
 from gateway.core.message_shapes import check_items
 from gateway.core.on_disconnect import on_disconnect_in
 from gateway.core.prompt_limits import PromptSize, check_input, check_prompt_size, prompt_size
 from gateway.gateway_settings import GatewaySettings
+from gateway.http.call_headers import CallHeaders, call_headers
 from shared.api.endpoint import Endpoint, ModelField
 from shared.api.field_policy import check_fields, check_permission, restricted_parts
 from shared.fleet.registry import ModelInfo
@@ -96,6 +98,14 @@ def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
             f"An operator has stopped the intake of the pool {pool_of(pool)}: no new requests are "
             "accepted now; try again later."
         )
+
+
+def admit_tenant(incoming: Incoming) -> CallHeaders:
+    """The headers of a tenant's request for a job. Raises BadRequest.
+
+    Each passes here once, between body and model: a limit of a tenant's rate belongs here.
+    """
+    return call_headers(incoming.scope["headers"])
 
 
 async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") -> ModelInfo:

@@ -4,7 +4,7 @@ The order is the same for all of them:
 
 1. the body: its size, then its syntax (`gateway/http/body.py`, `form.py`);
 2. its limits and shapes, and what the API of the endpoint reads in it (`_check`);
-3. the headers of the tenant's call (`_tenants_headers`);
+3. the tenant, and the headers of its call (`admission.admit_tenant`);
 4. the model, its pool's intake, the fields that need permission, the length of the prompt
    (`admission.admit`);
 5. the job's options: a header goes before a field of POST /jobs, that before `flotilla` in the
@@ -20,13 +20,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Receive, Scope
 
-from gateway.core.admission import CheckedRequest, admit, check_intake, check_request
+from gateway.core.admission import (
+    CheckedRequest,
+    admit,
+    admit_tenant,
+    check_intake,
+    check_request,
+)
 from gateway.core.context import Gateway
 from gateway.core.endpoint_step import EndpointStep
 from gateway.core.incoming import Incoming
 from gateway.gateway_settings import GatewaySettings
 from gateway.http.body import Limits, check_size, in_thread, parse_json, read_body
-from gateway.http.call_headers import CallHeaders, call_headers
+from gateway.http.call_headers import CallHeaders
 from gateway.http.form import parse_form, without_boundary
 from gateway.http.prefer import Prefer
 from gateway.http.refused_routes import refuse_hosting_headers
@@ -104,7 +110,7 @@ async def new_call(
     """
     scope = incoming.scope
     endpoint, request, body, options, raw = await _read(gateway, incoming, source)
-    sent = _tenants_headers(incoming)
+    sent = admit_tenant(incoming)
     model = await admit(gateway.fleet, request, sent.model_version)
     prefer = _applicable(sent.prefer, request) if attached else None
     on_disconnect = (
@@ -159,7 +165,7 @@ async def repeat(
         )
     sent, key, request_id = CallHeaders(), None, None
     if incoming is not None:
-        sent, request_id = _tenants_headers(incoming), incoming.request_id
+        sent, request_id = admit_tenant(incoming), incoming.request_id
         check_intake(job.pool, gateway.fleet.switches.intake_stopped)
         if name := sent.idempotency_key:
             key = IdempotencyKey.of(incoming.tenant, incoming.scope["path"], name, b"")
@@ -219,15 +225,6 @@ def _check(gateway: Gateway, call: Wrapped, raw: bytes) -> _Read:
     if step is not None:
         request = request._replace(prepared=step.prepare(fields))
     return _Read(endpoint, request, call.body, call.options, raw)
-
-
-def _tenants_headers(incoming: Incoming) -> CallHeaders:
-    """The headers of a tenant's request for a job. Raises BadRequest.
-
-    Every such request passes here once, after its body was checked and before its model is looked
-    up: a limit of a tenant's rate belongs here.
-    """
-    return call_headers(incoming.scope["headers"])
 
 
 def _with_options(job: NewJob, sent: CallHeaders, options: JobOptions) -> NewJob:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from gateway.ops.autoscaler.policy import decide
 from load_tests.autoscale.pool import Policy
-from shared.fleet.autoscale_policy import decide
 from shared.fleet.autoscale_types import Limits, Observation, PolicyState
 
 _POLLING_S = 30.0
@@ -18,7 +18,7 @@ _PODS_AT_ONCE = 4
 
 
 class FlotillaPolicy(Policy):
-    """shared/fleet/autoscale_policy.py, called as often as the maintenance process calls it."""
+    """gateway/ops/autoscaler/policy.py, called as often as the maintenance process calls it."""
 
     every_s = 2.0
 

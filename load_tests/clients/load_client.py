@@ -92,8 +92,9 @@ class _Connection:
 class LoadClient:
     """Runs one LoadSpec."""
 
-    def __init__(self, spec: LoadSpec) -> None:
+    def __init__(self, spec: LoadSpec, parser: type[ResponseParser] = ResponseParser) -> None:
         self._spec = spec
+        self._parser = parser
         self._request = _request(spec)
         self._epoll = select.epoll()
         self._connections: dict[int, _Connection] = {}
@@ -140,7 +141,7 @@ class LoadClient:
         self._send(connection)
 
     def _send(self, connection: _Connection) -> None:
-        connection.response = ResponseParser()
+        connection.response = self._parser()
         connection.first = 0.0
         try:
             n_sent = connection.socket.send(self._request)

@@ -124,7 +124,7 @@ def test_a_client_that_comes_back_in_time_keeps_the_job(
             for _ in answer.iter_raw():
                 if time.monotonic() > until:
                     break
-        assert job(other, job_id)["state"] == "in_progress"
+            assert job(other, job_id)["state"] == "in_progress"
     # It has left again, so the grace begins anew.
     wait_for(lambda: job(gateway, job_id)["state"] == "cancelled", "it is cancelled")
 

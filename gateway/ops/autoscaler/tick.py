@@ -1,6 +1,6 @@
 """The autoscaler's tick: observe each pool, decide, record the decision, act on it.
 
-The decision itself is a pure function, shared/fleet/autoscale_policy.py. One process at a time runs
+The decision itself is a pure function, gateway/ops/autoscaler/policy.py. One process at a time runs
 the tick (gateway/maintenance/maintenance_tasks.py).
 """
 
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from gateway.ops.autoscaler.actuators import actuator
 from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
 from gateway.ops.autoscaler.observation import PoolSnapshot, RateState, observe
-from shared.fleet.autoscale_policy import decide
+from gateway.ops.autoscaler.policy import decide
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
 from shared.fleet.pool import Pool
 from shared.fleet.pools import Pools

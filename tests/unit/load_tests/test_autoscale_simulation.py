@@ -22,7 +22,7 @@ from load_tests.autoscale.frontier import CostAndWait, frontier
 from load_tests.autoscale.policies import FixedPolicy, KedaPolicy
 from load_tests.autoscale.pool import SimulatedPool
 from shared.fleet.autoscale_types import Observation
-from tests.unit.shared.test_autoscale_policy import KNOWN
+from tests.unit.gateway.test_autoscale_policy import KNOWN
 
 SEEDS = (7,)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from gateway.ops.autoscaler.backlog import Backlog, WorkerSupply
 from shared.fleet.autoscale_types import Observation
-from shared.fleet.backlog import Backlog, WorkerSupply
 
 IDLE = "nothing waits or runs"
 

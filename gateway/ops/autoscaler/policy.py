@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from shared.fleet import autoscale_text as text
-from shared.fleet.autoscale_state import still_starting, updated, window
+from gateway.ops.autoscaler import policy_text as text
+from gateway.ops.autoscaler.backlog import Backlog, WorkerSupply
+from gateway.ops.autoscaler.policy_state import still_starting, updated, window
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
-from shared.fleet.backlog import Backlog, WorkerSupply
 
 _SLOTS = 32
 """Of a worker, until one has announced its own. vLLM has up to 256: too few only start more."""

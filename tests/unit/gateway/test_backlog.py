@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shared.fleet.backlog import Backlog, WorkerSupply
+from gateway.ops.autoscaler.backlog import Backlog, WorkerSupply
 
 FOUR = WorkerSupply(ready=4, loading=(), slots=8)
 

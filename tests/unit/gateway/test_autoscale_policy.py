@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from shared.fleet.autoscale_policy import decide
+from gateway.ops.autoscaler.policy import decide
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
 from shared.fleet.pool_settings import parse_autoscale, parse_range
 from shared.platform.settings import SettingsError, load_settings

@@ -1,0 +1,1 @@
+"""How far one fleet goes: a simulation of Redis, gateways and workers, fed by one measured run."""

@@ -1,0 +1,234 @@
+"""`capacity`: how far one fleet goes, by a simulation fed by one measured run.
+
+Exit status 0. With `--validate`: 1 if a prediction is further from a real run than it may be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from load_tests.capacity.measured_run import SLOTS, measure
+from load_tests.capacity.simulation import (
+    Costs,
+    Prediction,
+    Size,
+    Spread,
+    fit,
+    simulate,
+    spread_of,
+)
+from load_tests.harness import machine
+from load_tests.harness.session import (
+    OUTPUT,
+    add_options,
+    print_progress,
+    print_tables,
+    save_result,
+    session,
+)
+from load_tests.harness.spread import percentile
+from load_tests.harness.table import Table
+
+HELP = "how far one fleet goes: simulated, fed by one measured run"
+MEASURED = Path(__file__).with_name("measured.json")
+"""What `--measure` has written: the machine, and the runs of CALIBRATION."""
+CALIBRATION = (
+    Size(8, 0, 50),
+    Size(2, 0, 50),
+    Size(8, 16, 50),
+    Size(8, 128, 50),
+    Size(8, 256, 100),
+    Size(8, 64, 10),
+    Size(8, 128, 60, tokens=16),
+    Size(8, 128, 20, gateways=4),
+    Size(8, 8, 1, tokens=2000),
+    Size(8, 256, 1, tokens=2000),
+)
+"""One fleet of eight workers: idle (and two, to tell what each costs); few and many streams; more
+steps; short answers; more gateways; as many steps as the machine can make, with narrow and
+with wide batches."""
+VALIDATION = (Size(4, 128, 30), Size(16, 256, 100))
+SHARES = {"p50": 0.5, "p99": 0.99}
+CORES_OFF, P99_OFF = 0.15, 0.30
+"""How far a prediction may be off."""
+WORKERS, MASTERS = (1, 10, 50, 100, 250, 500, 1000), (1, 2, 4, 8, 16)
+FULL, SATURATED = 0.6, 0.95
+"""The load of a core that is planned with, and the one from which calls wait ever longer."""
+MAX_CLIENTS = 10_000
+"""Redis' own default."""
+MORE_SHARDS = 3
+"""Connections of a worker to each master but its home's; assumed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    options = {
+        "--measure": (False, "measure the costs on this machine first, and store them"),
+        "--validate": (False, "run two other sizes on this machine, and predict them"),
+        "--seconds": (10.0, "length of each measured run"),
+        "--steps": (40, "engine steps a second of each worker"),
+        "--tokens": (300, "tokens of an answer"),
+        "--near": (0, "how many gateways the streams of a worker come from; 0: all"),
+    }
+    add_options(parser, {**options, **OUTPUT})
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    if arguments.measure:
+        runs = _measured(CALIBRATION, arguments.seconds)
+        head = {
+            "command": " ".join(sys.argv[1:]),
+            "commit": _commit(),
+            "machine": machine.describe(),
+        }
+        MEASURED.write_text(json.dumps({**head, "runs": runs}) + "\n")
+    stored = json.loads(MEASURED.read_text())
+    runs, costs, spread = stored["runs"], fit(stored["runs"]), spread_of(stored["runs"])
+    added = beyond(runs, costs, spread)
+    if arguments.validate:
+        real = _measured(VALIDATION, arguments.seconds)
+        table = compare(real, costs, spread, added)
+        good = near(table)
+    else:
+        table, good = predict(arguments, costs, spread, added, runs[0]["connections"]), True
+    print_tables([cost_table(costs), table], arguments)
+    print(f"\nlatency beyond the simulated one: {added} us")
+    save_result(arguments.json, "capacity", {"costs": costs, table.title: table.rows})
+    return 0 if good else 1
+
+
+def _commit() -> str:
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(asked, capture_output=True, text=True, cwd=MEASURED.parent).stdout.strip()
+
+
+def _measured(sizes: Iterable[Size], seconds: float) -> list[dict[str, Any]]:
+    runs = []
+    for size in sizes:
+        with session() as processes:
+            run = measure(processes, size, seconds)
+        cores = {part: round(cpu_s / run["seconds"], 3) for part, cpu_s in run["cpu_s"].items()}
+        print_progress(f"{size} {cores} {run['ages_us']} stolen {run['stolen']:.0%}")
+        runs.append(run)
+    return runs
+
+
+def cost_table(costs: Costs) -> Table:
+    """Return the costs: a row for each part, a column for what they are spent for."""
+    names = dict.fromkeys(name for of in costs.values() for name in of)
+    columns = {name: [f"{of.get(name, 0):.1f}" for of in costs.values()] for name in names}
+    return Table.of_columns("CPU microseconds", {"": list(costs), **columns})
+
+
+def beyond(runs: Iterable[Mapping[str, Any]], costs: Costs, spread: Spread) -> dict[str, float]:
+    """Return how much older tokens were than simulated, in microseconds: scheduling, mostly.
+
+    Medians over those measured runs in which the engines kept their pace.
+    """
+    differences: dict[str, list[float]] = {name: [] for name in SHARES}
+    for run in runs:
+        if run["size"]["streams"] and run["size"]["step_ms"] > 1:
+            found = _local(run, costs, spread)
+            for name, share in SHARES.items():
+                differences[name].append(run["ages_us"][name] - percentile(found.ages_us, share))
+    return {name: max(0.0, median(each)) for name, each in differences.items()}
+
+
+def _local(run: Mapping[str, Any], costs: Costs, spread: Spread) -> Prediction:
+    return simulate(Size(**run["size"]), 1, costs, spread, run["seconds"], local=True)
+
+
+def compare(
+    runs: Iterable[Mapping[str, Any]], costs: Costs, spread: Spread, added: Mapping[str, float]
+) -> Table:
+    """Return real and predicted figures of measured fleets; `added`: see `beyond`."""
+    rows = []
+    for run in runs:
+        size, found = Size(**run["size"]), _local(run, costs, spread)
+        pairs = {
+            f"{part} cores": (run["cpu_s"][part] / run["seconds"], found.cores[part])
+            for part in ("redis", "gateway")
+        }
+        for name, share in SHARES.items():
+            predicted = percentile(found.ages_us, share) + added[name]
+            pairs[f"{name} ms"] = run["ages_us"][name] / 1e3, predicted / 1e3
+        fleet = f"{size.workers} workers, {size.streams} streams, {size.step_ms:g} ms"
+        rows += [
+            [fleet, name, f"{real:.3f}", f"{predicted:.3f}", f"{predicted / real - 1:+.0%}"]
+            for name, (real, predicted) in pairs.items()
+        ]
+    return Table("Real and predicted", ["fleet", "", "real", "predicted", "off"], rows)
+
+
+def near(compared: Table) -> bool:
+    """Return whether no prediction is further off than it may be."""
+    allowed = {"redis cores": CORES_OFF, "gateway cores": CORES_OFF, "p99 ms": P99_OFF}
+    return all(
+        abs(float(predicted) / float(real) - 1) <= allowed.get(name, math.inf)
+        for _, name, real, predicted, _ in compared.rows
+    )
+
+
+def predict(
+    arguments: argparse.Namespace,
+    costs: Costs,
+    spread: Spread,
+    added: Mapping[str, float],
+    connections: Mapping[str, float],
+) -> Table:
+    """Simulate fleets of 1 to 1,000 workers on 1 to 16 masters; `added`: see `beyond`.
+
+    `connections`: those of a worker and of a gateway to one master.
+    """
+    head = ["workers", "masters", "tokens/s", "gateways", "gateway\ncores", "Redis\ncores",
+            "cores of the\nbusiest master", "connections\nof a master", "added ms\np50", "p99",
+            "first bottleneck,\nshare of its limit"]  # fmt: skip
+    rows = []
+    for workers, masters in ((w, m) for w in WORKERS for m in MASTERS if m <= w):
+        step_ms, streams = 1e3 / arguments.steps, workers * SLOTS
+        size = Size(workers, streams, step_ms, arguments.tokens, near=arguments.near)
+        size = replace(size, gateways=gateways_for(size, costs))
+        found = simulate(size, masters, costs, spread, 1.0)
+        home = workers / masters
+        clients = home * connections["worker"] + (workers - home) * MORE_SHARDS
+        clients += size.gateways * connections["gateway"]
+        busiest = found.busiest["redis"]
+        ages = [
+            f"{(percentile(found.ages_us, share) + added[name]) / 1e3:.1f}"
+            for name, share in SHARES.items()
+        ]
+        limits = {"Redis' core": busiest / FULL, "connections": clients / MAX_CLIENTS}
+        first = max(limits, key=lambda name: limits[name])
+        rows.append([
+            str(workers), str(masters), f"{streams * arguments.steps:,}", str(size.gateways),
+            f"{found.cores['gateway']:.1f}", f"{found.cores['redis']:.2f}", f"{busiest:.2f}",
+            f"{clients:,.0f}", *(["-", "-"] if busiest > SATURATED else ages),
+            f"{first} {limits[first]:.0%}",
+        ])  # fmt: skip
+    title = f"{SLOTS} streams a worker, of {arguments.near or 'all'} gateways"
+    return Table(f"{title}, {arguments.steps} steps/s", head, rows)
+
+
+def gateways_for(size: Size, costs: Costs) -> int:
+    """Return the fewest gateways of which none has more to do than is planned with."""
+    of, a_second = costs["gateway"], 1e3 / size.step_ms
+    frame_us, each = of["frame"] + of["request"] / size.tokens, size.streams / size.workers
+
+    def work(gateways: int) -> float:
+        near = min(size.near or gateways, gateways)
+        reached = near / gateways * (1 - (1 - 1 / near) ** each)  # share of the steps
+        steps: float = size.workers * a_second * reached
+        frames = size.streams * a_second / gateways
+        return steps * of["message"] + frames * frame_us + of["second"]
+
+    return next((n for n in range(1, size.streams) if work(n) <= FULL * 1e6), size.streams)

@@ -1,0 +1,164 @@
+"""Runs a fleet of one size on this machine and measures what each part costs.
+
+Redis tells the time of each script call (SLOWLOG); the kernel the CPU time of each process and how
+often it slept; the client how old each token was when it came.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from load_tests.capacity.simulation import FEATURES, Size
+from load_tests.clients.load_client import LoadSpec
+from load_tests.harness import machine
+from load_tests.harness.errors import ProcessError
+from load_tests.harness.processes import Process, Processes, python_command, wait_for
+from load_tests.harness.spread import percentile
+from load_tests.systems.engine import CHAT_PATH, EngineTiming, request_body
+from load_tests.systems.system import System
+from shared.job.states import WorkerState
+from shared.store.redis import keys
+
+_STAMPED = "load_tests.capacity.stamped"
+_READY = json.dumps(WorkerState.READY).encode()
+_WARM_S = 2.0
+SLOTS = 64
+_QUANTILES = 20
+_SIZES, _FIRST_MESSAGE = 7, 14
+"""Where SLOWLOG's arguments of `emit` have the lengths of its frames, and the first message."""
+_SHORTEST_US = 12
+"""Redis' log has the commands inside scripts, too; nearly all of them are shorter than this."""
+
+
+class _Fleet(System):
+    """Redis, gateways, and one process with all workers."""
+
+    name = "capacity"
+
+    def __init__(self, processes: Processes, size: Size) -> None:
+        super().__init__(processes, EngineTiming(size.step_ms, 0, SLOTS))
+        self._size = size
+
+    def start(self) -> None:
+        """Start the processes, and count the `connections` to Redis of a worker and a gateway."""
+        redis, size = self.start_redis(), self._size
+        settings = {"redis_url": redis.socket_url, "log_level": "warning"}
+        host = self._processes.start(
+            "workers", "engine", python_command(_STAMPED, size.workers),
+            self.flotilla_environment(worker_port=0, **settings),
+        )  # fmt: skip
+        self.processes.append(host)
+        names = [keys.worker(f"w-{n}") for n in range(size.workers)]
+        serve = lambda: all(redis.client.hget(name, "state") == _READY for name in names)  # noqa: E731
+        wait_for(serve, "the workers serve", [host])
+        of_workers = self._connected()
+        for _ in range(size.gateways):
+            self.ports.append(
+                self.start_flotilla("gateway", "gateway", "front", access_log=False, **settings)
+            )
+        of_gateways = self._connected() - of_workers
+        self.connections = {
+            "worker": of_workers / size.workers,
+            "gateway": of_gateways / size.gateways,
+        }
+
+    def _connected(self) -> float:
+        clients: Any = self.redis[0].client.info("clients")
+        return float(clients["connected_clients"] - 1)
+
+
+def measure(processes: Processes, size: Size, seconds: float) -> dict[str, Any]:
+    """Run a fleet of this size; return what it cost in `seconds`, ready for JSON.
+
+    Raises ProcessError if an answer is wrong or a process ends.
+    """
+    fleet = _Fleet(processes, size)
+    fleet.start()
+    redis: Any = fleet.redis[0].client
+    spec = LoadSpec(
+        tuple(fleet.ports), json.dumps(request_body(tokens=size.tokens, stream=True)), CHAT_PATH,
+        connections=size.streams, requests=1 << 30, ramp_s=_WARM_S / 2 / max(1, size.streams),
+        tokens=size.tokens, events=size.tokens + 2, timeout_s=_WARM_S + seconds + 0.5,
+    )  # fmt: skip
+    with subprocess.Popen(
+        python_command(_STAMPED), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as popen:
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        popen.stdin.write(json.dumps(asdict(spec)).encode() + b"\n")
+        popen.stdin.close()
+        popen.stdout.readline()
+        every = [*fleet.processes, Process("client", "front", popen, Path())]
+        time.sleep(_WARM_S)
+        redis.config_set("slowlog-max-len", 1 << 20)
+        redis.config_set("slowlog-log-slower-than", _SHORTEST_US)
+        redis.execute_command("SLOWLOG", "RESET")
+        ticks, began, before = machine.cpu_ticks(), time.monotonic(), _spent(every)
+        time.sleep(seconds)
+        ended, after = time.monotonic(), _spent(every)
+        redis.config_set("slowlog-log-slower-than", -1)
+        stolen = machine.stolen_share(ticks, machine.cpu_ticks())
+        answer = json.loads(popen.stdout.read())
+    log = redis.execute_command("SLOWLOG", "GET", -1)
+    processes.close()
+    if problems := [each for each in answer["problems"] if "in time" not in each]:
+        raise ProcessError("; ".join(problems))
+    pairs = zip(answer["ages"][::2], answer["ages"][1::2], strict=True)
+    ages = [age for at, age in pairs if began <= at < ended]
+    return {
+        "size": asdict(size), "seconds": ended - began, "stolen": stolen,
+        "requests": len(ages) / size.tokens, "connections": fleet.connections,
+        "cpu_s": {part: after[part][0] - before[part][0] for part in FEATURES},
+        "wakes": {part: after[part][1] - before[part][1] for part in FEATURES},
+        "ages_us": {f"p{share:.0f}": percentile(ages, share / 100) for share in (50, 99)},
+        **summarize(log),
+    }  # fmt: skip
+
+
+def _spent(processes: Sequence[Process]) -> dict[str, tuple[float, int]]:
+    """Return CPU seconds, and how often the main threads slept, by label."""
+    cpu_s: defaultdict[str, float] = defaultdict(float)
+    wakes: Counter[str] = Counter()
+    for each in processes:
+        status = Path(f"/proc/{each.popen.pid}/status").read_text()
+        cpu_s[each.label] += each.cpu_s()
+        wakes[each.label] += int(re.findall(r"\nvoluntary_ctxt_switches:\s+(\d+)", status)[0])
+    return {label: (cpu_s[label], wakes[label]) for label in wakes}
+
+
+def summarize(log: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return what Redis did, by SLOWLOG's entries: id, time, microseconds, arguments, ...
+
+    `scripts`: their times by name, batch size (frames of `emit`, rounded up to a power of 2; else
+    1) and messages.
+    """
+    times: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
+    steps = all_frames = messages = 0
+    for _, _, us, arguments, *_ in log:
+        if arguments[0] != b"FCALL":
+            continue
+        name, frames, n_messages = arguments[1].decode().split("_", 2)[2], 1, 0
+        if name == "emit" and (packed := arguments[_SIZES]):  # a msgpack array
+            frames = int.from_bytes(packed[1:3], "big") if packed[0] == 0xDC else packed[0] & 0xF
+            steps, all_frames = steps + 1, all_frames + frames
+            n_messages = (len(arguments) - _FIRST_MESSAGE) // 2
+            messages += n_messages
+        times[name, 1 << (frames - 1).bit_length(), n_messages].append(us)
+    scripts = [
+        {
+            "script": name, "batch": batch, "messages": n_messages, "calls": len(each),
+            "mean_us": mean(each),
+            "quantiles_us": [percentile(each, (n + 0.5) / _QUANTILES) for n in range(_QUANTILES)],
+        }
+        for (name, batch, n_messages), each in sorted(times.items())
+    ]  # fmt: skip
+    return {"steps": steps, "frames": all_frames, "messages": messages, "scripts": scripts}

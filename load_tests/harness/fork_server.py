@@ -47,11 +47,7 @@ _PRELOADED = (
     "worker.engines.simulated.engine",
 )
 _PRELOADED_VLLM = (
-    "vllm.entrypoints.launchers.api_server.app_state",
-    "vllm.entrypoints.launchers.app",
-    "vllm.entrypoints.launchers.cli_args",
     "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
     "worker.engines.vllm.engine",
     "worker.engines.vllm.prefill_resume",
 )
@@ -124,6 +120,8 @@ class ForkServer:
 
 def main() -> None:
     """Carry out commands until the end of the input."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what vLLM prints at import is no reply
     options = set(sys.argv[1:])
     count_tokens = COUNT_TOKENS in options
     if names := options - {COUNT_TOKENS, VLLM}:
@@ -133,15 +131,18 @@ def main() -> None:
     for module in (*_PRELOADED, *(_PRELOADED_VLLM if VLLM in options else ())):
         importlib.import_module(module)
     if VLLM in options:
+        vllm = sys.modules["worker.engines.vllm.engine"].import_vllm()
+        if vllm.on_cpu():  # it replaces parts of torch.cuda
+            importlib.import_module("vllm.v1.worker.cpu_worker")
         # It finds the memory for names of processes only before `_run` replaces the environment.
         importlib.import_module("setproctitle").getproctitle()
     mains = {name: _main_of(name) for name in ("worker", "gateway")}
     server = ForkServer(mains, count_tokens=count_tokens)
     gc.collect()
     gc.freeze()  # a collection in a child would copy the pages of all these objects
-    print(json.dumps({}), flush=True)
+    print(json.dumps({}), file=replies, flush=True)
     for line in sys.stdin:
-        print(json.dumps(server.reply(json.loads(line))), flush=True)
+        print(json.dumps(server.reply(json.loads(line))), file=replies, flush=True)
 
 
 def _main_of(package: str) -> Callable[[], None]:

@@ -16,7 +16,7 @@ from load_tests.systems.engine import CHAT_PATH, MODEL
 
 _TIMEOUT_S = 60.0
 _PROBE_EVERY_S = 0.1
-_SAMPLE_EVERY_S = 0.05
+_SAMPLE_EVERY_S = 0.25
 _STREAMS = 4
 
 
@@ -65,7 +65,7 @@ class Bystanders:
 
     def memory(self) -> dict[str, int]:
         """Return the current resident bytes by process."""
-        return {label: process.memory().rss for label, process in self._processes.items()}
+        return {label: process.memory().resident for label, process in self._processes.items()}
 
     def _read(self) -> None:
         while not self._ended.is_set():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -75,7 +76,7 @@ class HostileRun:
         )
         fleet = Fleet(self._folder / f"hostile-{self._n_fleets}", shape)
         if self._vllm:
-            _prefer(os.getpid(), *(process.popen.pid for process in fleet.processes))
+            _prefer(process.popen.pid for process in fleet.processes)
         try:
             yield fleet
         finally:
@@ -90,6 +91,8 @@ class HostileRun:
         tokens = _VLLM_TOKENS if self._vllm else _TOKENS
         bystanders = Bystanders(target.port, processes, tokens)
         bystanders.start()
+        if self._vllm:
+            _prefer([os.getpid()], but=threading.get_native_id())
         time.sleep(_WARM_UP_S)
         before = bystanders.memory()
         bystanders.measure()
@@ -113,13 +116,16 @@ class HostileRun:
         )
 
 
-def _prefer(*pids: int) -> None:
-    """Run the threads of these processes before those of the engine, which is a child of one.
+def _prefer(pids: Iterable[int], but: int = 0) -> None:
+    """Run the threads of these processes, except `but`, before those of the engine, a child of one.
 
     As on a machine with a core for each: on two cores vLLM keeps other processes from running for
-    seconds, and a silence would not show what a request does to an event loop. Needs root.
+    seconds, and a silence would not show what a request does to an event loop. `but` is the thread
+    that attacks, and what it starts: with a gateway it would keep the engine from both cores. Needs
+    root.
     """
     with suppress(PermissionError):
         for pid in pids:
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                if int(task.name) != but:
+                    os.sched_setscheduler(int(task.name), os.SCHED_RR, os.sched_param(1))

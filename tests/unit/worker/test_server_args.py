@@ -28,7 +28,7 @@ def arguments(engine_args: str = "", **settings: Any) -> Any:
     """As vLLM's parser reads them."""
     values = Settings(engine_args=engine_args, **settings)
     engine = vllm_engine.VllmEngine(values, values.described.own)
-    return engine._arguments(vllm_engine._import())
+    return engine._arguments(vllm_engine.import_vllm())
 
 
 @pytest.mark.parametrize(

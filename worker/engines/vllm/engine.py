@@ -78,9 +78,10 @@ class VllmEngine:
         if not self._pool.model:
             environment.set_engine_defaults(DEMO_DEFAULTS)
         # In a thread, because it takes ten seconds in which probes and signals have to be handled.
-        v = await asyncio.to_thread(_import)
+        v = await asyncio.to_thread(import_vllm)
         self.kind = f"vllm {v.version}"
         args = self._arguments(v)
+        v.choose_model_runner(prefills=v.prefills.enabled())
         if v.on_cpu():
             # One process for the engine instead of two: a CPU is one device.
             environment.set_engine_defaults({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
@@ -133,7 +134,7 @@ class VllmEngine:
 
     def load(self) -> Load:
         """See `Engine.load`."""
-        unfinished = self._engine.get_num_unfinished_requests()
+        unfinished = self._engine.output_processor.get_num_unfinished_requests()
         # The KV usage is the last step's, which is outdated once the engine is idle.
         return Load(unfinished, self._kv_usage if unfinished else 0.0)
 
@@ -200,8 +201,8 @@ class VllmEngine:
         return StepLogger
 
 
-def _import() -> SimpleNamespace:
-    """All that this file uses of vLLM, from where the installed release has it."""
+def import_vllm() -> SimpleNamespace:
+    """Return all that this file uses of vLLM, from where the installed release has it."""
     import vllm
     from vllm import envs
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -231,7 +232,9 @@ def _import() -> SimpleNamespace:
     from torch.cpu import _init_amx as init_amx
 
     from worker.engines.vllm.collector import install as install_collector
+    from worker.engines.vllm.forced_replay import choose_model_runner
     from worker.engines.vllm.forced_replay import install as install_forced_replay
+    from worker.engines.vllm.prefill_resume import PREFILLS
     from worker.engines.vllm.prefill_resume import install as install_prefill_resume
 
     def on_cpu() -> bool:
@@ -255,11 +258,13 @@ def _import() -> SimpleNamespace:
         api_key=envs.VLLM_API_KEY,
         ToolParserManager=ToolParserManager,
         build_app=build_app,
+        choose_model_runner=choose_model_runner,
         init_amx=init_amx,
         init_app_state=init_app_state,
         install_collector=install_collector,
         install_forced_replay=install_forced_replay,
         install_prefill_resume=install_prefill_resume,
+        prefills=PREFILLS,
         make_arg_parser=make_arg_parser,
         validate_parsed_serve_args=validate_parsed_serve_args,
     )

@@ -48,7 +48,7 @@ class Process:
     def memory(self) -> MemoryUse:
         """Return the memory of the process and its descendants."""
         each = [_memory_use(pid) for pid in process_tree(self.popen.pid)]
-        return MemoryUse(sum(use.resident for use in each), sum(use.private for use in each))
+        return MemoryUse(sum(use.pss for use in each), sum(use.private for use in each))
 
     def check(self) -> None:
         """Raise ProcessError if the process has ended."""
@@ -61,9 +61,9 @@ class Process:
 
 
 class MemoryUse(NamedTuple):
-    """Bytes: resident ones (of what n processes share, each has 1/n), and those of it alone."""
+    """Bytes: proportional set size (of a page that n processes share, 1/n); not shared ones."""
 
-    resident: int
+    pss: int
     private: int
 
 

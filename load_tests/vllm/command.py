@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--systems": (",".join(VLLM_SYSTEMS), "what to measure"),
         "--points": (DEFAULT_POINTS, f"points of load, of {', '.join(POINTS)}"),
         "--model": ("", "folder of a model (default: the demo model with its options)"),
-        "--engine-args": ("", "options of vLLM"),
+        "--engine-args": ("", "options of vLLM, as --engine-args='--enforce-eager'"),
         "--rounds": (5, "rounds of our load client"),
         "--bench-serve-rounds": (2, "rounds of `vllm bench serve`; 0: none"),
     }

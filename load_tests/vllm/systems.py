@@ -40,9 +40,9 @@ class VllmServe(System):
         """Start `vllm serve`."""
         port = self.metrics_port = free_port()
         options = f"--served-model-name {MODEL_NAME} --host 127.0.0.1 --port {port}"
-        options += f" --disable-uvicorn-access-log {self.engine_args}"
-        if not self.model:
-            options += f" {DEMO_ARGS}"
+        # As in a worker: what is given last counts.
+        options += f" --disable-uvicorn-access-log {'' if self.model else DEMO_ARGS}"
+        options += f" {self.engine_args}"
         model = self.model or MODEL_DIR
         command = python_command("worker.engines.vllm.cli", "serve", model, *options.split())
         environment = to_environment("") | _ENGINE

@@ -92,7 +92,7 @@ class HostileRun:
         bystanders = Bystanders(target.port, processes, tokens)
         bystanders.start()
         if self._vllm:
-            _prefer([os.getpid()], but=threading.get_native_id())
+            _prefer([os.getpid()], attacker=threading.get_native_id())
         time.sleep(_WARM_UP_S)
         before = bystanders.memory()
         bystanders.measure()
@@ -116,16 +116,16 @@ class HostileRun:
         )
 
 
-def _prefer(pids: Iterable[int], but: int = 0) -> None:
-    """Run the threads of these processes, except `but`, before those of the engine, a child of one.
+def _prefer(pids: Iterable[int], attacker: int = 0) -> None:
+    """Run the threads of these processes before those of the engine, which is a child of one.
 
     As on a machine with a core for each: on two cores vLLM keeps other processes from running for
-    seconds, and a silence would not show what a request does to an event loop. `but` is the thread
-    that attacks, and what it starts: with a gateway it would keep the engine from both cores. Needs
-    root.
+    seconds, and a silence would not show what a request does to an event loop. The thread
+    `attacker` keeps its priority, and so do threads that it starts: with it and the gateway before
+    the engine, the engine would have no core. Needs root.
     """
     with suppress(PermissionError):
         for pid in pids:
             for task in Path(f"/proc/{pid}/task").iterdir():
-                if int(task.name) != but:
+                if int(task.name) != attacker:
                     os.sched_setscheduler(int(task.name), os.SCHED_RR, os.sched_param(1))

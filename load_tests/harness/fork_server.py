@@ -34,6 +34,7 @@ from typing import Any
 
 from shared.platform.death_signal import request_signal
 from worker.engines.simulated.generation import Sequence
+from worker.engines.vllm.engine import DEMO_DEFAULTS
 
 _PRELOADED = (
     "gateway.__main__",
@@ -128,6 +129,8 @@ def main() -> None:
         controls = importlib.import_module("load_tests.faults.kills.controls").CONTROLS
         for name in names:
             controls[name]()
+    if VLLM in options:
+        os.environ.update(DEMO_DEFAULTS)  # before OpenMP is loaded, which reads its own at once
     for module in (*_PRELOADED, *(_PRELOADED_VLLM if VLLM in options else ())):
         importlib.import_module(module)
     if VLLM in options:

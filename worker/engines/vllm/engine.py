@@ -48,7 +48,9 @@ DEFAULTS = {
 OPERATOR_ROUTES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """With these vLLM's application has the routes of `shared/api/operator_actions.py`. Nothing else
 reaches them: it is called in this process only."""
-DEMO_DEFAULTS = {"HF_HUB_OFFLINE": "1"}
+# OpenMP's threads spin while they wait for each other. With one per core, any other process delays
+# every step: on two cores the small model generates up to twice as fast with one.
+DEMO_DEFAULTS = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 DEMO_ARGS = (
     "--max-model-len 4096 --max-num-seqs 64 --enforce-eager --dtype bfloat16 "
     "--kv-cache-memory-bytes 268435456 --enable-auto-tool-choice --tool-call-parser hermes"

@@ -21,6 +21,7 @@ from tests.cluster import one_redis_only
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
+from worker.core.homes import Homes
 from worker.core.membership import Membership
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.slot_adverts import AdvertisedSlots
@@ -31,10 +32,11 @@ DEADLINE_S = 3.0
 
 @contextlib.asynccontextmanager
 async def opened(queue: JobQueue, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
+    member = Membership(queue, POOL, worker, LEASE_S)
     consumer = QueueConsumer(
         ClaimConnection(queue, queue.servers.groups[0], worker, LEASE_S),
         POOL,
-        AdvertisedSlots(Membership(queue, POOL, worker, LEASE_S), lambda: 0),
+        AdvertisedSlots(member, lambda: 0, Homes(member)),
         AdapterQueues(queue, POOL, 0, ()),
         on_suspects=lambda: None,
         overcommitted=lambda: 0,

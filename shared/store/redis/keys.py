@@ -239,6 +239,11 @@ def desired(pool: str) -> str:
     return f"flotilla:{{fleet}}:desired:{pool}"
 
 
+def homes(pool: str) -> str:
+    """On a cluster: the home shards of each worker of a pool."""
+    return f"flotilla:{{fleet}}:homes:{pool}"
+
+
 def operation(operation_id: str) -> str:
     """The workers' answers to an operator call."""
     return f"flotilla:{{fleet}}:operation:{operation_id}"

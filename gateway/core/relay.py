@@ -79,8 +79,7 @@ class Relay:
         self._gateway_id = gateway_id
         self._reconnected = {shards: asyncio.Event() for shards in servers.groups}
         self._readers: dict[bytes, tuple[Reader, ...]] = {}
-        self.n_readers: Counter[int] = Counter()
-        """How many readers the jobs of each shard have."""
+        self.n_readers = Counter[int]()  # of the jobs of each shard
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = inf  # when the timer fires, on the monotonic clock
         metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))

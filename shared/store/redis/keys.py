@@ -3,7 +3,6 @@
 `{s}` is the shard, a Redis Cluster hash tag: all keys of a job lie in one slot, and a script that
 gets the shard's base key makes the others itself. On a cluster another tag stands for the shard
 (`use_tags`), and its channels lie in its slot, too.
-
 PROTOCOL.md lists them with type, writer and lifetime.
 """
 
@@ -54,8 +53,7 @@ TOKENS_CHANNEL: Final = "flotilla:tokens:"
 CONTROL_CHANNEL: Final = "flotilla:control:"
 HEARTBEAT_CHANNEL: Final = "flotilla:heartbeat:"
 _CHANNELS: Final = "flotilla:"
-CHANNELS_PATTERN: Final = "flotilla:[cht][eo][akn]*:*"
-"""Of all kinds of channels, for PUBSUB CHANNELS."""
+CHANNELS_PATTERN: Final = "flotilla:[cht][eo][akn]*:*"  # of all kinds, for PUBSUB CHANNELS
 
 _tags: list[str] = []
 """Of a cluster: the tag of each shard. A process belongs to one fleet."""
@@ -210,13 +208,7 @@ DEFAULT_VERSIONS: Final = "flotilla:{fleet}:default_versions"
 SHARDS: Final = "flotilla:{fleet}:shards"
 PROBE: Final = "flotilla:{fleet}:probe"
 MAINTENANCE_RUNS: Final = "flotilla:{fleet}:maintenance"
-SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"
-"""Of `scale` and `scaling_events`, for Redis' SCAN."""
-
-
-def probe(shard: int) -> str:
-    """A key of the shard that is written to see whether it can be."""
-    return f"{base(shard)}{PROBE_WORD}"
+SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"  # of `scale` and `scaling_events`, for SCAN
 
 
 def worker(worker_id: str) -> str:

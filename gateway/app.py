@@ -53,6 +53,7 @@ from shared.store.redis.lost_gateways import LostGateways
 from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.reaper import Reaper
 from shared.store.redis.redis_client import server_name
+from shared.store.redis.replicated_submit import ReplicatedSubmits
 from shared.store.redis.scale_store import ScaleStore
 from shared.store.redis.servers import Servers
 
@@ -128,6 +129,8 @@ def _make_gateway(
     gateway_id = f"gw-{secrets.token_hex(6)}"
     servers = Servers(settings.redis_url, settings.shards)
     queue = JobQueue(servers, quotas=_quotas(settings))
+    if settings.wait_replicas:
+        queue.replicated = ReplicatedSubmits(servers, settings.wait_replicas)
     relay = Relay(queue, servers, gateway_id, metrics, settings.stream_buffer_bytes)
     malformed = MalformedValues(metrics.malformed)
     fleet = FleetView(

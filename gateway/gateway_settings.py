@@ -25,6 +25,13 @@ class GatewaySettings(ListenSettings, PoolSettings):
     default_model: str = Field(
         "", description="for requests that name no model; empty: the only one, if there is one"
     )
+    wait_replicas: int = Field(
+        0,
+        ge=0,
+        le=8,
+        description="a job counts as queued once so many replicas of its Redis have it; else 503 "
+        "after 1 s, and it may be queued all the same",
+    )
     max_body_bytes: int = Field(8 << 20, ge=1024, description="size limit of a JSON body")
     max_upload_bytes: int = Field(
         26 << 20,

@@ -24,6 +24,7 @@ from shared.job.states import JobState
 from shared.store.interface import Store, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_reader import JobReader
+from shared.store.redis.replicated_submit import ReplicatedSubmits
 from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
 from shared.store.redis.scripts.emit import Step, pack_emit, parse_emit
 from shared.store.redis.scripts.runner import ids, job_states
@@ -41,6 +42,15 @@ _DEAD_CONSUMER_S = 600.0
 class JobQueue(JobReader, Store):
     """All queues of a fleet. What has no docstring here has one in Store."""
 
+    replicated: ReplicatedSubmits | None = None
+    """Makes submits wait for replicas."""
+
+    async def close(self) -> None:
+        """Close the queue's own connections; `servers` stays open."""
+        await super().close()
+        if self.replicated is not None:
+            await self.replicated.close()
+
     def losses(self, shard: int) -> int:
         return self.scripts(shard).connection.losses
 
@@ -54,7 +64,10 @@ class JobQueue(JobReader, Store):
 
     def start_submit(self, shard: int, jobs: Sequence[NewJob], max_depth: int) -> Future[Any]:
         arguments = pack_submit(jobs, max_depth, self.quotas)
-        return self.scripts(shard).start("submit", shard, arguments)
+        scripts = self.scripts(shard)
+        if self.replicated is not None:
+            return asyncio.ensure_future(self.replicated.submit(scripts, shard, arguments))
+        return scripts.start("submit", shard, arguments)
 
     parse_submit = staticmethod(parse_submit)
 

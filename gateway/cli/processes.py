@@ -187,7 +187,7 @@ def engine_node(
     """Run a further machine of a worker's engine, with the worker's settings; needs no Redis."""
     _become(
         "worker",
-        "worker.engines.vllm.engine_node",
+        "worker.engine_node",
         str(node_rank),
         config=config,
         model=model,

@@ -41,9 +41,7 @@ class Nodes:
     def group(self, worker_id: str) -> Group:
         """Start a worker and the node of its engine; returns when it is ready."""
         args = f"{_ARGS} --tensor-parallel-size 2 --nnodes 2 --master-port {free_port()}"
-        node = self.stack.start(
-            "worker.engines.vllm.engine_node", "1", engine="vllm", engine_args=args
-        )
+        node = self.stack.start("worker.engine_node", "1", engine="vllm", engine_args=args)
         head = self.worker(worker_id, args)
         return Group(head, node)
 

@@ -17,7 +17,8 @@ import yaml
 from gateway.cli.main import app
 from shared.platform.settings import PREFIX, declared
 from tests.waiting import wait_for
-from worker.engines.vllm import engine_node, group_health
+from worker import engine_node
+from worker.engines.vllm import group_health
 from worker.engines.vllm.arguments import node_problems
 
 EXAMPLE = Path(__file__).parents[3] / "compose/kubernetes/examples/leader-worker-set.yaml"

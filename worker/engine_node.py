@@ -69,11 +69,11 @@ def _end_with(head: tuple[str, int]) -> None:
         except OSError:
             failures += reached
     log.error("the head of the engine, %s:%d, has ended", *head)
-    os._exit(1)  # vLLM's processes end with it (parent_death.py)
+    os._exit(1)  # vLLM's processes end with it (engines/vllm/parent_death.py)
 
 
 def main() -> None:
-    """`python -m worker.engines.vllm.engine_node RANK`; exits with 1 (failure) or 2 (settings)."""
+    """`python -m worker.engine_node RANK`; exits with 1 (failure) or 2 (settings)."""
     try:
         run(int(sys.argv[1]))
     except SettingsError as error:

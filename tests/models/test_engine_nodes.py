@@ -90,18 +90,19 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     redis.stop()
 
 
-def _streamed(nodes: Nodes, job_id: str) -> tuple[str, bool]:
-    """The text of a job's stream, and whether it ended with [DONE]."""
-    text, done = "", False
-    url = f"{nodes.gateway.url}/jobs/{job_id}/events"
-    with httpx.stream("GET", url, timeout=300) as events:
+def _followed(nodes: Nodes, job_id: str) -> str:
+    """Follow a streamed job to its end, which must be a good one; returns its text."""
+    url, last = f"{nodes.gateway.url}/jobs/{job_id}", ""
+    with httpx.stream("GET", f"{url}/events", timeout=300) as events:
         for line in events.iter_lines():
-            if line == "data: [DONE]":
-                done = True
-            elif line.startswith("data: "):
-                choices = json.loads(line[6:]).get("choices") or [{}]
-                text += (choices[0].get("delta") or {}).get("content") or ""
-    return text, done
+            last = line if line.startswith("event: ") else last
+    assert last == "event: completed"
+    text = ""
+    for line in httpx.get(f"{url}/result").text.splitlines():
+        if line.startswith("data: {"):
+            choices = json.loads(line[6:]).get("choices") or [{}]
+            text += (choices[0].get("delta") or {}).get("content") or ""
+    return text
 
 
 def test_two_nodes_answer_as_one_and_a_lost_node_loses_nothing(nodes: Nodes) -> None:
@@ -115,8 +116,7 @@ def test_two_nodes_answer_as_one_and_a_lost_node_loses_nothing(nodes: Nodes) -> 
     wait_for(lambda: nodes.attempts(job_id) == ["w-two"], "the group runs the job")
     nodes.worker("w-one")
     group.node.kill()  # while the engine computes
-    text, done = _streamed(nodes, job_id)
-    assert done
+    text = _followed(nodes, job_id)
     assert group.head.popen.wait(60) == 1
     assert nodes.attempts(job_id)[-1] == "w-one"
     job = httpx.get(f"{nodes.gateway.url}/jobs/{job_id}").json()

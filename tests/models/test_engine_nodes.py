@@ -15,6 +15,8 @@ from tests.e2e.processes import Process, Stack
 from tests.redis_server import RedisServer, free_port
 from tests.waiting import wait_for
 
+# Each loads the model two or three times.
+pytestmark = pytest.mark.timeout(900)
 MODEL = "flotilla-demo"
 _ARGS = "--dtype float32 --max-num-seqs 8"
 _LOADED_S = 300.0

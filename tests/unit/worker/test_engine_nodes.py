@@ -102,6 +102,14 @@ async def test_a_question_that_waits_for_a_step_is_no_failure(
     assert group.asked == 2
 
 
+async def test_a_machine_that_does_not_answer_is_lost_though_a_request_came_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Group(Exception("RPC call to check_health timed out."), unfinished=(0, 1))
+    await broken(group, monkeypatch)
+    assert group.asked == 1
+
+
 def test_a_node_ends_with_its_head_and_waits_for_it_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -25,8 +25,7 @@ def spans_machines(parallel_config: Any) -> bool:
 async def until_broken(engine: Any) -> None:
     """Return when a process of the group does not answer. `engine`: an AsyncLLM.
 
-    Nothing is asked while there are requests: a step that fails ends the engine by itself, and a
-    question would wait for the step.
+    Nothing is asked while there are requests: a step that fails ends the engine by itself.
     """
     while True:
         await asyncio.sleep(EVERY_S)
@@ -36,7 +35,8 @@ async def until_broken(engine: Any) -> None:
             async with asyncio.timeout(_TIMEOUT_S + 1):
                 await engine.collective_rpc("check_health", timeout=_TIMEOUT_S)
         except Exception as error:
-            if engine.get_num_unfinished_requests():  # the question waited for their steps
+            # TimeoutError: the question may still wait for a step. VLLM's own errors are others.
+            if isinstance(error, TimeoutError) and engine.get_num_unfinished_requests():
                 continue
             log.error("a machine of the engine does not answer: %r", error)
             return

@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 
 ON_CLUSTER = os.environ.get("TEST_REDIS") == "cluster"
 """The Redis of the tests is a node of a cluster."""
-one_redis_only = pytest.mark.skipif(ON_CLUSTER, reason="not of a cluster")
+one_redis_only = pytest.mark.skipif(ON_CLUSTER, reason="tests what only one Redis has")
 NODE_TIMEOUT_MS = 1000
 """A node that does not answer for so long is taken for down."""
 
@@ -161,7 +161,7 @@ def move_slot(slot: int, source: RedisServer, target: RedisServer) -> None:
 
 @contextlib.contextmanager
 def begun_move(slot: int, source: RedisServer, target: RedisServer) -> Iterator[None]:
-    """The slot is being given away, and no key has gone yet."""
+    """During this context the slot moves from `source` to `target`; no key has been moved yet."""
     call(target, "CLUSTER SETSLOT", slot, "IMPORTING", node_id(source))
     call(source, "CLUSTER SETSLOT", slot, "MIGRATING", node_id(target))
     yield

@@ -25,6 +25,9 @@ from worker.engines.interface import Engine
 
 ROOT = Path(__file__).parent.parent
 
+# Before any test imports torch: threads of vLLM that spin would take the cores from each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A loaded machine is no failure.
 hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -39,6 +39,7 @@ def run(node_rank: int) -> None:
     args = arguments.parse(
         v, pool, load_settings(VllmSettings).otlp_traces_endpoint, node_rank=node_rank
     )
+    v.choose_model_runner(prefills=v.prefills.enabled())
     args.api_server_count = 0  # vLLM's own value for a process without a server
     if not v.install_prefill_resume():
         _install_forced_replay(v, args)

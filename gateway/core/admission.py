@@ -103,7 +103,7 @@ def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
 def admit_tenant(incoming: Incoming) -> CallHeaders:
     """The headers of a tenant's request for a job. Raises BadRequest.
 
-    Each passes here once, between body and model: a limit of a tenant's rate belongs here.
+    Called once for each, after the body and before the model: the place for a limit of its rate.
     """
     return call_headers(incoming.scope["headers"])
 

@@ -34,6 +34,7 @@ from typing import Any
 
 from shared.platform.death_signal import request_signal
 from worker.engines.simulated.generation import Sequence
+from worker.engines.vllm.arguments import DEMO_DEFAULTS
 
 _PRELOADED = (
     "gateway.__main__",
@@ -47,11 +48,7 @@ _PRELOADED = (
     "worker.engines.simulated.engine",
 )
 _PRELOADED_VLLM = (
-    "vllm.entrypoints.launchers.api_server.app_state",
-    "vllm.entrypoints.launchers.app",
-    "vllm.entrypoints.launchers.cli_args",
     "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
     "worker.engines.vllm.engine",
     "worker.engines.vllm.prefill_resume",
 )
@@ -124,24 +121,31 @@ class ForkServer:
 
 def main() -> None:
     """Carry out commands until the end of the input."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what vLLM prints at import is no reply
     options = set(sys.argv[1:])
     count_tokens = COUNT_TOKENS in options
     if names := options - {COUNT_TOKENS, VLLM}:
         controls = importlib.import_module("load_tests.faults.kills.controls").CONTROLS
         for name in names:
             controls[name]()
+    if VLLM in options:
+        os.environ.update(DEMO_DEFAULTS)  # before OpenMP is loaded, which reads its own at once
     for module in (*_PRELOADED, *(_PRELOADED_VLLM if VLLM in options else ())):
         importlib.import_module(module)
     if VLLM in options:
+        vllm = importlib.import_module("worker.engines.vllm.release").load()
+        if vllm.on_cpu():  # it replaces parts of torch.cuda
+            importlib.import_module("vllm.v1.worker.cpu_worker")
         # It finds the memory for names of processes only before `_run` replaces the environment.
         importlib.import_module("setproctitle").getproctitle()
     mains = {name: _main_of(name) for name in ("worker", "gateway")}
     server = ForkServer(mains, count_tokens=count_tokens)
     gc.collect()
     gc.freeze()  # a collection in a child would copy the pages of all these objects
-    print(json.dumps({}), flush=True)
+    print(json.dumps({}), file=replies, flush=True)
     for line in sys.stdin:
-        print(json.dumps(server.reply(json.loads(line))), flush=True)
+        print(json.dumps(server.reply(json.loads(line))), file=replies, flush=True)
 
 
 def _main_of(package: str) -> Callable[[], None]:

@@ -48,7 +48,7 @@ class Process:
     def memory(self) -> MemoryUse:
         """Return the memory of the process and its descendants."""
         each = [_memory_use(pid) for pid in process_tree(self.popen.pid)]
-        return MemoryUse(sum(use.rss for use in each), sum(use.private for use in each))
+        return MemoryUse(sum(use.pss for use in each), sum(use.private for use in each))
 
     def check(self) -> None:
         """Raise ProcessError if the process has ended."""
@@ -61,9 +61,9 @@ class Process:
 
 
 class MemoryUse(NamedTuple):
-    """Bytes: all resident ones, and those that no other process shares."""
+    """Bytes: proportional set size (of a page that n processes share, 1/n); not shared ones."""
 
-    rss: int
+    pss: int
     private: int
 
 
@@ -169,7 +169,7 @@ def _memory_use(pid: int) -> MemoryUse:
         name, _, value = line.partition(":")
         sizes[name] = int(value.split()[0]) << 10
     private = sizes["Private_Clean"] + sizes["Private_Dirty"]
-    return MemoryUse(sizes["Rss"], private)
+    return MemoryUse(sizes["Pss"], private)
 
 
 def _signal(process: Process, number: int) -> None:

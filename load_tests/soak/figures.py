@@ -18,7 +18,7 @@ def figures(fleet: Fleet) -> dict[str, float]:
     """Return all figures that must not grow; names of sizes end with ` bytes`."""
     found = {}
     for process in fleet.processes:
-        found[f"{process.label} RSS bytes"] = float(process.memory().rss)
+        found[f"{process.label} PSS bytes"] = float(process.memory().pss)
         found[f"{process.label} open files"] = float(
             sum(map(_open_files, process_tree(process.popen.pid)))
         )

@@ -28,6 +28,7 @@ from load_tests.harness.session import (
 from load_tests.harness.spread import show_median, show_spread, spread
 from load_tests.harness.table import Table
 from load_tests.vllm.rounds import (
+    DEFAULT_POINTS,
     POINTS,
     BenchServeResult,
     check_answers,
@@ -45,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     options = {
         "--systems": (",".join(VLLM_SYSTEMS), "what to measure"),
-        "--points": (",".join(POINTS), "points of load"),
+        "--points": (DEFAULT_POINTS, f"points of load, of {', '.join(POINTS)}"),
+        "--model": ("", "folder of a model (default: the demo model with its options)"),
+        "--engine-args": ("", "options of vLLM, as --engine-args='--enforce-eager'"),
         "--rounds": (5, "rounds of our load client"),
         "--bench-serve-rounds": (2, "rounds of `vllm bench serve`; 0: none"),
     }
@@ -57,7 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
     chosen = parse_names(arguments.systems, VLLM_SYSTEMS)
     points = [POINTS[name] for name in parse_names(arguments.points, POINTS)]
     with session() as processes:
-        systems = [VLLM_SYSTEMS[name](processes) for name in chosen]
+        systems = [_with_options(VLLM_SYSTEMS[name], arguments)(processes) for name in chosen]
         for system in systems:
             system.start()
             print_progress(f"{system.name} is ready")
@@ -74,6 +77,11 @@ def main(arguments: argparse.Namespace) -> int:
     data = {**asdict(results), "bench_serve": [asdict(item) for item in bench_serve]}
     save_result(arguments.json, "vllm", data)
     return 0
+
+
+def _with_options(system: type[VllmServe], arguments: argparse.Namespace) -> type[VllmServe]:
+    engine_args = f"{system.engine_args} {arguments.engine_args}".strip()
+    return system.variant(system.name, model=arguments.model, engine_args=engine_args)
 
 
 def _run_bench_serve(systems: Sequence[VllmServe], rounds: int) -> list[BenchServeResult]:

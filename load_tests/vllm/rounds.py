@@ -21,8 +21,18 @@ from worker.demo import MODEL_DIR, MODEL_NAME
 
 POINTS = {
     point.name: point
-    for point in (Point("c1", 1, 40, 16), Point("c32", 32, 192, 64), Point("c64", 64, 384, 64))
+    for point in (
+        Point("c1", 1, 40, 16),
+        Point("c32", 32, 192, 64),
+        Point("c64", 64, 384, 64),
+        # For a GPU: answers of 256 tokens.
+        Point("l1", 1, 4, 256),
+        Point("l64", 64, 256, 256),
+        Point("l256", 256, 768, 256),
+        Point("l512", 512, 1024, 256),
+    )
 }
+DEFAULT_POINTS = "c1,c32,c64"
 _TIMEOUT_S = 300.0
 _INPUT_TOKENS = 64
 
@@ -74,7 +84,7 @@ def run_bench_serve(system: VllmServe, point: Point, round_index: int) -> BenchS
         "base-url": f"http://127.0.0.1:{system.ports[0]}",
         "endpoint": system.path,
         "model": MODEL_NAME,
-        "tokenizer": MODEL_DIR,
+        "tokenizer": system.model or MODEL_DIR,
         "dataset-name": "random",
         "random-input-len": _INPUT_TOKENS,
         "random-output-len": point.tokens,

@@ -22,8 +22,10 @@ class VllmServe(System):
     """`vllm serve`."""
 
     name = "vllm"
+    model: ClassVar[str] = ""
+    """Folder of the model; empty: the demo model, with its options."""
     engine_args: ClassVar[str] = ""
-    """vLLM options besides the demo model's."""
+    """Further options of vLLM."""
     least_events = 4
     """The role, a first and a last chunk, `[DONE]`: vLLM merges tokens that wait to be sent."""
     body_fields: ClassVar[dict[str, Any]] = {"model": MODEL_NAME, "temperature": 0}
@@ -38,8 +40,11 @@ class VllmServe(System):
         """Start `vllm serve`."""
         port = self.metrics_port = free_port()
         options = f"--served-model-name {MODEL_NAME} --host 127.0.0.1 --port {port}"
-        options += f" --disable-uvicorn-access-log {DEMO_ARGS} {self.engine_args}"
-        command = python_command("worker.engines.vllm.cli", "serve", MODEL_DIR, *options.split())
+        # As in a worker: what is given last counts.
+        options += f" --disable-uvicorn-access-log {'' if self.model else DEMO_ARGS}"
+        options += f" {self.engine_args}"
+        model = self.model or MODEL_DIR
+        command = python_command("worker.engines.vllm.cli", "serve", model, *options.split())
         environment = to_environment("") | _ENGINE
         self.ports = [port]
         process = self._processes.start("vllm", "engine", command, environment)
@@ -59,7 +64,12 @@ class VllmFleet(VllmServe):
 
     def start(self) -> None:
         """Start Redis, the worker, the gateway."""
-        common = {"redis_url": self.start_redis().url, "fast_paths": self.fast_paths}
+        common: dict[str, Any] = {
+            "redis_url": self.start_redis().url,
+            "fast_paths": self.fast_paths,
+        }
+        if self.model:
+            common |= {"model": self.model, "served_model_name": MODEL_NAME}
         self.metrics_port = self.start_flotilla(
             "worker", "worker", "engine", _LOADED_S, **common, engine_args=self.engine_args
         )

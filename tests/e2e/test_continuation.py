@@ -9,6 +9,7 @@ table of classes in worker/engines/CONTINUATION.md with the classes that are tri
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -355,6 +356,22 @@ async def test_the_logits_processor_is_the_model_runners(
     expected = [f"worker.engines.vllm.forced_replay:{processor}"] if processor else None
     assert config.model_config.logits_processors == expected
     assert forced_replay.installed(config.model_config) is (processor is not None)
+
+
+@pytest.mark.parametrize(
+    ("processors", "prefills", "chosen"),
+    [(None, False, "0"), (None, True, None), (object(), False, None)],
+)
+async def test_model_runner_v1_is_chosen_where_v2_can_not_continue(
+    monkeypatch: pytest.MonkeyPatch, processors: object, prefills: bool, chosen: str | None
+) -> None:
+    from worker.engines.vllm import forced_replay
+
+    monkeypatch.setattr(forced_replay, "RunnerV2LogitsProcessor", processors)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")  # so that it is restored afterwards
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    forced_replay.choose_model_runner(prefills=prefills)
+    assert os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == chosen
 
 
 async def test_forced_tokens_in_model_runner_v2() -> None:

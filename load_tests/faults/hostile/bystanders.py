@@ -17,6 +17,8 @@ from load_tests.systems.engine import CHAT_PATH, MODEL
 _TIMEOUT_S = 60.0
 _PROBE_EVERY_S = 0.1
 _SAMPLE_EVERY_S = 0.05
+_SAMPLING_SHARE = 0.2
+"""Of a core, at most: one sample of a worker with vLLM takes tens of milliseconds."""
 _STREAMS = 4
 
 
@@ -64,8 +66,8 @@ class Bystanders:
             thread.join(2 * _TIMEOUT_S)
 
     def memory(self) -> dict[str, int]:
-        """Return the current resident bytes by process."""
-        return {label: process.memory().rss for label, process in self._processes.items()}
+        """Return the current bytes by process: proportional set size, descendants included."""
+        return {label: process.memory().pss for label, process in self._processes.items()}
 
     def _read(self) -> None:
         while not self._ended.is_set():
@@ -105,9 +107,12 @@ class Bystanders:
             self._ended.wait(_PROBE_EVERY_S)
 
     def _sample(self) -> None:
-        while not self._ended.wait(_SAMPLE_EVERY_S):
+        pause_s = _SAMPLE_EVERY_S
+        while not self._ended.wait(pause_s):
+            began = time.monotonic()
             for label, size in self.memory().items():
                 self.peak[label] = max(self.peak.get(label, 0), size)
+            pause_s = max(_SAMPLE_EVERY_S, (time.monotonic() - began) / _SAMPLING_SHARE)
 
     def _fail(self, what: str) -> None:
         if not self._ended.is_set():

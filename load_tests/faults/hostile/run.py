@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from load_tests.faults.hostile.anonymous_attacks import DESCRIPTORS
@@ -75,7 +77,7 @@ class HostileRun:
         )
         fleet = Fleet(self._folder / f"hostile-{self._n_fleets}", shape)
         if self._vllm:
-            _prefer(os.getpid(), *(process.popen.pid for process in fleet.processes))
+            _prefer(process.popen.pid for process in fleet.processes)
         try:
             yield fleet
         finally:
@@ -88,13 +90,19 @@ class HostileRun:
         target = AttackTarget(fleet.ports[0], idle_s)
         hostile.prepare(target)
         tokens = _VLLM_TOKENS if self._vllm else _TOKENS
+        attacker = _start_attacker(hostile, target)
         bystanders = Bystanders(target.port, processes, tokens)
         bystanders.start()
+        if self._vllm:
+            _prefer([os.getpid()])
         time.sleep(_WARM_UP_S)
         before = bystanders.memory()
         bystanders.measure()
         try:
-            response = hostile.attack(target)
+            attacker.send("begin")
+            response = attacker.recv()
+            if isinstance(response, Exception):
+                raise response
             peak = dict(bystanders.peak)
             time.sleep(self._after_s)
             after = bystanders.memory()
@@ -113,7 +121,29 @@ class HostileRun:
         )
 
 
-def _prefer(*pids: int) -> None:
+def _start_attacker(hostile: HostileRequest, target: AttackTarget) -> Connection:
+    """Return the connection to a process of its own: with it, the clients would wait for its GIL.
+
+    It attacks when it receives anything, and sends the server's answer or the exception.
+    """
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+
+    def attack() -> None:
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        theirs.recv()
+        try:
+            theirs.send(hostile.attack(target))
+        except (RuntimeError, OSError, ValueError) as error:
+            theirs.send(error)
+
+    fork.Process(target=attack, daemon=True).start()
+    theirs.close()
+    return ours
+
+
+def _prefer(pids: Iterable[int]) -> None:
     """Run the threads of these processes before those of the engine, which is a child of one.
 
     As on a machine with a core for each: on two cores vLLM keeps other processes from running for
@@ -121,5 +151,5 @@ def _prefer(*pids: int) -> None:
     """
     with suppress(PermissionError):
         for pid in pids:
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setscheduler(int(task.name), os.SCHED_RR, os.sched_param(1))

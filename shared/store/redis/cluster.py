@@ -226,7 +226,7 @@ class SlotConnection(Connection):
             raise
 
     def abort(self) -> None:
-        """End it at once: who waits for a reply gets an error."""
+        """End the connection at once; callers that wait for a reply get an error."""
         transport = getattr(getattr(self, "_writer", None), "transport", None)
         if transport is not None:
             transport.abort()

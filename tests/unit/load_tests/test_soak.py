@@ -56,12 +56,12 @@ def test_a_trend_has_start_end_and_slope() -> None:
 
 
 def sample(at: float, **changes: float) -> dict[str, float]:
-    return {"seconds": at, "cpu_s": at / 8, "gateway RSS bytes": 60 * MB, "keys": 100.0, **changes}
+    return {"seconds": at, "cpu_s": at / 8, "gateway PSS bytes": 60 * MB, "keys": 100.0, **changes}
 
 
 def test_every_figure_but_time_has_a_trend() -> None:
     found = trends_of([sample(at, keys=at) for at in TIMES])
-    assert {item.name: item.flat for item in found} == {"gateway RSS bytes": True, "keys": False}
+    assert {item.name: item.flat for item in found} == {"gateway PSS bytes": True, "keys": False}
     assert "GROWS" in trend_table(found).text()
 
 

@@ -31,7 +31,9 @@ DEFAULTS = {
     # Choices per request: an unbounded `n` blocks the event loop (CVE-2026-34756).
     "VLLM_MAX_N_SEQUENCES": "64",
 }
-DEMO_DEFAULTS = {"HF_HUB_OFFLINE": "1"}
+# OpenMP's threads spin while they wait for each other. With one per core, any other process delays
+# every step: on two cores the small model generates up to twice as fast with one.
+DEMO_DEFAULTS = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 DEMO_ARGS = (
     "--max-model-len 4096 --max-num-seqs 64 --enforce-eager --dtype bfloat16 "
     "--kv-cache-memory-bytes 268435456 --enable-auto-tool-choice --tool-call-parser hermes"

@@ -164,7 +164,8 @@ async def _refuse(
     text: str, status: HTTPStatus, scope: Scope, receive: Receive, send: Send
 ) -> None:
     from starlette.responses import JSONResponse
-    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+
+    from worker.engines.vllm.error_response import create_error_response
 
     refusal = create_error_response(text, f"{status.phrase.replace(' ', '')}Error", status)
     await JSONResponse(refusal.model_dump(), status)(scope, receive, send)

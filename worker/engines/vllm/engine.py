@@ -50,6 +50,7 @@ class VllmEngine:
         v = await asyncio.to_thread(release.load)
         self.kind = f"vllm {v.version}"
         args = arguments.parse(v, self._pool, self._settings.otlp_traces_endpoint)
+        v.choose_model_runner(prefills=v.prefills.enabled())
         if v.on_cpu():
             # One process for the engine instead of two: a CPU is one device.
             environment.set_engine_defaults({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
@@ -104,7 +105,7 @@ class VllmEngine:
 
     def load(self) -> Load:
         """See `Engine.load`."""
-        unfinished = self._engine.get_num_unfinished_requests()
+        unfinished = self._engine.output_processor.get_num_unfinished_requests()
         # The KV usage is the last step's, which is outdated once the engine is idle.
         return Load(unfinished, self._kv_usage if unfinished else 0.0)
 

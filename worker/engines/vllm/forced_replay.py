@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
+from shared.platform import settings as environment
 from worker.engines.vllm.resume_args import forced
 
 try:
@@ -21,6 +22,15 @@ try:
     )
 except ImportError:  # a release whose model runner V2 takes none
     RunnerV2LogitsProcessor = None
+
+
+def choose_model_runner(*, prefills: bool) -> None:
+    """Have vLLM use model runner V1 where V2 can't continue answers; before its configuration.
+
+    `prefills`: whether answers are continued by prefill.
+    """
+    if RunnerV2LogitsProcessor is None and not prefills:
+        environment.set_engine_defaults({"VLLM_USE_V2_MODEL_RUNNER": "0"})
 
 
 def install(config: Any) -> bool:

@@ -26,7 +26,8 @@ def install(app: Any) -> None:
     """Add the handlers to vLLM's application, before its first request."""
     from starlette.exceptions import HTTPException
     from starlette.responses import JSONResponse
-    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+
+    from worker.engines.vllm.error_response import create_error_response
 
     async def answer(request: Any, error: Exception) -> JSONResponse:
         # The journal of a job is its output buffer; others do not count.

@@ -37,7 +37,9 @@ def load() -> SimpleNamespace:
     from torch.cpu import _init_amx as init_amx
 
     from worker.engines.vllm.collector import install as install_collector
+    from worker.engines.vllm.forced_replay import choose_model_runner
     from worker.engines.vllm.forced_replay import install as install_forced_replay
+    from worker.engines.vllm.prefill_resume import PREFILLS
     from worker.engines.vllm.prefill_resume import install as install_prefill_resume
 
     def on_cpu() -> bool:
@@ -61,11 +63,13 @@ def load() -> SimpleNamespace:
         api_key=envs.VLLM_API_KEY,
         ToolParserManager=ToolParserManager,
         build_app=build_app,
+        choose_model_runner=choose_model_runner,
         init_amx=init_amx,
         init_app_state=init_app_state,
         install_collector=install_collector,
         install_forced_replay=install_forced_replay,
         install_prefill_resume=install_prefill_resume,
+        prefills=PREFILLS,
         make_arg_parser=make_arg_parser,
         run_headless=run_headless,
         validate_parsed_serve_args=validate_parsed_serve_args,

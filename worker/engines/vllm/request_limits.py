@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Any
 
 from worker.engines.interface import JOB
@@ -34,10 +33,9 @@ class RequestLimits:
             try:
                 await self._grammars.check(params.structured_outputs, JOB.get().tenant)
             except TrialsBusy as error:
-                from vllm.exceptions import GracefulHTTPError
+                from worker.engines.vllm.error_response import unavailable
 
-                text = "New grammars can't be checked now; try again."
-                raise GracefulHTTPError(text, HTTPStatus.SERVICE_UNAVAILABLE) from error
+                raise unavailable("New grammars can't be checked now; try again.") from error
 
     def _check_logprobs(self, alternatives: int, prompt_tokens: int) -> None:
         # vLLM makes an object of each on the event loop, and all other requests wait.

@@ -163,12 +163,6 @@ class GatewaySettings(ListenSettings, PoolSettings):
         description="bytes of the largest answer that a request may ask for: sequences x tokens x "
         "log probabilities, estimated (gateway/core/answer_size.py)",
     )
-    max_answer_bytes_at_once: int = Field(
-        2 << 20,
-        ge=1,
-        description="the same for log probabilities in an answer that is not streamed: vLLM makes "
-        "2 MiB in about 0.3 s, in which its other answers wait",
-    )
     max_stop_strings: int = Field(64, ge=0, description="strings in `stop` or `bad_words`")
     max_stop_chars: int = Field(1024, ge=1, description="characters of one of them")
     max_token_list: int = Field(1024, ge=0, description="tokens in `logit_bias`, `stop_token_ids`")

@@ -153,7 +153,7 @@ class JobAnswer:
             if data:
                 self._observe_write(time.monotonic())
             elif not events and (had is None or had.complete or had.position.awaited):
-                data = await progress_comment(self._context, self.job_id)
+                data = await self._progress()
             if data and events and events[-1].kind == FrameKind.DONE:
                 await self._send_chunk(data, more=False)
                 return True
@@ -258,7 +258,7 @@ class JobAnswer:
 
     async def _on_silence(self) -> bool:
         """There is no answer yet; True if the request is answered without it."""
-        await progress_comment(self._context, self.job_id)  # raises if the job is gone
+        await self._progress()
         return False
 
     async def _send_whole(self, whole: WholeAnswer, *headers: tuple[bytes, bytes]) -> None:
@@ -273,6 +273,13 @@ class JobAnswer:
         await send_body(self._response, whole.status, fields, whole.body, lambda: self._client_left)
 
     # --- both ---
+
+    async def _progress(self) -> bytes:
+        """`progress_comment`. Until the submit is acknowledged a job without a record is not gone:
+        the call may still be on its way to a Redis that another has replaced meanwhile."""
+        if self._queued is not None and not self._queued.done():
+            return sse.comment("waiting for the queue")
+        return await progress_comment(self._context, self.job_id)
 
     def _id_headers(self) -> list[tuple[bytes, bytes]]:
         job_id = self.job_id.encode()

@@ -31,8 +31,9 @@ def check_answer_size(
 ) -> None:
     """Raises BadRequest if a request to generate may have an answer of more than `limit` bytes.
 
-    `most_alternatives`: for -1, which asks for all. `at_once`: bytes of generated tokens' log
-    probabilities in an answer that is not streamed: vLLM makes these in one turn of its event loop.
+    `most_alternatives`: for -1, which asks for all. `at_once`: log probabilities of an answer that
+    is not streamed: vLLM makes them in one turn of its event loop. Without `max_tokens` their
+    number is not known here; the worker counts them.
     """
     if _MULTIPLIERS.isdisjoint(fields) and n_prompts * _MOST_TOKENS * _TOKEN_BYTES <= limit:
         return  # the usual case
@@ -40,14 +41,12 @@ def check_answer_size(
     tokens = next((_number(fields[name]) for name in _MAX_TOKENS if fields.get(name)), 0)
     assumed = _COMPLETION_TOKENS if "prompt" in fields else _ASSUMED_TOKENS
     alternatives = _alternatives(fields, most_alternatives)
-    size = (
-        n
-        * min(tokens or assumed, _MOST_TOKENS)
-        * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * alternatives)
-    )
-    if alternatives and size > at_once and not fields.get("stream"):
+    n_tokens = n * min(tokens or assumed, _MOST_TOKENS)
+    size = n_tokens * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * alternatives)
+    is_known = tokens or assumed == _COMPLETION_TOKENS
+    if is_known and n_tokens * alternatives > at_once and not fields.get("stream"):
         raise BadRequest(
-            f"The log probabilities of the answer may become {size} bytes long, at most {at_once} "
+            f"The answer may have {n_tokens * alternatives} log probabilities, at most {at_once} "
             "are allowed in an answer that is not streamed. Set `stream`, or ask for less.",
             "stream",
         )

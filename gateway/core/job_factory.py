@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import islice
 
 from gateway.core.admission import CheckedRequest
 from gateway.core.on_disconnect import keep_s
@@ -30,8 +31,11 @@ class JobFactory:
         pools: Pools,
         gateway_id: str,
         reachable: Callable[[int], bool],
+        load: Callable[[int], int] = lambda shard: 0,
     ) -> None:
-        """`reachable`: whether the Redis server of a shard can be reached now."""
+        """`reachable`: whether a shard's Redis server can be reached now. `load`: how many of its
+        jobs this gateway waits for."""
+        self._load = load
         self._settings = settings
         self._gateway_id = gateway_id
         self._reachable = reachable
@@ -112,14 +116,13 @@ class JobFactory:
         )
 
     def new_shard(self) -> int:
-        """A random shard whose server can be reached, if a few tries find one."""
-        if self._settings.shards == 1:
+        """Of two random shards whose servers can be reached, the one with less load."""
+        n_shards = self._settings.shards
+        if n_shards == 1:
             return 0
-        for _ in range(_ID_TRIES):
-            shard = random.randrange(self._settings.shards)
-            if self._reachable(shard):
-                break
-        return shard
+        tried = random.sample(range(n_shards), min(n_shards, _ID_TRIES))
+        found = islice(filter(self._reachable, tried), 2)
+        return min(found, key=self._load, default=tried[0])
 
     def _job_id(
         self, idempotency: IdempotencyKey | None, request: CheckedRequest | None = None

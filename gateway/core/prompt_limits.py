@@ -71,7 +71,7 @@ def check_input(policy: Policy, fields: Mapping[str, Any], settings: GatewaySett
             most,
             settings.max_logprobs,
             settings.max_answer_bytes,
-            settings.max_answer_bytes_at_once,
+            settings.max_logprobs_at_once,
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from functools import partial
 from math import inf
@@ -78,6 +79,8 @@ class Relay:
         self._gateway_id = gateway_id
         self._reconnected = {shards: asyncio.Event() for shards in servers.groups}
         self._readers: dict[bytes, tuple[Reader, ...]] = {}
+        self.n_readers: Counter[int] = Counter()
+        """How many readers the jobs of each shard have."""
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = inf  # when the timer fires, on the monotonic clock
         metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))
@@ -114,11 +117,13 @@ class Relay:
         reader = Reader(self, job_id, mode, after)
         key = job_id.encode()
         self._readers[key] = (*self._readers.get(key, ()), reader)
+        self.n_readers[shard_in(job_id)] += 1
         return reader
 
     def close(self, reader: Reader) -> None:
         """The reader gets no more frames."""
         key = reader.job_id.encode()
+        self.n_readers[shard_in(reader.job_id)] -= 1
         others = tuple(each for each in self._readers[key] if each is not reader)
         if others:
             self._readers[key] = others

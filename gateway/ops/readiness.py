@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
+from shared.store.redis.start_checks import write_problems
 
 
 class Status(StrEnum):
@@ -83,7 +84,7 @@ def _subscribed(gateway: Gateway) -> bool:
 
 async def _redis(gateway: Gateway) -> str:
     """Why no job can be queued, if so: that takes the primary, and the server of any shard."""
-    primary, of_shards = await gateway.queue.servers.write_problems(gateway.id)
+    primary, of_shards = await write_problems(gateway.queue, gateway.id)
     for server, problem in enumerate(of_shards):
         gateway.metrics.redis_writable.labels(str(server)).set(not problem)
     return primary or min(of_shards, key=bool)

@@ -51,6 +51,12 @@ class FleetSettings(ProcessSettings):
     lease_s: float = Field(
         15.0, ge=0.2, le=600, description="a worker that renews no lease for so long loses its jobs"
     )
+    max_logprobs_at_once: int = Field(
+        6_500,
+        ge=1,
+        description="log probabilities in an answer that is not streamed: vLLM makes so many in "
+        "about 0.1 s, in which its other answers wait",
+    )
     silence_s: float = Field(
         1.5,
         ge=1,

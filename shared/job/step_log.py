@@ -32,7 +32,7 @@ STEPS = FLUSH_AFTER + 4
 class JobStream:
     """The output side of a job that a worker holds."""
 
-    __slots__ = ("fence_token", "generation", "job", "subscribers", "watchers")
+    __slots__ = ("__weakref__", "fence_token", "generation", "job", "subscribers", "watchers")
 
     def __init__(self, job: LeasedJob) -> None:
         self.job = job

@@ -6,11 +6,12 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.asgi_client import Reply, call
-from worker.engines.interface import JOB, Engine, JobFacts
+from worker.engines.interface import JOB, JOURNAL, Engine, JobFacts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -143,3 +144,29 @@ async def test_a_job_that_may_have_ended_a_worker_is_read_elsewhere_first(
     JOB.set(JobFacts("team", suspicious=True))
     assert (await ask(vllm_engine, CHAT, fields)).status == 200
     assert asked == [(CHAT, "team")]
+
+
+TOP = {"logprobs": True, "top_logprobs": 20, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("n", [1, 4])
+async def test_log_probabilities_of_an_answer_in_one_piece_are_counted(
+    vllm_engine: Engine, n: int
+) -> None:
+    """Its request does not say how many they become."""
+    fields = {"messages": [MESSAGE], "n": n, **TOP}
+    JOURNAL.set(Mock(past=lambda call: None))
+    reply = await ask(vllm_engine, CHAT, {**fields, "max_tokens": 300 // n})
+    assert reply.status == 200, reply.body[:500]
+    JOURNAL.set(Mock(past=lambda call: None))
+    assert "more than 6500 log probabilities" in refusal(await ask(vllm_engine, CHAT, fields))
+    JOURNAL.set(Mock(past=lambda call: None))
+    reply = await ask(vllm_engine, CHAT, {**fields, "max_tokens": 700, "stream": True})
+    assert reply.status == 200, "of a stream they are not"
+
+
+async def test_conversations_of_one_body_are_counted_together(vllm_engine: Engine) -> None:
+    JOURNAL.set(Mock(past=lambda call: None))
+    fields = {"messages": [[MESSAGE]] * 3, "max_tokens": 150, **TOP}
+    path = "/v1/chat/completions/batch"
+    assert "more than 6500 log probabilities" in refusal(await ask(vllm_engine, path, fields))

@@ -22,6 +22,7 @@ from tests.redis.worker_loops import chat, serving
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
 from worker.core.adapters import Adapters
+from worker.core.homes import Homes
 from worker.core.membership import Membership
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.registration import Registration
@@ -52,10 +53,11 @@ class ClaimingWorker:
 async def claims(queue: JobQueue, places: int) -> AsyncIterator[ClaimingWorker]:
     runs = dict[str, str]()
     queues = AdapterQueues(queue, POOL, places, runs)
+    member = Membership(queue, POOL, WORKER, LEASE_S)
     consumer = QueueConsumer(
         ClaimConnection(queue, range(1), WORKER, LEASE_S),
         POOL,
-        AdvertisedSlots(Membership(queue, POOL, WORKER, LEASE_S), lambda: 0),
+        AdvertisedSlots(member, lambda: 0, Homes(member)),
         queues,
         on_suspects=lambda: None,
         overcommitted=lambda: 0,

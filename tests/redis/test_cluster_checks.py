@@ -13,8 +13,9 @@ from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
 from shared.store.redis.servers import Servers
-from shared.store.redis.start_checks import refuse_unfit
+from shared.store.redis.start_checks import refuse_unfit, write_problems
 from tests.cluster import RedisCluster, call, fleet_on_one_node
+from tests.redis.conftest import open_queue
 from tests.redis_server import RedisServer
 from tests.settings import Settings
 
@@ -82,8 +83,8 @@ async def test_a_server_of_the_other_kind_is_refused(
 
 async def test_each_slot_is_tested_by_itself(cluster: RedisCluster, node: RedisServer) -> None:
     """And no key is written where its slot is not."""
-    async with Servers(cluster.url, 3) as servers:
-        assert await servers.write_problems("gw") == ("", ["", "", ""])
+    async with open_queue(cluster.url, shards=3) as queue:
+        assert await write_problems(queue, "gw") == ("", ["", "", ""])
         found = {key.decode() for key in call(node, "KEYS", "*")}
         assert found == {keys.PROBE, *map(keys.probe, range(3))}
         assert call(cluster.masters[1], "DBSIZE") == 0

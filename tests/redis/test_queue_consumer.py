@@ -17,9 +17,11 @@ from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
+from tests.cluster import one_redis_only
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
+from worker.core.homes import Homes
 from worker.core.membership import Membership
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.slot_adverts import AdvertisedSlots
@@ -30,10 +32,11 @@ DEADLINE_S = 3.0
 
 @contextlib.asynccontextmanager
 async def opened(queue: JobQueue, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
+    member = Membership(queue, POOL, worker, LEASE_S)
     consumer = QueueConsumer(
         ClaimConnection(queue, queue.servers.groups[0], worker, LEASE_S),
         POOL,
-        AdvertisedSlots(Membership(queue, POOL, worker, LEASE_S), lambda: 0),
+        AdvertisedSlots(member, lambda: 0, Homes(member)),
         AdapterQueues(queue, POOL, 0, ()),
         on_suspects=lambda: None,
         overcommitted=lambda: 0,
@@ -112,6 +115,7 @@ async def test_scripts_that_redis_has_lost_are_loaded_again(
         assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
 
 
+@one_redis_only
 async def test_scripts_found_lost_by_another_call_during_a_claim_fail_the_claim_and_are_loaded(
     consumer: QueueConsumer, queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +156,7 @@ async def test_a_lost_connection_is_reported_once_and_replaced(
     assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
 
 
+@one_redis_only
 async def test_jobs_of_all_shards_are_claimed_and_wake_the_consumer(redis_url: str) -> None:
     async with open_queue(redis_url, shards=3) as queue, opened(queue) as consumer:
         for shard in (0, 1, 2, 2, 1, 0):

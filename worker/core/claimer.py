@@ -1,7 +1,9 @@
 """A claimer takes jobs over one connection as long as slots are free.
 
-A worker has one for each, so that a server that does not answer delays no other. Request
-path: `shared/store` -> Redis -> here -> `worker/core/loop.py`.
+A worker has one for each, so that a server that does not answer delays no other. A slot that
+becomes free is its home shards' first: those of other shards decide a moment later.
+
+Request path: `shared/store` -> Redis -> here -> `worker/core/loop.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from shared.job.job import LeasedJob
 from shared.platform.backoff import Backoff
 from shared.store.interface import StoreError
+from worker.core.homes import Homes
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.slots import SlotAccounting
 
@@ -23,6 +26,8 @@ log = logging.getLogger("flotilla.claimer")
 # A slot may become free without a job's end (n > 1), and the KV cache empties without an event:
 # decide again after this time.
 _RECHECK_S = 0.25
+_HOME_FIRST_S = 0.02
+"""More than a claim takes."""
 _RECONNECT_BASE_S = 0.02
 _RECONNECT_CAP_S = 0.25
 
@@ -34,6 +39,7 @@ class Claimer:
         self,
         consumer: QueueConsumer,
         slots: SlotAccounting,
+        homes: Homes,
         claimers: int,
         start: Callable[[LeasedJob], None],
     ) -> None:
@@ -41,6 +47,7 @@ class Claimer:
         """When it last decided what to do, on the monotonic clock; None when it has ended."""
         self._consumer = consumer
         self._slots = slots
+        self._homes = homes
         self._claimers = claimers
         self._start = start
         self._stopped = False
@@ -95,6 +102,8 @@ class Claimer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RECHECK_S):
                 await self._changed.wait()
+        if self._consumer.shards[0] not in self._homes.shards:
+            await asyncio.sleep(_HOME_FIRST_S)
 
     async def _wait_for_wake_up(self) -> None:
         self._wake_up = asyncio.ensure_future(self._consumer.wait_for_wake_up())

@@ -23,6 +23,7 @@ from worker.core.adapter_claims import AdapterQueues
 from worker.core.claimer import Claimer
 from worker.core.control_channel import ControlChannel
 from worker.core.engine_steps import EngineProgress
+from worker.core.homes import Homes
 from worker.core.isolation import Isolation
 from worker.core.job_run import JobRun, Outcome
 from worker.core.lease import Lease
@@ -72,7 +73,8 @@ class WorkerLoop:
         self.adapter_queues = AdapterQueues(
             queue, member.pool, engine.capacity.max_loras, self.runs
         )
-        self.advertised_slots = AdvertisedSlots(member, self._assignable)
+        self.homes = Homes(member)
+        self.advertised_slots = AdvertisedSlots(member, self._assignable, self.homes)
         self.lease = Lease(member, self.runs.buffers, self.runs.lease_lost)
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
         self.control = ControlChannel(
@@ -87,7 +89,7 @@ class WorkerLoop:
         )
         self._consumers = [self._consumer(shards) for shards in queue.servers.groups]
         self._claimers = [
-            Claimer(consumer, self.slots, len(self._consumers), self._start)
+            Claimer(consumer, self.slots, self.homes, len(self._consumers), self._start)
             for consumer in self._consumers
         ]
         engine.on_step = self._on_step
@@ -109,7 +111,9 @@ class WorkerLoop:
         """Claim until `drain` or cancellation."""
         try:
             await asyncio.gather(
-                self._isolation.run(), *(claimer.run() for claimer in self._claimers)
+                self.homes.run(self._claim_again),
+                self._isolation.run(),
+                *(claimer.run() for claimer in self._claimers),
             )
         finally:
             self.control.stop()
@@ -212,14 +216,19 @@ class WorkerLoop:
     async def read_adapter_queues(self, names: Iterable[str]) -> None:
         """Claim from these adapter queues, too, and from no others. Raises StoreError."""
         if self.adapter_queues.set_names(names):
-            for consumer in self._consumers:
-                await consumer.wake()
+            await self._claim_again()
             self.slots.changed()
+
+    async def _claim_again(self) -> None:
+        """End the waits for wake-ups: each claim advertises anew, too. Raises StoreError."""
+        for consumer in self._consumers:
+            await consumer.wake()
 
     def drain(self) -> None:
         """Claim nothing more."""
         self.slots.draining = True
         self._isolation.stop()
+        self.homes.stop()
         for claimer in self._claimers:
             claimer.stop()
 

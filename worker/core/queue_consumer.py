@@ -35,6 +35,7 @@ class QueueConsumer:
     ) -> None:
         self.held_back = False
         """The last claim left jobs waiting that this worker may not take yet."""
+        self.shards = connection.shards
         self._connection = connection
         self._pool = pool
         self._advertised_slots = advertised_slots

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate, advertiser
+from worker.core.homes import Homes
 from worker.core.membership import Membership
 
 # A slot becomes free with nearly every job's end. More free slots are advertised only once they
@@ -20,12 +21,13 @@ _TOLERANCE = 16
 
 
 class AdvertisedSlots:
-    """One worker's advertised slots, an equal share of its free slots for each shard.
+    """One worker's advertised slots, an equal share of its free slots for each of its `homes`.
 
     `free` returns how many slots are free now.
     """
 
-    def __init__(self, member: Membership, free: Callable[[], int]) -> None:
+    def __init__(self, member: Membership, free: Callable[[], int], homes: Homes) -> None:
+        self._homes = homes
         shards = member.queue.shards
         self._free = free
         self._pool = member.pool
@@ -49,7 +51,7 @@ class AdvertisedSlots:
         """
         advertised = self._advertised[shard]
         self._settled[shard].clear()
-        share = self._free() // len(self._advertised)
+        share = self._share(shard)
         # Jobs that arrive while the update is in flight are subtracted from the new number.
         self._advertised[shard] = share
         left = UNKNOWN if advertised is None else advertised
@@ -59,11 +61,15 @@ class AdvertisedSlots:
         """As `start_update`, or None if Redis is up to date or an update is in flight."""
         if self._stopped or not self._settled[shard].is_set():
             return None
-        advertised, free = self._advertised[shard], self._free() // len(self._advertised)
+        advertised, free = self._advertised[shard], self._share(shard)
         current = (
             advertised is not None and advertised <= free <= advertised + advertised // _TOLERANCE
         )
         return None if current and not self._stale[shard] else self.start_update(shard)
+
+    def _share(self, shard: int) -> int:
+        homes = self._homes.shards
+        return self._free() // len(homes) if shard in homes else 0
 
     def acked(self, shard: int, assigned: int | None = 0) -> None:
         """Redis applied the update and assigned `assigned` of its slots (None: unknown)."""

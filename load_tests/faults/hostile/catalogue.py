@@ -33,7 +33,7 @@ from load_tests.faults.hostile.tenant_attacks import (
 _COMPLETIONS = "/v1/completions"
 _ITEMS = "10 at once: items?limit=1 of a conversation of 8 MB"
 _RESPONSE = "GET /v1/responses/{id} with 800 tokens x 20 alternatives, 4 times"
-_LARGE_JOB = "a job of n x 400 tokens x 20 alternatives, to its end"
+_LARGE_JOB = "a job of n x 300 tokens x 20 alternatives, to its end"
 _NO_MATCH = "GET /jobs with a filter that matches none, 100 jobs of 8 MB"
 _TENANT = {
     # Bodies that keep vLLM's validation busy.

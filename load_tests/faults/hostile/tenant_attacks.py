@@ -21,7 +21,7 @@ from load_tests.faults.hostile.attack import (
 from load_tests.faults.hostile.raw_http import KEY, NEIGHBOUR_KEY, RawResponse
 from load_tests.systems.engine import CHAT_PATH, MODEL
 
-_SEQUENCES = (64, 32, 16, 8, 3)
+_SEQUENCES = (64, 32, 16, 8, 3, 1)
 _APPENDS = 14
 _LISTS = 190_000
 _FILTERS = 3000
@@ -83,7 +83,7 @@ def submit_large_answer(target: AttackTarget) -> str:
     chat = {
         "model": MODEL,
         "messages": _ASK,
-        "max_tokens": 400,
+        "max_tokens": 300,
         "ignore_eos": True,
         "logprobs": True,
         "top_logprobs": 20,
@@ -115,6 +115,7 @@ def prepare_large_response(target: AttackTarget) -> None:
         "top_logprobs": 20,
         "include": ["message.output_text.logprobs"],
         "ignore_eos": True,
+        "stream": True,
     }
     answer = _must(call(target, "POST", "/v1/responses", body), "200")
     target.made = answer.body.partition(b'"id":')[2].split(b'"')[1].decode()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shared.platform.settings import SettingsError
-from shared.store.interface import StoreError
+from shared.store.interface import StoreError, StoreRefused
 from shared.store.redis.redis_client import server_name
 
 log = logging.getLogger("flotilla.redis")
@@ -32,9 +32,20 @@ def problem(info: Mapping[str, Any]) -> str:
 
 
 async def refuse_evicting(redis: Any) -> None:
-    """Raise SettingsError if this client's server evicts. A server that is away passes."""
+    """Raise SettingsError if this client's server evicts.
+
+    A server that is away passes, and so does one that hides its INFO, with a warning.
+    """
     try:
         found = problem(await redis.info("memory"))
+    except StoreRefused as error:
+        log.warning(
+            "Redis %s: it can't be checked whether it deletes jobs when its memory is full; "
+            "set maxmemory-policy noeviction: %s",
+            server_name(redis),
+            error,
+        )
+        return
     except StoreError:
         return
     if found:

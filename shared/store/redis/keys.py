@@ -42,11 +42,12 @@ CONVERSATIONS: Final = "conversations"
 CONVERSATION: Final = "conversation"
 CONVERSATION_ORDER: Final = "conversation_order"
 CONVERSATION_ITEMS: Final = "conversation_items"
+PROBE_WORD: Final = "probe"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, ISOLATION, DEADLINES, JOBS,
     EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
     UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
-    CONVERSATION_ITEMS,
+    CONVERSATION_ITEMS, PROBE_WORD,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -206,7 +207,6 @@ GATEWAYS: Final = "flotilla:{fleet}:gateways"
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
 DEFAULT_VERSIONS: Final = "flotilla:{fleet}:default_versions"
-PROBE_WORD: Final = "probe"
 SHARDS: Final = "flotilla:{fleet}:shards"
 PROBE: Final = "flotilla:{fleet}:probe"
 MAINTENANCE_RUNS: Final = "flotilla:{fleet}:maintenance"
@@ -237,6 +237,11 @@ def scale(pool: str) -> str:
 def desired(pool: str) -> str:
     """What operators have asked for of a pool."""
     return f"flotilla:{{fleet}}:desired:{pool}"
+
+
+def homes(pool: str) -> str:
+    """On a cluster: the home shards of each worker of a pool."""
+    return f"flotilla:{{fleet}}:homes:{pool}"
 
 
 def operation(operation_id: str) -> str:

@@ -66,23 +66,6 @@ class Servers:
         """INFO of each group's server; empty of one that can't be reached."""
         return await asyncio.gather(*map(_info, self._of_groups))
 
-    async def write_problems(self, writer: str) -> tuple[str, list[str]]:
-        """Why the primary can't be written, and each group's server; empty if it can.
-
-        A PING would not detect that its memory is full.
-        """
-        probes = {self.primary: keys.PROBE}
-        for shards, redis in zip(self.groups, self._of_groups, strict=True):
-            probes.setdefault(redis, keys.probe(shards[0]))
-        found = dict(
-            zip(
-                probes,
-                await asyncio.gather(*(_test_write(*each, writer) for each in probes.items())),
-                strict=True,
-            )
-        )
-        return found[self.primary], [found[redis] for redis in self._of_groups]
-
     async def close(self) -> None:
         """Close all connections."""
         for redis in self.all:
@@ -95,14 +78,6 @@ async def _info(redis: Any) -> Mapping[str, Any]:
     except StoreError:
         return {}
     return found
-
-
-async def _test_write(redis: Any, key: str, writer: str) -> str:
-    try:
-        await redis.set(key, writer, px=10_000)
-    except StoreError as error:
-        return str(error)[:200] or type(error).__name__
-    return ""
 
 
 class ShardedPipeline:

@@ -1,16 +1,20 @@
-"""What a process checks of its Redis before it starts."""
+"""What a process checks of its Redis before it starts, and a gateway's readiness again."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 from shared.fleet.fleet_settings import FleetSettings
 from shared.platform.cluster_url import is_cluster
 from shared.platform.settings import SettingsError
-from shared.store.interface import StoreError
+from shared.store.interface import StoreError, StoreRefused, StoreUnwritable
+from shared.store.redis import keys
 from shared.store.redis.durability import refuse_volatile
 from shared.store.redis.eviction import refuse_evicting
 from shared.store.redis.format_version import check_format
+from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import server_name
 from shared.store.redis.servers import Servers
 
@@ -20,8 +24,8 @@ _OLDEST = 7
 
 async def refuse_unfit(settings: FleetSettings) -> None:
     """Raise SettingsError if the fleet's Redis is a cluster and its URL says it is none, or the
-    other way round, evicts keys, is not durable although it has to be, or holds data of another
-    format. One without data is marked with this release's format.
+    other way round, evicts keys, is not durable although it has to be, holds data of another
+    format, or can't run the scripts. One without data is marked with this release's format.
 
     A server that is away passes; the monitors of running processes check it later.
     """
@@ -37,6 +41,48 @@ async def refuse_unfit(settings: FleetSettings) -> None:
             if settings.durable:
                 await refuse_volatile(redis)
         await check_format(servers.primary, settings.shards)
+        await _refuse_without_scripts(JobQueue(servers))
+
+
+async def write_problems(queue: JobQueue, who: str) -> tuple[str, list[str]]:
+    """Why the primary can't be written, and each group's server not by a script; empty if it can.
+
+    A PING would not detect that its memory is full.
+    """
+    primary = queue.servers.primary.set(keys.PROBE, who, px=10_000)
+    probes = [_probe(queue, shards[0], who) for shards in queue.servers.groups]
+    found = await asyncio.gather(*map(_problem, (primary, *probes)))
+    return found[0], found[1:]
+
+
+def _probe(queue: JobQueue, shard: int, who: str) -> Awaitable[Any]:
+    return queue.scripts(shard).run("probe", shard, (who,), wait=False)
+
+
+async def _problem(call: Awaitable[Any]) -> str:
+    try:
+        await call
+    except StoreError as error:
+        return str(error)[:200] or type(error).__name__
+    return ""
+
+
+async def _refuse_without_scripts(queue: JobQueue) -> None:
+    try:
+        for shards in queue.servers.groups:
+            try:
+                await _probe(queue, shards[0], "start")
+            except StoreUnwritable:
+                pass  # it may be writable later
+            except StoreRefused as error:
+                raise SettingsError(
+                    f"Redis {server_name(queue.servers.of(shards[0]))} can't be used: scripts "
+                    f"have to be able to write and to call PUBSUB there: {error}"
+                ) from None
+            except StoreError:
+                pass
+    finally:
+        await queue.close()
 
 
 async def _wrong_kind(redis: Any, *, cluster: bool) -> str:

@@ -106,7 +106,7 @@ class Client:
 class Call:
     """A client's call, and what a worker publishes for it."""
 
-    def __init__(self, *, stream: bool = True, **settings: Any) -> None:
+    def __init__(self, *, stream: bool = True, acknowledged: bool = True, **settings: Any) -> None:
         self.registry = CollectorRegistry()
         self.queue, self.client = Queue(), Client()
         self.folder = DeltaEncoder()
@@ -136,9 +136,12 @@ class Call:
             gateway="gw",
         )
         reader = self.relay.open(JOB, ReadMode.CHUNKS if stream else ReadMode.END)
-        queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queued.set_result(None)
-        self.answer = JobAnswer(self.gateway, self.job, queued, reader, time.monotonic(), b"req-1")
+        self.queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if acknowledged:
+            self.queued.set_result(None)
+        self.answer = JobAnswer(
+            self.gateway, self.job, self.queued, reader, time.monotonic(), b"req-1"
+        )
         self.task = asyncio.create_task(self.answer({}, self.client.receive, self.client.send))
 
     def log(self, *chunks: bytes) -> list[bytes]:
@@ -492,6 +495,28 @@ async def test_a_comment_is_sent_in_a_silence_after_chunks(
         event("1"),
     ]
     assert call.client.complete
+
+
+async def test_a_job_is_not_gone_before_its_submit_is_acknowledged() -> None:
+    call = Call(keepalive_s=0.01, acknowledged=False)
+
+    async def commented() -> bool:
+        return call.client.body.startswith(b": waiting for the queue")
+
+    await eventually(commented, "a comment")
+    call.queued.set_result(None)
+    await call.over()
+    assert b"The queue has lost this job." in call.client.body
+
+
+async def test_an_answer_in_one_piece_waits_until_its_submit_is_acknowledged() -> None:
+    call = Call(stream=False, keepalive_s=0.001, acknowledged=False)
+    await asyncio.sleep(0.05)
+    assert not call.task.done()
+    call.queued.set_result(None)
+    await call.over()
+    assert call.client.status == 500
+    assert b"The queue has lost this job." in call.client.body
 
 
 async def test_with_a_pace_chunks_are_joined_into_one_write() -> None:

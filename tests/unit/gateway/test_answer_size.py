@@ -19,7 +19,7 @@ RESPONSE = Policy(InputKind.RESPONSE)
 TOP = {"logprobs": True, "top_logprobs": 20}
 USER = {"role": "user", "content": "hello"}
 SETTINGS = Settings()
-LARGER = Settings(max_answer_bytes=1 << 26, max_answer_bytes_at_once=1 << 26)
+LARGER = Settings(max_answer_bytes=1 << 26, max_logprobs_at_once=1 << 26)
 
 
 @pytest.mark.parametrize(
@@ -30,16 +30,16 @@ LARGER = Settings(max_answer_bytes=1 << 26, max_answer_bytes_at_once=1 << 26)
         (CHAT, {"n": 64, "max_tokens": 32_768}),
         (CHAT, {"n": 64, "max_tokens": 280, **TOP, "stream": True}),
         (CHAT, {"n": 1, "max_tokens": 16_384, **TOP, "stream": True}),
-        (CHAT, {"n": 1, "max_tokens": 1240, **TOP}),
+        (CHAT, {"n": 1, "max_tokens": 309, **TOP}),
         (CHAT, {"n": 1, **TOP}),
         (CHAT, {"n": 4, "logprobs": True, "top_logprobs": 5}),
         (CHAT, {"n": 16, **TOP, "stream": True}),
         (CHAT, {"n": 64, "max_tokens": 4000, "logprobs": False, "top_logprobs": 20}),
         (CHAT, {"n": "many", "max_tokens": "x", "logprobs": "y", "top_logprobs": []}),
-        (COMPLETIONS, {"prompt": "x", "n": 64, "logprobs": 20}),
+        (COMPLETIONS, {"prompt": "x", "n": 19, "logprobs": 20}),
         (COMPLETIONS, {"prompt": ["x" * 4096] * 64, "max_tokens": 1, "echo": True, "logprobs": 1}),
         (COMPLETIONS, {"prompt": "x" * 40_000, "prompt_logprobs": 20}),
-        (RESPONSE, {"input": "x", "max_output_tokens": 1024, "top_logprobs": 20}),
+        (RESPONSE, {"input": "x", "max_output_tokens": 309, "top_logprobs": 20}),
     ],
 )
 def test_generous(policy: Policy, fields: dict[str, Any]) -> None:
@@ -79,8 +79,8 @@ def test_sequences_tokens_and_alternatives_are_one_limit(
 @pytest.mark.parametrize(
     ("policy", "fields"),
     [
-        (CHAT, {"n": 1, "max_tokens": 1250, **TOP}),
-        (CHAT, {"n": 2, **TOP}),
+        (CHAT, {"n": 1, "max_tokens": 310, **TOP}),
+        (COMPLETIONS, {"prompt": "x", "n": 20, "logprobs": 20}),
         (CHAT, {"n": 64, "max_tokens": 280, **TOP, "stream": False}),
         (COMPLETIONS, {"prompt": ["x"] * 64, "max_tokens": 128, "logprobs": 20}),
         (RESPONSE, {"input": "x", "max_output_tokens": 16_384, "top_logprobs": 20}),

@@ -16,7 +16,6 @@ from gateway.ops.readiness import Readiness, Status, readiness
 from shared.fleet.registry import ModelInfo
 from shared.platform.metrics import GatewayMetrics
 from shared.store.interface import StoreUnavailable
-from shared.store.redis.servers import Servers
 
 OK = {"redis": "", "tasks": ""}
 
@@ -81,6 +80,10 @@ class Redis:
         if self.error is not None:
             raise self.error
 
+    async def run(self, *arguments: object, wait: bool) -> None:
+        """Call a script."""
+        await self.set()
+
 
 @pytest.fixture
 def gateway() -> Any:
@@ -92,7 +95,11 @@ def gateway() -> Any:
     fleet.wait_reason = lambda pool: fleet.reason
     return SimpleNamespace(
         id="gw",
-        queue=SimpleNamespace(shards=2, servers=OneServer(redis)),
+        queue=SimpleNamespace(
+            shards=2,
+            servers=SimpleNamespace(primary=redis, groups=[range(2)]),
+            scripts=lambda shard: redis,
+        ),
         relay=SimpleNamespace(is_subscribed=lambda shard: True),
         format=SimpleNamespace(problem=""),
         eviction=SimpleNamespace(problem=""),
@@ -100,15 +107,6 @@ def gateway() -> Any:
         fleet=fleet,
         metrics=GatewayMetrics(CollectorRegistry()),
     )
-
-
-class OneServer(Servers):
-    """A Redis without connections."""
-
-    def __init__(self, redis: Redis) -> None:
-        self.primary = redis
-        self.groups = [range(2)]
-        self.all = self._of_groups = (redis,)
 
 
 async def test_all_in_order(gateway: Any) -> None:

@@ -15,7 +15,9 @@ class Worker:
     def __init__(self, shards: int = 1) -> None:
         self.free = 8
         queue: Any = SimpleNamespace(shards=shards)
-        self.slots = AdvertisedSlots(Membership(queue, "p", "w", 1.5), lambda: self.free)
+        self.homes: Any = SimpleNamespace(shards=range(shards))
+        member = Membership(queue, "p", "w", 1.5)
+        self.slots = AdvertisedSlots(member, lambda: self.free, self.homes)
 
     def send_update(self, shard: int = 0) -> tuple[int, int | str] | None:
         """Slots, and those believed to be left; None if there was no update to send."""
@@ -149,3 +151,13 @@ def test_a_stopped_worker_advertises_nothing() -> None:
     worker = Worker()
     worker.slots.stop()
     assert worker.send_update() is None
+
+
+def test_only_home_shards_are_advertised() -> None:
+    worker = Worker(shards=4)
+    worker.homes.shards = {1, 2}
+    assert [worker.send_update(shard) for shard in range(4)] == [
+        (0, UNKNOWN), (4, UNKNOWN), (4, UNKNOWN), (0, UNKNOWN)
+    ]  # fmt: skip
+    worker.homes.shards = {2}
+    assert [worker.send_update(shard) for shard in range(4)] == [None, (0, 4), (8, 4), None]

@@ -60,6 +60,7 @@ class Guards:
             self._grammars,
             self._settings.max_prompt_logprobs,
             engine.model_config.get_vocab_size(),
+            self._settings.max_logprobs_at_once,
         )
         slots = config.scheduler_config.max_num_seqs
         return JournalledEngine(engine, limits, slots, self._contexts)

@@ -21,6 +21,7 @@ import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
@@ -73,6 +74,8 @@ class JournalledEngine:
         self._limits = limits
         self._contexts = contexts
         self._starting = asyncio.Lock()
+        self._n_logprobs: WeakKeyDictionary[Journal, int] = WeakKeyDictionary()
+        """Of the answers in one piece that are generated: those of all calls of a job together."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -125,9 +128,11 @@ class JournalledEngine:
             sampling_params = sampling_params.clone()
             sampling_params.output_kind = RequestOutputKind.DELTA
         gathered: RequestOutput | None = None
+        limits, counts = self._limits, self._n_logprobs
 
         def gather(output: RequestOutput) -> None:
             nonlocal gathered
+            counts[journal] = counts.get(journal, 0) + _count_logprobs(output)
             if gathered is None:
                 gathered = output
             else:
@@ -135,7 +140,7 @@ class JournalledEngine:
                 gathered.metrics = output.metrics
 
         def gather_unfinished(output: RequestOutput) -> str | None:
-            if output.finished:
+            if output.finished or (limits and limits.exceeds(counts[journal])):
                 return None
             gather(output)
             return ""
@@ -162,6 +167,8 @@ class JournalledEngine:
                     yield output
                     continue
                 gather(output)
+                if limits is not None:
+                    limits.check_answer(counts[journal])
                 if intercept is not None:
                     intercept(gather_unfinished)
         except PastRefused as error:
@@ -206,6 +213,10 @@ class JournalledEngine:
             raise
         journal.continued(continuation.how, continuation.decoded_again)
         return continuation.outputs()
+
+
+def _count_logprobs(output: RequestOutput) -> int:
+    return sum(len(position) for part in output.outputs for position in part.logprobs or ())
 
 
 def _journal_deltas(journal: Journal, call: int, output: RequestOutput) -> None:

@@ -10,14 +10,24 @@ from worker.engines.vllm.trials import TrialsBusy
 
 
 class TooManyLogprobs(ValueError):
-    """A prompt has too many alternatives. VLLM answers a ValueError with 400."""
+    """A prompt or an answer has too many. VLLM answers a ValueError with 400."""
 
 
 class RequestLimits:
     """What one request may ask of the engine."""
 
-    def __init__(self, grammars: GrammarChecker, max_prompt_logprobs: int, vocab_size: int) -> None:
-        """`max_prompt_logprobs`: tokens of a prompt times alternatives for each."""
+    def __init__(
+        self,
+        grammars: GrammarChecker,
+        max_prompt_logprobs: int,
+        vocab_size: int,
+        max_logprobs_at_once: int = 1 << 30,
+    ) -> None:
+        """`max_prompt_logprobs`: tokens of a prompt times alternatives for each.
+
+        `max_logprobs_at_once`: of an answer that is not streamed.
+        """
+        self._max_logprobs_at_once = max_logprobs_at_once
         self._grammars = grammars
         self._max_prompt_logprobs = max_prompt_logprobs
         self._vocab_size = vocab_size
@@ -36,6 +46,18 @@ class RequestLimits:
                 from worker.engines.vllm.error_response import unavailable
 
                 raise unavailable("New grammars can't be checked now; try again.") from error
+
+    def exceeds(self, n_logprobs: int) -> bool:
+        """Whether these are too many for an answer that is not streamed."""
+        return n_logprobs > self._max_logprobs_at_once
+
+    def check_answer(self, n_logprobs: int) -> None:
+        """Raises TooManyLogprobs if these are too many for an answer that is not streamed."""
+        if self.exceeds(n_logprobs):
+            raise TooManyLogprobs(
+                f"The answer has more than {self._max_logprobs_at_once} log probabilities, the "
+                "most in one that is not streamed. Set `stream`, or ask for less."
+            )
 
     def _check_logprobs(self, alternatives: int, prompt_tokens: int) -> None:
         # vLLM makes an object of each on the event loop, and all other requests wait.

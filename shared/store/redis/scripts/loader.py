@@ -52,7 +52,7 @@ NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua")))
 
 # Redis refuses scripts that write when its memory is full, unless they are flagged. Every script
 # but these lets jobs go on or end, so it must run.
-_REFUSED_WHEN_FULL = frozenset({"submit", "extend_conversation"})
+_REFUSED_WHEN_FULL = frozenset({"submit", "extend_conversation", "probe"})
 
 
 def _lua_table(pairs: Iterable[tuple[str, str]]) -> str:

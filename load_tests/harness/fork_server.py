@@ -34,7 +34,7 @@ from typing import Any
 
 from shared.platform.death_signal import request_signal
 from worker.engines.simulated.generation import Sequence
-from worker.engines.vllm.engine import DEMO_DEFAULTS
+from worker.engines.vllm.arguments import DEMO_DEFAULTS
 
 _PRELOADED = (
     "gateway.__main__",
@@ -134,7 +134,7 @@ def main() -> None:
     for module in (*_PRELOADED, *(_PRELOADED_VLLM if VLLM in options else ())):
         importlib.import_module(module)
     if VLLM in options:
-        vllm = sys.modules["worker.engines.vllm.engine"].import_vllm()
+        vllm = importlib.import_module("worker.engines.vllm.release").load()
         if vllm.on_cpu():  # it replaces parts of torch.cuda
             importlib.import_module("vllm.v1.worker.cpu_worker")
         # It finds the memory for names of processes only before `_run` replaces the environment.

@@ -10,7 +10,7 @@ from load_tests.systems.engine import PACED
 from load_tests.systems.system import System
 from shared.platform.settings import to_environment
 from worker.demo import MODEL_DIR, MODEL_NAME
-from worker.engines.vllm.engine import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
+from worker.engines.vllm.arguments import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
 
 _LOADED_S = 300.0
 _GENERATED = "vllm:generation_tokens_total"

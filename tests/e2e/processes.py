@@ -114,15 +114,17 @@ class Stack:
         url = f"http://127.0.0.1:{changes['worker_port']}"
         return self._start(module, url, {"lease_s": LEASE_S, **changes})
 
-    def start(self, module: str, **changes: Any) -> Process:
-        """Start a process that serves no HTTP; does not wait."""
-        return self._start(module, "", {"lease_s": LEASE_S, **changes})
+    def start(self, module: str, *words: str, **changes: Any) -> Process:
+        """Start a process that serves no HTTP, with these arguments; does not wait."""
+        return self._start(module, "", {"lease_s": LEASE_S, **changes}, words)
 
     def maintenance(self, **changes: Any) -> Process:
         """Start a maintenance process, which serves no HTTP; does not wait."""
         return self._start("gateway.maintenance", "", {"lease_s": LEASE_S, **changes})
 
-    def _start(self, module: str, url: str, values: dict[str, Any]) -> Process:
+    def _start(
+        self, module: str, url: str, values: dict[str, Any], words: tuple[str, ...] = ()
+    ) -> Process:
         log = self.folder / f"{module}-{len(self.processes)}.log"
         environment = child_environment(redis_url=self.redis_url, **values)
         popen: subprocess.Popen[bytes] | ForkedPopen
@@ -132,7 +134,7 @@ class Stack:
         else:
             with log.open("wb") as output:
                 popen = subprocess.Popen(
-                    [*self.launcher, sys.executable, "-m", module],
+                    [*self.launcher, sys.executable, "-m", module, *words],
                     env=environment,
                     stdout=output,
                     stderr=output,

@@ -14,7 +14,7 @@ from shared.platform import tracing
 from tests.asgi_client import call
 from worker.demo import MODEL_NAME
 from worker.engines.interface import Engine
-from worker.engines.vllm.engine import _tracing_args
+from worker.engines.vllm.arguments import tracing_args
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 
@@ -66,7 +66,7 @@ async def test_vllm_gets_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.ENGINE_VARIABLES:
         monkeypatch.setenv(name, "as it was")
     option = "--otlp-traces-endpoint"
-    assert _tracing_args(HTTP, "") == [option, HTTP]
-    assert _tracing_args(HTTP, f"{option} http://other:4317") == []
-    assert _tracing_args("file:///tmp/spans.jsonl", "") == []
-    assert _tracing_args("", "") == []
+    assert tracing_args(HTTP, "") == [option, HTTP]
+    assert tracing_args(HTTP, f"{option} http://other:4317") == []
+    assert tracing_args("file:///tmp/spans.jsonl", "") == []
+    assert tracing_args("", "") == []

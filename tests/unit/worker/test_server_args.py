@@ -12,7 +12,8 @@ import pytest
 from shared.api import field_policy
 from shared.platform.settings import SettingsError
 from tests.settings import Settings
-from worker.engines.vllm import engine as vllm_engine
+from worker.engines.vllm import arguments as vllm_arguments
+from worker.engines.vllm import release
 from worker.engines.vllm.server_args import (
     IGNORED,
     MEDIA_URLS,
@@ -27,8 +28,7 @@ pytestmark = pytest.mark.vllm  # shares the import
 def arguments(engine_args: str = "", **settings: Any) -> Any:
     """As vLLM's parser reads them."""
     values = Settings(engine_args=engine_args, **settings)
-    engine = vllm_engine.VllmEngine(values, values.described.own)
-    return engine._arguments(vllm_engine.import_vllm())
+    return vllm_arguments.parse(release.load(), values.described.own, "")
 
 
 @pytest.mark.parametrize(

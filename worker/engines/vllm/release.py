@@ -1,0 +1,76 @@
+"""What this project uses of vLLM, from where the installed release has it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+
+def load() -> SimpleNamespace:
+    """Import vLLM, which takes ten seconds, and return its parts by their names."""
+    import vllm
+    from vllm import envs
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.cli.serve import run_headless
+    from vllm.tool_parsers import ToolParserManager
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    try:  # 0.33
+        from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
+    except ImportError:
+        try:  # 0.32
+            from vllm.entrypoints.launchers.cli_args import (
+                make_arg_parser,
+                validate_parsed_serve_args,
+            )
+        except ImportError:  # 0.24
+            from vllm.entrypoints.openai.cli_args import (
+                make_arg_parser,
+                validate_parsed_serve_args,
+            )
+    try:  # 0.32, 0.33
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+    except ImportError:  # 0.24
+        from vllm.entrypoints.openai.api_server import build_app, init_app_state
+    from torch.cpu import _init_amx as init_amx
+
+    from worker.engines.vllm.collector import install as install_collector
+    from worker.engines.vllm.forced_replay import choose_model_runner
+    from worker.engines.vllm.forced_replay import install as install_forced_replay
+    from worker.engines.vllm.prefill_resume import PREFILLS
+    from worker.engines.vllm.prefill_resume import install as install_prefill_resume
+
+    def on_cpu() -> bool:
+        from vllm.platforms import current_platform
+
+        return bool(current_platform.is_cpu())
+
+    def gpus() -> int:
+        from vllm.platforms import current_platform
+
+        return 1 if on_cpu() else int(current_platform.device_count())
+
+    return SimpleNamespace(
+        version=vllm.__version__,
+        on_cpu=on_cpu,
+        gpus=gpus,
+        AsyncEngineArgs=AsyncEngineArgs,
+        AsyncLLM=AsyncLLM,
+        FlexibleArgumentParser=FlexibleArgumentParser,
+        StatLoggerBase=StatLoggerBase,
+        api_key=envs.VLLM_API_KEY,
+        ToolParserManager=ToolParserManager,
+        build_app=build_app,
+        choose_model_runner=choose_model_runner,
+        init_amx=init_amx,
+        init_app_state=init_app_state,
+        install_collector=install_collector,
+        install_forced_replay=install_forced_replay,
+        install_prefill_resume=install_prefill_resume,
+        prefills=PREFILLS,
+        make_arg_parser=make_arg_parser,
+        run_headless=run_headless,
+        validate_parsed_serve_args=validate_parsed_serve_args,
+    )

@@ -29,6 +29,9 @@ test: install ## all tests but test-models (ARGS: pytest's)
 test-models: install ## real vLLM with other models than the demo's, made on the spot (ARGS: pytest's)
 	.venv/bin/pytest tests/models $(ARGS)
 
+test-cluster: install ## the tests of the queue again, on a node of a Redis Cluster (ARGS: pytest's)
+	TEST_REDIS=cluster .venv/bin/pytest $(PARALLEL) tests/redis tests/store $(ARGS)
+
 # The browser itself is the system's: Debian's chromium-headless-shell or chromium.
 PAGE_TOOLS = .venv/bin/python -c 'import axe_playwright_python, playwright' 2>/dev/null || \
 	.venv/bin/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts \

@@ -25,6 +25,7 @@ from shared.store.redis.format_version import (
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import connect
 from shared.store.redis.servers import Servers
+from tests.cluster import one_redis_only
 from tests.redis.conftest import submit
 from tests.redis_server import RedisServer, free_port
 from tests.waiting import eventually
@@ -112,6 +113,7 @@ async def test_of_two_versions_that_start_at_once_on_an_empty_redis_one_wins(
         await redis.aclose()
 
 
+@one_redis_only
 async def test_a_redis_in_cluster_mode_is_checked(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     server.options = {"cluster-enabled": "yes"}
@@ -204,6 +206,7 @@ async def test_after_flushall_the_running_fleet_marks_its_data_again(
     await redis.aclose()
 
 
+@one_redis_only
 async def test_a_process_of_an_older_release_that_comes_later_is_reported(
     redis_url: str, store: Redis
 ) -> None:

@@ -39,7 +39,7 @@ class JobReader:
     async def close(self) -> None:
         """Close the queue's own connections; `servers` stays open."""
         for scripts in self._scripts:
-            await scripts.connection.close()
+            await scripts.close()
 
     def scripts(self, shard: int) -> Scripts:
         """Those of the shard's server."""

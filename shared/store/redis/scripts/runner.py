@@ -10,12 +10,14 @@ of a cluster that no node serves for now: coroutines wait for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis
 
+from shared.platform.tasks import end
 from shared.store.interface import StoreRefused, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.cluster import SlotPool, once_served
@@ -35,7 +37,13 @@ class Scripts:
         self._redis = redis
         self._is_of_slot = isinstance(redis.connection_pool, SlotPool)
         self.connection = PipelinedConnection(redis, TIMEOUT_S, on_error=self._check_error)
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._calls: dict[str, tuple[str, str]] = {}  # name -> command, and the name Redis knows
+
+    async def close(self) -> None:
+        """End the calls that wait, and close the connection."""
+        await end(self._tasks)
+        await self.connection.close()
 
     async def load(self) -> None:
         """Load them, loaded or not. Calls do it by themselves where it is needed."""
@@ -82,12 +90,13 @@ class Scripts:
 
     def start(self, name: str, shard: int, arguments: Sequence[Argument]) -> asyncio.Future[Any]:
         """`run`, without a coroutine where there is a connection; the future gets the reply."""
-        if self._is_of_slot:
-            return asyncio.ensure_future(self.run(name, shard, arguments))
-        try:
-            return self.connection.send(*self._command(name, shard, arguments))
-        except StoreUnavailable:  # before anything was sent
-            return asyncio.ensure_future(self.run(name, shard, arguments))
+        if not self._is_of_slot:
+            with contextlib.suppress(StoreUnavailable):  # before anything was sent
+                return self.connection.send(*self._command(name, shard, arguments))
+        task = asyncio.create_task(self.run(name, shard, arguments))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def start_on_open_connection(
         self, name: str, shard: int, arguments: Sequence[Argument]

@@ -15,7 +15,7 @@ from shared.store.redis.durability import refuse_volatile
 from shared.store.redis.eviction import refuse_evicting
 from shared.store.redis.format_version import check_format
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import server_name
+from shared.store.redis.redis_client import TIMEOUT_S, server_name
 from shared.store.redis.servers import Servers
 
 _OLDEST = 7
@@ -61,7 +61,11 @@ def _probe(queue: JobQueue, shard: int, who: str) -> Awaitable[Any]:
 
 async def _problem(call: Awaitable[Any]) -> str:
     try:
-        await call
+        # A script may wait for its connection first, and both have this limit.
+        async with asyncio.timeout(TIMEOUT_S):
+            await call
+    except TimeoutError:
+        return f"no answer in {TIMEOUT_S:.0f} s"
     except StoreError as error:
         return str(error)[:200] or type(error).__name__
     return ""

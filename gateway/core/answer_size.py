@@ -43,7 +43,7 @@ def check_answer_size(
     alternatives = _alternatives(fields, most_alternatives)
     n_tokens = n * min(tokens or assumed, _MOST_TOKENS)
     size = n_tokens * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * alternatives)
-    is_known = tokens or assumed == _COMPLETION_TOKENS
+    is_known = tokens or "prompt" in fields
     if is_known and n_tokens * alternatives > at_once and not fields.get("stream"):
         raise BadRequest(
             f"The answer may have {n_tokens * alternatives} log probabilities, at most {at_once} "

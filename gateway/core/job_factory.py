@@ -120,9 +120,9 @@ class JobFactory:
         n_shards = self._settings.shards
         if n_shards == 1:
             return 0
-        tried = random.sample(range(n_shards), min(n_shards, _ID_TRIES))
+        tried = (random.randrange(n_shards) for _ in range(_ID_TRIES))
         found = islice(filter(self._reachable, tried), 2)
-        return min(found, key=self._load, default=tried[0])
+        return min(found, key=self._load, default=random.randrange(n_shards))
 
     def _job_id(
         self, idempotency: IdempotencyKey | None, request: CheckedRequest | None = None

@@ -22,7 +22,7 @@ from tests.redis.worker_loops import chat, serving
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
 from worker.core.adapters import Adapters
-from worker.core.homes import Homes
+from worker.core.home_shards import HomeShards
 from worker.core.membership import Membership
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.registration import Registration
@@ -57,7 +57,7 @@ async def claims(queue: JobQueue, places: int) -> AsyncIterator[ClaimingWorker]:
     consumer = QueueConsumer(
         ClaimConnection(queue, range(1), WORKER, LEASE_S),
         POOL,
-        AdvertisedSlots(member, lambda: 0, Homes(member)),
+        AdvertisedSlots(member, lambda: 0, HomeShards(member)),
         queues,
         on_suspects=lambda: None,
         overcommitted=lambda: 0,

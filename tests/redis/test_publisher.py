@@ -35,7 +35,7 @@ from tests.redis.conftest import (
 )
 from tests.waiting import eventually
 from worker.core import publisher as module
-from worker.core.homes import Homes
+from worker.core.home_shards import HomeShards
 from worker.core.lease import Lease
 from worker.core.membership import Membership
 from worker.core.output_buffer import OutputBuffer
@@ -53,7 +53,7 @@ class Worker:
         self.buffers: dict[str, OutputBuffer] = {}
         self.lost: dict[str, str] = {}
         member = Membership(queue, POOL, WORKER, LEASE_S)
-        self.slots = AdvertisedSlots(member, lambda: self.free, Homes(member))
+        self.slots = AdvertisedSlots(member, lambda: self.free, HomeShards(member))
         self.lease = Lease(member, lambda: list(self.buffers.values()), self._on_lost)
         metrics = WorkerMetrics(CollectorRegistry())
         self.publisher = Publisher(queue, metrics, self.lease, self.slots)

@@ -21,7 +21,7 @@ from tests.cluster import one_redis_only
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
-from worker.core.homes import Homes
+from worker.core.home_shards import HomeShards
 from worker.core.membership import Membership
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.slot_adverts import AdvertisedSlots
@@ -36,7 +36,7 @@ async def opened(queue: JobQueue, worker: str = "w-1") -> AsyncIterator[QueueCon
     consumer = QueueConsumer(
         ClaimConnection(queue, queue.servers.groups[0], worker, LEASE_S),
         POOL,
-        AdvertisedSlots(member, lambda: 0, Homes(member)),
+        AdvertisedSlots(member, lambda: 0, HomeShards(member)),
         AdapterQueues(queue, POOL, 0, ()),
         on_suspects=lambda: None,
         overcommitted=lambda: 0,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from shared.job.job import LeasedJob
 from shared.platform.backoff import Backoff
 from shared.store.interface import StoreError
-from worker.core.homes import Homes
+from worker.core.home_shards import HomeShards
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.slots import SlotAccounting
 
@@ -27,7 +27,7 @@ log = logging.getLogger("flotilla.claimer")
 # decide again after this time.
 _RECHECK_S = 0.25
 _HOME_FIRST_S = 0.02
-"""More than a claim takes."""
+"""Longer than a claim takes: the claimer of a home shard has taken the slot by then."""
 _RECONNECT_BASE_S = 0.02
 _RECONNECT_CAP_S = 0.25
 
@@ -39,7 +39,7 @@ class Claimer:
         self,
         consumer: QueueConsumer,
         slots: SlotAccounting,
-        homes: Homes,
+        homes: HomeShards,
         claimers: int,
         start: Callable[[LeasedJob], None],
     ) -> None:

@@ -23,7 +23,7 @@ from worker.core.adapter_claims import AdapterQueues
 from worker.core.claimer import Claimer
 from worker.core.control_channel import ControlChannel
 from worker.core.engine_steps import EngineProgress
-from worker.core.homes import Homes
+from worker.core.home_shards import HomeShards
 from worker.core.isolation import Isolation
 from worker.core.job_run import JobRun, Outcome
 from worker.core.lease import Lease
@@ -73,7 +73,7 @@ class WorkerLoop:
         self.adapter_queues = AdapterQueues(
             queue, member.pool, engine.capacity.max_loras, self.runs
         )
-        self.homes = Homes(member)
+        self.homes = HomeShards(member)
         self.advertised_slots = AdvertisedSlots(member, self._assignable, self.homes)
         self.lease = Lease(member, self.runs.buffers, self.runs.lease_lost)
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)

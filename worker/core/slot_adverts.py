@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate, advertiser
-from worker.core.homes import Homes
+from worker.core.home_shards import HomeShards
 from worker.core.membership import Membership
 
 # A slot becomes free with nearly every job's end. More free slots are advertised only once they
@@ -26,7 +26,7 @@ class AdvertisedSlots:
     `free` returns how many slots are free now.
     """
 
-    def __init__(self, member: Membership, free: Callable[[], int], homes: Homes) -> None:
+    def __init__(self, member: Membership, free: Callable[[], int], homes: HomeShards) -> None:
         self._homes = homes
         shards = member.queue.shards
         self._free = free

@@ -1,4 +1,4 @@
-"""What a process checks of its Redis before it starts, and a gateway's readiness again."""
+"""What a process checks of its Redis before it starts, and a gateway for its readiness."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ async def refuse_unfit(settings: FleetSettings) -> None:
 
 
 async def write_problems(queue: JobQueue, who: str) -> tuple[str, list[str]]:
-    """Why the primary can't be written, and each group's server not by a script; empty if it can.
+    """What prevents writes: to the primary, and by a script to each group's server; empty: nothing.
 
-    A PING would not detect that its memory is full.
+    `who` is written. A PING would not detect that the memory of Redis is full.
     """
     primary = queue.servers.primary.set(keys.PROBE, who, px=10_000)
     probes = [_probe(queue, shards[0], who) for shards in queue.servers.groups]

@@ -21,7 +21,7 @@ class StoredHomes:
         self._key = keys.homes(pool)
 
     async def read(self, worker_id: str) -> Homes:
-        """Those of this worker and of the other registered ones; of others they are removed."""
+        """Those of this worker and of the other registered ones. Removes those of other workers."""
         pipe = self._redis.pipeline(transaction=False)
         pipe.hgetall(self._key)
         pipe.smembers(keys.WORKERS)
@@ -31,7 +31,9 @@ class StoredHomes:
         if gone:
             await self._redis.hdel(self._key, *gone)
         found = {
-            worker.decode(): [int(each) for each in shards.split(b",") if each.isdigit()]
+            worker.decode(errors="replace"): [
+                int(each) for each in shards.split(b",") if each.isdigit()
+            ]
             for worker, shards in stored.items()
             if worker not in gone
         }

@@ -62,6 +62,7 @@ class Group:
         self.answers = list(answers)
         self.unfinished = list(unfinished)
         self.asked = 0
+        self.output_processor = self  # AsyncLLM itself has no such method in 0.24
 
     def get_num_unfinished_requests(self) -> int:
         return self.unfinished.pop(0) if self.unfinished else 0

@@ -29,14 +29,16 @@ async def until_broken(engine: Any) -> None:
     """
     while True:
         await asyncio.sleep(EVERY_S)
-        if engine.get_num_unfinished_requests():
+        if engine.output_processor.get_num_unfinished_requests():
             continue
         try:
             async with asyncio.timeout(_TIMEOUT_S + 1):
                 await engine.collective_rpc("check_health", timeout=_TIMEOUT_S)
         except Exception as error:
-            # TimeoutError: the question may still wait for a step. VLLM's own errors are others.
-            if isinstance(error, TimeoutError) and engine.get_num_unfinished_requests():
+            # A request that has come meanwhile may delay the call. VLLM's own errors are no
+            # TimeoutError.
+            busy = engine.output_processor.get_num_unfinished_requests()
+            if isinstance(error, TimeoutError) and busy:
                 continue
             log.error("a machine of the engine does not answer: %r", error)
             return

@@ -75,7 +75,8 @@ class JournalledEngine:
         self._contexts = contexts
         self._starting = asyncio.Lock()
         self._n_logprobs: WeakKeyDictionary[Journal, int] = WeakKeyDictionary()
-        """Of the answers in one piece that are generated: those of all calls of a job together."""
+        """How many log probabilities each answer that is not streamed has so far; of all calls of
+        its job together."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -128,11 +129,12 @@ class JournalledEngine:
             sampling_params = sampling_params.clone()
             sampling_params.output_kind = RequestOutputKind.DELTA
         gathered: RequestOutput | None = None
-        limits, counts = self._limits, self._n_logprobs
+        limits = self._limits if whole and sampling_params.num_logprobs is not None else None
 
         def gather(output: RequestOutput) -> None:
             nonlocal gathered
-            counts[journal] = counts.get(journal, 0) + _count_logprobs(output)
+            if limits is not None:
+                self._n_logprobs[journal] = _count_logprobs(output) + self._logprobs_of(journal)
             if gathered is None:
                 gathered = output
             else:
@@ -140,7 +142,7 @@ class JournalledEngine:
                 gathered.metrics = output.metrics
 
         def gather_unfinished(output: RequestOutput) -> str | None:
-            if output.finished or (limits and limits.exceeds(counts[journal])):
+            if output.finished or (limits and limits.exceeds(self._logprobs_of(journal))):
                 return None
             gather(output)
             return ""
@@ -168,7 +170,7 @@ class JournalledEngine:
                     continue
                 gather(output)
                 if limits is not None:
-                    limits.check_answer(counts[journal])
+                    limits.check_answer(self._logprobs_of(journal))
                 if intercept is not None:
                     intercept(gather_unfinished)
         except PastRefused as error:
@@ -180,6 +182,9 @@ class JournalledEngine:
         if gathered is not None:
             gathered.outputs.sort(key=lambda part: part.index)
             yield gathered
+
+    def _logprobs_of(self, journal: Journal) -> int:
+        return self._n_logprobs.get(journal, 0)
 
     async def _wait_for_turn(self) -> None:
         # All prompts of a request start at once. In one turn of the event loop, a thousand of them

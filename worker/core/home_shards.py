@@ -22,11 +22,11 @@ log = logging.getLogger("flotilla.worker")
 
 _INTERVAL_S = 1.0
 _WORKERS_AT_FULL_RATE = 100
-"""More look less often each: what Redis answers grows with their number, too."""
+"""More read less often each: the reply grows with their number, too."""
 
 
-class Homes:
-    """Those of one worker. On one Redis, where all shards are claimed at once, all are."""
+class HomeShards:
+    """The home shards of one worker: all on one Redis, where one claim is about all shards."""
 
     def __init__(self, member: Membership) -> None:
         queue = member.queue

@@ -75,7 +75,7 @@ def metric(url: str, name: str, **labels: str) -> float:
 def _samples(url: str, name: str, labels: dict[str, str]) -> list[float]:
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
     found = []
-    for line in httpx.get(f"{url}/metrics").text.splitlines():
+    for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines():
         sample, _, value = line.rpartition(" ")
         if sample.partition("{")[0] == name and all(part in sample for part in wanted):
             found.append(float(value))

@@ -11,7 +11,7 @@ Redis that stands still, makes no worker silent.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from shared.store.redis import keys
@@ -38,7 +38,8 @@ class Changes(NamedTuple):
 class Heartbeats:
     """The heartbeat channels of one Redis server, as one process sees them.
 
-    `silence_s`: a worker is silent when its channel stays for so long.
+    `silence_s`: a worker is silent when no new channel of it has appeared for so long. It has two
+    for a moment at each beat, and for longer where the connection of the old one is half-open.
     """
 
     def __init__(self, silence_s: float) -> None:
@@ -63,18 +64,23 @@ class Heartbeats:
             self._since = {}
         self._observed_s += min(passed_s, due_s + LATE_S)
         self._since = {name: self._since.get(name, self._observed_s) for name in channels}
-        returned = self._take_returned(channels) if self._silent else []
+        newest: dict[str, str] = {}  # of each worker
+        for name, since in self._since.items():
+            worker = keys.worker_of_heartbeat(name)
+            if worker not in newest or since > self._since[newest[worker]]:
+                newest[worker] = name
+        returned = self._take_returned(newest) if self._silent else []
         stayed = [
             name
-            for name, since in self._since.items()
-            if self._observed_s - since >= self._silence_s
+            for name in newest.values()
+            if self._observed_s - self._since[name] >= self._silence_s
         ]
         silent = sorted(name for name in stayed if name not in self._silent)
         self._silent |= dict.fromkeys(stayed, self._observed_s)
         return Changes(silent, returned)
 
-    def _take_returned(self, channels: Set[str]) -> list[str]:
-        beating = {keys.worker_of_heartbeat(name) for name in channels - self._silent.keys()}
+    def _take_returned(self, newest: Mapping[str, str]) -> list[str]:
+        beating = {worker for worker, name in newest.items() if name not in self._silent}
         returned = sorted(
             name for name in self._silent if keys.worker_of_heartbeat(name) in beating
         )

@@ -102,5 +102,25 @@ def test_a_silent_worker_that_ends_has_not_returned() -> None:
     assert (fleet.silent, fleet.returned) == (["w"], [])
 
 
+def test_a_worker_stopped_in_a_beat_is_silent_once() -> None:
+    """It has two channels. Its jobs, taken once, may be its own again when the second has stayed
+    for as long as the first: a second time they would be suspects."""
+    fleet = Fleet()
+    fleet.watch(BEAT_S, "w")
+    for _ in range(100):
+        fleet.at += LOOK_S
+        fleet.look(("w", 0), ("w", 1))
+    assert (fleet.silent, fleet.returned) == (["w"], [])
+    fleet.watch(5, alive="w")
+    assert (fleet.silent, fleet.returned) == (["w"], ["w"])
+
+
+def test_a_channel_that_a_half_open_connection_keeps_makes_no_worker_silent() -> None:
+    fleet = Fleet()
+    fleet.watch(1, "w")
+    fleet.watch(30, "w", alive="w")
+    assert (fleet.silent, fleet.returned) == ([], [])
+
+
 def test_an_id_may_contain_what_separates_it_from_the_number() -> None:
     assert keys.worker_of_heartbeat(keys.heartbeat_channel("a:b:1", 12)) == "a:b:1"

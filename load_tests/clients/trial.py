@@ -15,6 +15,7 @@ from load_tests.oracle.record_check import contradictions, record_errors
 from load_tests.oracle.request_source import RequestSource
 from load_tests.oracle.stored_job import StoredJob
 from load_tests.oracle.verifier import Verifier
+from shared.store.redis.servers import Servers
 
 _CHECK_S = 0.1
 
@@ -55,7 +56,8 @@ class Trial:
     async def __aenter__(self) -> Trial:
         await self.source.start()
         self.fleet = await asyncio.to_thread(Fleet, self._folder, self._shape)
-        self._verifier = Verifier(self.fleet.redis.url, self._on_read, self.end_s)
+        servers = Servers(self.fleet.redis_url, self._shape.shards)
+        self._verifier = Verifier(servers, self._on_read, self.end_s)
         self.add_task(asyncio.create_task(self._verifier.run()))
         self.clients = self.add_clients()
         return self

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from load_tests.faults.cluster.run import run_cluster
 from load_tests.faults.hostile.catalogue import HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS
 from load_tests.faults.hostile.row import hostile_table
 from load_tests.faults.hostile.run import HostileRun
@@ -65,6 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only": (str, f"of {rows}; with --hostile of {hostile}; with --hostile --vllm of {vllm}"),
         "--times": (int, "injections of each fault (default: depends on it)"),
         "--quick": (False, "some rows, one injection each, shorter answers"),
+        "--cluster": (
+            False,
+            "give the shards of a Redis Cluster other masters instead, `--times` by each fault",
+        ),
         "--hostile": (False, "measure what one client's requests do to others instead"),
         "--vllm": (False, "--hostile, or kills with --defaults, with vLLM and the demo model"),
         "--schedule": (
@@ -92,6 +97,8 @@ def main(arguments: argparse.Namespace) -> int:
         folder = processes.folder
         if arguments.schedule:
             return _schedule(arguments, folder)
+        if arguments.cluster:
+            return run_cluster(arguments, folder)
         if arguments.hostile:
             return _hostile(arguments, folder)
         return _table(arguments, folder) if table else run_kills(arguments, folder)

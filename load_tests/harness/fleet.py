@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import redis
 from redis.exceptions import RedisError
 
 from gateway.gateway_settings import GatewaySettings
@@ -22,6 +21,7 @@ from load_tests.harness.fork_server import COUNT_TOKENS, START_AFTER_S, VLLM
 from load_tests.harness.forked_popen import ForkedProcesses
 from load_tests.harness.http import free_port, responds_ok
 from load_tests.harness.processes import READY_S, Process, Processes, wait_for
+from load_tests.harness.redis_cluster import LoadedCluster
 from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import MODEL, EngineTiming
 from shared.job.states import WorkerState
@@ -62,6 +62,8 @@ class FleetShape:
     appendfsync: str = appendfsync(durable=DEFAULTS.durable)
     vllm: bool = False
     """Real vLLM with the demo model instead of the simulated engine."""
+    shards: int = 1
+    """More than one: on a Redis Cluster with so many masters and a replica of each."""
     descriptors: int | None = None
     """The gateways' limit of open files."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class FleetShape:
             "redis_url": redis_url,
             "lease_s": self.lease_s,
             "max_attempts": self.max_attempts,
+            "shards": self.shards,
             "log_level": "warning",
             "log_format": "json",
             "access_log": False,
@@ -98,10 +101,11 @@ class FleetShape:
 
 
 class Fleet:
-    """Redis, gateways and workers. A replacement takes its predecessor's index in the lists.
+    """Redis or a cluster of it, gateways and workers.
 
-    The label of a worker's process is its id. What is done to a process does not wait until its
-    replacement is ready; `wait_until_ready` does.
+    A replacement takes its predecessor's index in the lists. The label of a worker's process is its
+    id. What is done to a process does not wait until its replacement is ready; `wait_until_ready`
+    does.
     """
 
     def __init__(self, folder: Path, shape: FleetShape) -> None:
@@ -120,15 +124,7 @@ class Fleet:
         self._engine_killed: set[int] = set()
         self._forked: ForkedProcesses | None = None
         try:
-            self.redis = RedisServer(
-                self._processes,
-                free_port(),
-                folder / "redis",
-                appendonly=shape.appendonly,
-                appendfsync=shape.appendfsync,
-                auto_aof_rewrite_min_size=_REWRITE_SIZE,
-            )
-            self._environment = shape.environment(self.redis.url)
+            self._start_redis()
             option = VLLM if shape.vllm else COUNT_TOKENS
             self._forked = ForkedProcesses(folder, [*shape.controls, option])
             self.ports = [free_port() for _ in range(shape.gateways)]
@@ -140,15 +136,26 @@ class Fleet:
             self.close()
             raise
 
+    def _start_redis(self) -> None:
+        folder, shape = self._folder / "redis", self.shape
+        options = {
+            "appendfsync": shape.appendfsync,
+            "auto_aof_rewrite_min_size": _REWRITE_SIZE,
+        }
+        if shape.shards > 1:
+            self.cluster = LoadedCluster(self._processes, folder, shape.shards, **options)
+            self.redis_url, self.client = self.cluster.url, self.cluster.client
+        else:
+            self.redis = RedisServer(
+                self._processes, free_port(), folder, appendonly=shape.appendonly, **options
+            )
+            self.redis_url, self.client = self.redis.url, self.redis.client
+        self._environment = shape.environment(self.redis_url)
+
     @property
     def urls(self) -> list[str]:
         """The gateways' addresses."""
         return [f"http://127.0.0.1:{port}" for port in self.ports]
-
-    @property
-    def client(self) -> redis.Redis:
-        """A synchronous client of the fleet's Redis."""
-        return self.redis.client
 
     @property
     def processes(self) -> list[Process]:

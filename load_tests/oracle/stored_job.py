@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from shared.job.job import Job
+from shared.job.job import Job, checked_shard
 from shared.job.job_log import Entry, parse_segments
 from shared.job.record import DamagedRecord, parse_job
 from shared.store.redis import keys
+from shared.store.redis.servers import Servers
 
 _READS = 4
 """Commands per job."""
@@ -29,14 +29,15 @@ class StoredJob:
     """As `ttl_ms`; -2: there is no log."""
 
 
-async def read_jobs(client: Any, ids: Sequence[str]) -> dict[str, StoredJob | None]:
+async def read_jobs(servers: Servers, ids: Sequence[str]) -> dict[str, StoredJob | None]:
     """Read jobs; None for those that Redis does not have, or can't be read. Raises StoreError."""
-    pipe: Any = client.pipeline(transaction=False)
+    pipe = servers.pipeline()
     for job_id in ids:
-        pipe.hgetall(keys.job(0, job_id))
-        pipe.lrange(keys.log(0, job_id), 0, -1)
-        pipe.pttl(keys.job(0, job_id))
-        pipe.pttl(keys.log(0, job_id))
+        shard = checked_shard(job_id)
+        pipe.of(shard).hgetall(keys.job(shard, job_id))
+        pipe.of(shard).lrange(keys.log(shard, job_id), 0, -1)
+        pipe.of(shard).pttl(keys.job(shard, job_id))
+        pipe.of(shard).pttl(keys.log(shard, job_id))
     replies = await pipe.execute()
     rows = zip(*[iter(replies)] * _READS, strict=True)
     return {job_id: _stored(job_id, *row) for job_id, row in zip(ids, rows, strict=True)}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from load_tests.oracle.observation import Observation
 from load_tests.oracle.stored_job import StoredJob, read_jobs
 from shared.store.interface import StoreError
-from shared.store.redis.redis_client import connect
+from shared.store.redis.servers import Servers
 
 _EVERY_S = 0.5
 _BATCH = 100
@@ -22,12 +22,12 @@ class Verifier:
 
     def __init__(
         self,
-        redis_url: str,
+        servers: Servers,
         on_read: Callable[[Observation, StoredJob | None], None],
         end_s: float = 30.0,
     ) -> None:
-        """`end_s`: how long a job may run on after its client has left."""
-        self._client = connect(redis_url)
+        """`end_s`: how long a job may run on after its client has left. `run` closes `servers`."""
+        self._servers = servers
         self._on_read = on_read
         self._end_s = end_s
         self._waiting: deque[Observation] = deque()
@@ -49,13 +49,13 @@ class Verifier:
                 await self._read()
         finally:
             with contextlib.suppress(StoreError):
-                await self._client.aclose()
+                await self._servers.close()
 
     async def _read(self) -> None:
         batch = [self._waiting[n] for n in range(min(_BATCH, len(self._waiting)))]
         known = [seen.job_id for seen in batch if seen.job_id]
         try:
-            stored = await read_jobs(self._client, known) if known else {}
+            stored = await read_jobs(self._servers, known) if known else {}
         except StoreError:
             return
         for seen in batch:

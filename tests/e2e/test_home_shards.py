@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from load_tests.harness.redis_cluster import call
 from shared.job.job import shard_in
 from shared.store.redis import keys
-from tests.cluster import RedisCluster, call, fleet_on_one_node
+from tests.cluster import RedisCluster, fleet_on_one_node
 from tests.e2e.processes import Process, Stack
 from tests.e2e.test_redis_faults import CHAT, body
 from tests.waiting import wait_for

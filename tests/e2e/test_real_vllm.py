@@ -7,9 +7,10 @@ process serves the engine through the queue, and the engine's application is als
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,16 +188,27 @@ def normal_form(body: bytes) -> dict[Any, tuple[list[str], dict[str, Any]]]:
         if not event.startswith(b'data: {"id"'):
             choices.setdefault("other", ([], {}))[0].append(event.decode())
             continue
-        chunk = json.loads(event.removeprefix(b"data: "))
-        index = chunk["choices"][0]["index"] if chunk["choices"] else "usage"
-        shapes, grown = choices.setdefault(index, ([], {}))
-        new = _cut_out(chunk)
-        for path, value in new.items():
-            grown[path] = grown[path] + value if path in grown else value
-        shape = json.dumps(chunk)
-        if not any(new.values()) or shapes[-1:] != [shape]:
-            shapes.append(shape)
+        for chunk in _one_tool_call_each(json.loads(event.removeprefix(b"data: "))):
+            index = chunk["choices"][0]["index"] if chunk["choices"] else "usage"
+            shapes, grown = choices.setdefault(index, ([], {}))
+            new = _cut_out(chunk)
+            for path, value in new.items():
+                grown[path] = grown[path] + value if path in grown else value
+            shape = json.dumps(chunk)
+            if not any(new.values()) or shapes[-1:] != [shape]:
+                shapes.append(shape)
     return choices
+
+
+def _one_tool_call_each(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Merged deltas of a tool call stand beside each other in a list."""
+    delta = chunk["choices"][0].get("delta", {}) if chunk["choices"] else {}
+    if not delta.get("tool_calls"):
+        yield chunk
+        return
+    for tool_call in delta["tool_calls"]:
+        delta["tool_calls"] = [tool_call]
+        yield copy.deepcopy(chunk)
 
 
 _GROWING = {"content", "reasoning", "text", "arguments", "token_ids"} | {

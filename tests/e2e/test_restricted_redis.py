@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from load_tests.harness.redis_cluster import call
 from shared.platform.settings import SettingsError
 from shared.store.redis.start_checks import refuse_unfit
-from tests.cluster import RedisCluster, call, fleet_on_one_node
+from tests.cluster import RedisCluster, fleet_on_one_node
 from tests.e2e.processes import Stack
 from tests.e2e.test_redis_faults import CHAT, FAST, Stream, body, join
 from tests.redis_server import RedisServer

@@ -13,20 +13,14 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
+from load_tests.harness.redis_cluster import begun_move, call, finish_move, move_slot
 from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis import cluster as module
 from shared.store.redis.cluster import SlotMap, once_served, parse_slots
 from shared.store.redis.pipelined_connection import PipelinedConnection
 from shared.store.redis.redis_client import TIMEOUT_S, connect_slot, server_name, slot_map
 from shared.store.redis.store_errors import SlotUnavailable
-from tests.cluster import (
-    RedisCluster,
-    begun_move,
-    call,
-    finish_move,
-    move_slot,
-    wait_for_master,
-)
+from tests.cluster import RedisCluster
 from tests.redis_server import free_port
 from tests.waiting import eventually
 
@@ -177,7 +171,7 @@ async def test_a_successor_of_the_master_is_found(replicated: RedisCluster, how:
             master.kill()
         else:
             master.signal(signal.SIGSTOP)
-        wait_for_master(replicated, SLOT, master)
+        replicated.wait_for_master(SLOT, master)
         with pytest.raises(StoreUnavailable):  # at once: a stopped master would hold it for ever
             await asyncio.wait_for(blocked, 3)
         await eventually(lambda: holds_value(redis), "the successor answers")

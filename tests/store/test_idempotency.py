@@ -9,7 +9,8 @@ from shared.job.idempotency import IdempotencyKey
 from shared.job.job import new_job_id_in, shard_of
 from shared.job.replies import JoinedJob
 from shared.store.interface import Store
-from tests.redis.conftest import TENANT, answer, claim, finish, lease
+from shared.store.redis.job_queue import JobQueue
+from tests.redis.conftest import TENANT, ChannelSubscriber, answer, claim, finish, lease
 from tests.redis.test_idempotency import keyed, submit_one
 
 
@@ -26,6 +27,18 @@ async def test_first_calls_at_once_make_one_job(queue: Store) -> None:
     replies += await asyncio.gather(*(submit_one(queue, job) for job in jobs[5:]))
     assert replies == [1] + [JoinedJob(jobs[0].id)] * 9
     assert len(await claim(queue)) == 1
+
+
+async def test_first_calls_at_once_take_one_advertised_slot(
+    queue: JobQueue, control: ChannelSubscriber
+) -> None:
+    assert await claim(queue, slots=10) == []
+    jobs = [keyed() for _ in range(5)]
+    other = keyed(body=b'{"model": "other"}')
+    *replies, refused = await queue.submit_all(0, [*jobs, other], 1000)
+    assert replies == [0] + [JoinedJob(jobs[0].id)] * 4
+    assert isinstance(refused, IdempotencyKeyReused)
+    assert [job.id for job in control.assigned(queue)] == [jobs[0].id]
 
 
 async def test_another_body_is_refused(queue: Store) -> None:

@@ -85,7 +85,7 @@ end
 local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms, origin, turn)
   local idempotency_key = idempotency_name and key('idempotency', idempotency_name)
   if idempotency_key then
-    local status, other_id = key_user(id, idempotency_key, body_hash)
+    local status, other_id = key_user(id, idempotency_key, body_hash, made)
     if status then return status, other_id end
   end
   -- A microsecond apart: jobs of one call keep their order and have positions of their own.

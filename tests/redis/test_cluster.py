@@ -96,6 +96,29 @@ async def test_each_client_finds_the_master_of_its_slot(pair: RedisCluster) -> N
         await redis.aclose(close_connection_pool=True)
 
 
+async def test_it_closes_although_the_reader_of_the_map_loses_a_cancellation(
+    pair: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As redis-py's `wait_for` does on Python 3.11."""
+    lost: list[asyncio.CancelledError] = []
+
+    async def run(self: SlotMap) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError as error:
+                lost.append(error)
+                if len(lost) == 2:
+                    raise
+
+    monkeypatch.setattr(SlotMap, "_run", run)
+    async with asyncio.timeout(30):
+        async with opened(pair.url) as (_, redis):
+            await redis.ping()
+            await asyncio.sleep(0)
+    assert len(lost) == 2
+
+
 async def test_all_connections_of_a_slot_move_with_it(pair: RedisCluster) -> None:
     """Subscriptions and blocked pops, too, and nothing is left at the node before."""
     source = pair.master_of(SLOT)

@@ -24,6 +24,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from shared.platform.cluster_url import parse
 from shared.platform.node_list import Address
+from shared.platform.tasks import end
 from shared.store.interface import StoreTimeout
 from shared.store.redis.store_errors import SlotUnavailable, store_error
 
@@ -127,8 +128,7 @@ class SlotMap:
         """The pool is closed. With the last one ends the map's own connection."""
         self._pools.discard(pool)
         if not self._pools and self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end([self._task])
             self._task = None
             await self._drop_client()
 

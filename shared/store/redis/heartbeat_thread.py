@@ -13,6 +13,7 @@ import threading
 from itertools import count
 from typing import Any
 
+from shared.platform.tasks import end
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.channels import channel_commands
@@ -58,9 +59,7 @@ class Heartbeat:
                 for shards in servers.groups
             ]
             await self._stopped.wait()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(tasks)
 
     async def _beat(self, redis: Any, shard: int) -> None:
         connection, before = PipelinedConnection(redis, _ANSWER_S), ""

@@ -15,6 +15,7 @@ import hiredis
 from redis.exceptions import ResponseError
 
 from shared.platform.fast_paths import FastPath
+from shared.platform.tasks import end
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis.store_errors import refused, store_error, store_errors
 
@@ -129,7 +130,7 @@ class PublicLink:
 
     async def closed(self) -> None:
         """See Link."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         await self._connection.disconnect(nowait=True)
 
     async def _run(self, part: Callable[[], Any]) -> None:

@@ -216,7 +216,7 @@ def _role(node: Node) -> str | None:
 
 
 def move_slot(slot: int, source: Node, target: Node) -> None:
-    """Give a slot with all its keys to another master, key by key."""
+    """Give a slot with all its keys to another master, key by key, ten in a call as redis-cli."""
     with begun_move(slot, source, target):
         finish_move(slot, source, target)
 
@@ -232,7 +232,7 @@ def begun_move(slot: int, source: Node, target: Node) -> Iterator[None]:
 def finish_move(slot: int, source: Node, target: Node) -> None:
     """Move the keys of a slot that is being given away, and name its new node."""
     with source.client() as client:
-        while found := client.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
+        while found := client.execute_command("CLUSTER GETKEYSINSLOT", slot, 10):
             client.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *found)
     for node in (target, source):
         call(node, "CLUSTER SETSLOT", slot, "NODE", node_id(target))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import pickle
@@ -23,6 +24,7 @@ from gateway.maintenance.celery_app import CONTENT_TYPE
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, REPAIR
 from shared.job.lanes import DEFAULT
 from shared.store.redis import keys
+from tests.cluster import fleet_on_one_node
 from tests.e2e.processes import Process, Stack
 from tests.e2e.up_run import ROOT, children
 from tests.redis_server import RedisServer
@@ -131,6 +133,21 @@ def test_what_was_damaged_is_repaired_and_completed(fleet: Stack, store: redis.R
     assert "repaired: " in end(maintenance)
     assert gateway.metric("flotilla_maintenance_last_run_timestamp_seconds", task=REPAIR) > 1e9
     client.close()
+
+
+def test_on_a_cluster_the_messages_of_its_tasks_stay_in_its_memory(tmp_path: Path) -> None:
+    cluster = fleet_on_one_node(tmp_path / "cluster")
+    with contextlib.closing(cluster), contextlib.closing(Stack(cluster.url, tmp_path)) as fleet:
+        cluster.start()
+        process = fleet.maintenance(**OFTEN)
+        with cluster.masters[0].client() as store:
+            for _ in range(3):
+                wait_for_rounds(store, process)
+            others = [name for name in store.scan_iter() if not name.startswith(b"flotilla:")]
+            assert others == []
+        assert cluster.masters[1].client().dbsize() == 0
+        process.terminate()
+        wait_for(lambda: process.popen.poll() == 0, "it ends", END_S)
 
 
 def test_it_outlives_its_redis(fleet: Stack, own_redis: RedisServer, store: redis.Redis) -> None:

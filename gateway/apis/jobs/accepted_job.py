@@ -7,14 +7,29 @@ from gateway.core.context import Gateway
 from gateway.core.job_lookup import job_of
 from gateway.core.job_object import full
 from gateway.core.send_body import BodyResponse
+from shared.job.errors import NotFound
+from shared.job.job import Job
+from shared.store.read_again import read_again
+from shared.store.stored_body import Body
 
 
 async def accepted(gateway: Gateway, call: NewCall) -> BodyResponse:
     """Submit the job of a call, or join the earlier one that the call repeats, and answer."""
     new = call.job
     joined = call.joined or await gateway.submitter.submit(new)
-    # Read back: only Redis has its time of submission, and whether a worker has it already.
-    job = await job_of(gateway.queue, gateway.settings, new.tenant, joined or new.id)
+
+    async def read_back() -> tuple[Job, Body]:
+        """Only Redis has its time of submission, and whether a worker has it already."""
+        try:
+            job = await job_of(gateway.queue, gateway.settings, new.tenant, joined or new.id)
+        except NotFound:
+            if joined:
+                raise
+            await gateway.submitter.submit(new)  # a replica without it is the master now
+            job = await job_of(gateway.queue, gateway.settings, new.tenant, new.id)
+        return job, await full(gateway.queue, gateway.fleet, job)
+
+    job, body = await read_again(read_back)  # an error would have the client make a second job
     headers = {
         "x-flotilla-job-id": job.id,
         "location": f"/jobs/{job.id}",
@@ -23,4 +38,4 @@ async def accepted(gateway: Gateway, call: NewCall) -> BodyResponse:
     if joined:
         gateway.metrics.replayed.inc()
         headers["idempotent-replayed"] = "true"
-    return BodyResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
+    return BodyResponse(body, 202, headers)

@@ -33,7 +33,7 @@ _TIMEOUT_S = 60.0
 _STEP_MS = 100.0
 _OVER_S, _OTHERS_S = 1.0, 0.5
 """Limits: a pause beyond the time until another master is known; a pause of other shards."""
-_LOST = ("stream_reset", "gone", "job_lost")
+_LOST = ("stream_reset", "log_lost", "gone")
 """Codes by which a client is told that Redis has lost a part of its job, or all of it."""
 
 
@@ -112,12 +112,14 @@ class ClusterResult:
 def _pause_in(seen: Observation, injection: Injection) -> float | None:
     """The longest time between two parts that began before the fault ended, and ended after it
     began; None if the stream was not open all the while."""
+    if not seen.at or seen.at[0] > injection.began or seen.at[-1] < injection.began:
+        return None
     gaps = [
         after - before
         for before, after in pairwise(seen.at)
         if before <= injection.ended and after >= injection.began
     ]
-    return max(gaps) if gaps and seen.at[0] <= injection.began else None
+    return max(gaps, default=None)
 
 
 async def play(

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import AuthenticationError, ClusterDownError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 
 from shared.platform.cluster_url import parse
 from shared.platform.node_list import Address
@@ -211,10 +211,17 @@ class SlotConnection(Connection):
         self._slot_pool = slot_pool
 
     async def connect(self) -> None:
-        """Connect, unless connected. Raises redis-py's errors."""
+        """Connect, unless connected. Raises redis-py's errors, ClusterDownError if the master
+        takes no connection: another node may have the slot soon."""
         if not self.is_connected:
             self.host, self.port = await self._slot_pool.address()
-        await super().connect()  # type: ignore[no-untyped-call]
+        try:
+            await super().connect()  # type: ignore[no-untyped-call]
+        except AuthenticationError:
+            raise
+        except (RedisConnectionError, OSError) as error:
+            self._slot_pool.slots.read_soon()
+            raise ClusterDownError(f"the slot's master: {error}") from error
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         """The next reply. Raises redis-py's errors."""

@@ -49,4 +49,6 @@ async def answer_at_end(queue: Store, job_id: str, last: LogEvent) -> WholeAnswe
         raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
     if job is None:
         raise StreamReset("The job is gone.")
+    if not job.state.terminal:
+        raise StreamReset("Redis has lost the end of this job; try again.")
     return whole_answer(queue, job)

@@ -1,4 +1,4 @@
-"""A read that outlives a lost connection."""
+"""A read that is repeated after a lost connection."""
 
 from __future__ import annotations
 

@@ -337,9 +337,7 @@ async def test_a_shutdown_under_streams_logs_nothing_and_cancels_them(stack: Sta
         assert b'"code": "gateway_stopped"' in rest
         client.close()
     assert ending.popen.wait(20) is not None
-    log = ending.log.read_text()
-    # uvicorn's own limit, which a machine that is busy with other tests may reach.
-    assert "Traceback" not in log or "graceful shutdown exceeded" in log
+    assert "Traceback" not in ending.log.read_text()
     another_gateway = start(stack)
     await nothing_goes_on(another_gateway)
     another_gateway.terminate()

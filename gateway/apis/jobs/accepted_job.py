@@ -19,7 +19,7 @@ async def accepted(gateway: Gateway, call: NewCall) -> BodyResponse:
     joined = call.joined or await gateway.submitter.submit(new)
 
     async def read_back() -> tuple[Job, Body]:
-        """Only Redis has its time of submission, and whether a worker has it already."""
+        """The job as it is in Redis now, submitted again if Redis has lost it meanwhile."""
         try:
             job = await job_of(gateway.queue, gateway.settings, new.tenant, joined or new.id)
         except NotFound:

@@ -33,8 +33,8 @@ _TIMEOUT_S = 60.0
 _STEP_MS = 100.0
 _OVER_S, _OTHERS_S = 1.0, 0.5
 """Limits: a pause beyond the time until another master is known; a pause of other shards."""
-_LOST = ("stream_reset", "log_lost", "job_failed", "gone")
-"""Codes by which a client is told that Redis has lost a part of its job, or all of it."""
+_LOST = ("stream_reset", "log_lost", "gone")
+"""Error codes of jobs of which Redis has lost writes."""
 
 
 @dataclass(slots=True)

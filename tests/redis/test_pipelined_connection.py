@@ -77,6 +77,33 @@ async def test_any_bytes_go_and_come(connection: PipelinedConnection, size: int)
     assert await connection.call("GET", "any") == data
 
 
+async def test_callers_share_an_attempt_to_connect_that_fails() -> None:
+    attempts = 0
+    async with opened(f"redis://127.0.0.1:{free_port()}") as connection:
+        pool: Any = connection._pool
+        make = pool.make_connection
+
+        def counted() -> Any:
+            nonlocal attempts
+            attempts += 1
+            return make()
+
+        pool.make_connection = counted
+        replies = await asyncio.gather(
+            *(connection.call("PING") for _ in range(100)), return_exceptions=True
+        )
+        assert {type(reply) for reply in replies} == {StoreUnavailable}
+        assert len({id(reply) for reply in replies}) == 100
+        assert attempts == 1
+
+        async def tried_again() -> bool:
+            with pytest.raises(StoreUnavailable):
+                await connection.call("PING")
+            return attempts == 2
+
+        await eventually(tried_again, "another attempt")
+
+
 async def test_an_error_reply_fails_only_its_own_call(connection: PipelinedConnection) -> None:
     first, wrong, last = await asyncio.gather(
         connection.call("PING"),

@@ -32,7 +32,7 @@ FLEET_TAG = "fleet"
 """The hash tag of what belongs to no shard."""
 SLOT_WAIT_S = 5.0
 """How long a call waits for its slot to be served."""
-_INTERVAL_S = 1.0
+_INTERVAL_S = 0.5
 _FRESH_S = 0.1
 """A map that is younger is not read again."""
 _ANSWER_S = 1.0

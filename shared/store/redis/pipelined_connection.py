@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import hiredis
 from redis.asyncio import Redis
 
-from shared.store.interface import StoreTimeout, StoreUnavailable
+from shared.store.interface import StoreError, StoreTimeout, StoreUnavailable
 from shared.store.redis.cluster import SlotPool
 from shared.store.redis.redis_client import server_name
 from shared.store.redis.redis_link import Link, open_link
@@ -27,6 +28,7 @@ log = logging.getLogger("flotilla.redis")
 
 Argument = str | bytes | int | float
 
+_RETRY_S = 0.02
 _MESSAGES = (b"message", b"smessage")
 
 
@@ -53,6 +55,8 @@ class PipelinedConnection:
         self._link: Link | None = None
         self._ended_link: Link | None = None  # the one before, to be released
         self._connecting = asyncio.Lock()
+        self._failure: StoreError | None = None  # of the last attempt to connect
+        self._failed_at = 0.0  # on the monotonic clock
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._loop: asyncio.AbstractEventLoop  # the connection's
         self._timeout: asyncio.TimerHandle | None = None
@@ -105,15 +109,28 @@ class PipelinedConnection:
         self._break(StoreUnavailable(reason))
 
     async def connect(self) -> None:
-        """Connect, unless connected. Raises StoreError."""
+        """Connect, unless connected. Raises StoreError.
+
+        An attempt that fails is that of all callers who wait for it, and of those who come within
+        `_RETRY_S`: while a server is away, hundreds of streams wait for it.
+        """
         if self._link is not None:
             return
+        asked_at = time.monotonic()
         async with self._connecting:
-            if self._link is None:
-                await self._release()
-                self._loop = asyncio.get_running_loop()
+            if self._link is not None:
+                return
+            if self._failure is not None and asked_at < self._failed_at + _RETRY_S:
+                raise type(self._failure)(str(self._failure))
+            await self._release()
+            self._loop = asyncio.get_running_loop()
+            try:
                 self._link = await open_link(self._pool, self._on_reply, self._on_lost)
-                self.lost.clear()
+            except StoreError as error:
+                self._failure, self._failed_at = error, time.monotonic()
+                raise
+            self._failure = None
+            self.lost.clear()
 
     async def _release(self) -> None:
         link, self._ended_link = self._ended_link, None

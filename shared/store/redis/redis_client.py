@@ -9,6 +9,7 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
@@ -91,6 +92,9 @@ _COMMON = {
     # Notices of managed servers. With them on, redis-py hands out connections that the server
     # has closed: one failed call for each of them after a restart.
     "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    # Without it redis-py reads its version from the disk for each connection, at ten times the
+    # cost of an attempt that is refused.
+    "driver_info": DriverInfo(),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 from redis.exceptions import ConnectionError as LostError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
@@ -72,6 +74,20 @@ async def test_a_client_raises_the_stores_errors() -> None:
         with pytest.raises(StoreUnavailable):
             await call
     await client.aclose()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+def test_a_new_connection_reads_nothing_from_the_disk(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a server is away, connections are made again and again."""
+    pool = connect(f"{scheme}://127.0.0.1:{free_port()}").connection_pool
+
+    def read(name: str) -> str:
+        raise AssertionError(f"the metadata of {name} was read")
+
+    monkeypatch.setattr(metadata, "version", read)
+    assert pool.make_connection() is not pool.make_connection()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ from shared.platform.settings import SettingsError, load_settings
 from shared.store.redis.start_checks import refuse_unfit
 
 _CLOSE_S = 1
-"""Seconds for aborted answers to be sent to their clients."""
+"""Seconds for aborted answers to be sent to their clients after SIGHUP."""
+_SEND_S = 3
+"""The same after SIGTERM, for a busy machine; a client that does not read has no more."""
 
 
 def main() -> None:
@@ -62,7 +64,7 @@ def main() -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # headers with a client's address are not trusted
-        timeout_graceful_shutdown=settings.grace_s + _CLOSE_S,
+        timeout_graceful_shutdown=settings.grace_s + _SEND_S,
     )
     _Server(config, app, settings.grace_s, settings.loop_stall_s).run(sockets=[listener])
     if app.format_mismatch:

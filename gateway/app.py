@@ -151,9 +151,7 @@ def _make_gateway(
         fleet.wait_reason,
         partial(full, queue, fleet),
     )
-    factory = JobFactory(
-        settings, pools, gateway_id, relay.is_subscribed, relay.n_readers.__getitem__
-    )
+    factory = JobFactory(settings, pools, gateway_id, relay.is_served, relay.n_readers.__getitem__)
     submitter = Submitter(
         queue,
         settings.max_queue_depth,

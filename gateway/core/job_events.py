@@ -120,6 +120,8 @@ async def _follow(
         for event in log_events:
             if event.last:
                 job = await _job(context, job_id)
+                if not job.state.terminal:
+                    raise StreamReset("Redis has lost the end of this job; try again.")
                 last_id = str(event.seq)
                 async for data in _end(context, job, last_id):
                     yield data, last_id

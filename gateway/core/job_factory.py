@@ -30,15 +30,15 @@ class JobFactory:
         settings: GatewaySettings,
         pools: Pools,
         gateway_id: str,
-        reachable: Callable[[int], bool],
+        is_served: Callable[[int], bool],
         load: Callable[[int], int] = lambda shard: 0,
     ) -> None:
-        """`reachable`: whether a shard's Redis server can be reached now. `load`: how many of its
+        """`is_served`: whether jobs can be submitted to a shard now. `load`: how many of its
         jobs this gateway waits for."""
         self._load = load
         self._settings = settings
         self._gateway_id = gateway_id
-        self._reachable = reachable
+        self._is_served = is_served
         self._pools = {pool.name: pool for pool in pools.all if pool.has_deadlines}
 
     def new(
@@ -116,19 +116,19 @@ class JobFactory:
         )
 
     def new_shard(self) -> int:
-        """Of two random shards whose servers can be reached, the one with less load."""
+        """Of two random shards that are served, the one with less load."""
         n_shards = self._settings.shards
         if n_shards == 1:
             return 0
         tried = (random.randrange(n_shards) for _ in range(_ID_TRIES))
-        found = islice(filter(self._reachable, tried), 2)
+        found = islice(filter(self._is_served, tried), 2)
         return min(found, key=self._load, default=random.randrange(n_shards))
 
     def _job_id(
         self, idempotency: IdempotencyKey | None, request: CheckedRequest | None = None
     ) -> str:
         """An id in the shard of the call's conversation, else in that of the key, else in
-        one whose server can be reached."""
+        one that is served."""
         shards, prepared = self._settings.shards, request and request.prepared
         if prepared is not None and prepared.conversation:
             shard = shard_of_conversation(prepared.conversation)

@@ -101,6 +101,10 @@ class Relay:
         """Whether frames of the shard's jobs can arrive; else readers have nothing but the log."""
         return self._subscription_of[shard].connected.is_set()
 
+    def is_served(self, shard: int) -> bool:
+        """Whether jobs of the shard can be submitted now, and their frames arrive."""
+        return self._subscription_of[shard].is_served
+
     def check_subscription(self, shards: range, channels: Set[str]) -> None:
         """Subscribe anew if this gateway's channel is not among those with subscribers."""
         subscription = self._subscriptions[shards]

@@ -52,7 +52,7 @@ _LIST_POLL_S = 0.2
 # A worker ends its jobs within drain_deadline_s; then its engine needs time to stop.
 _WORKER_MARGIN_S = 15.0
 # The gateway ends open responses within grace_s; then the process needs time to stop.
-_GATEWAY_MARGIN_S = 5.0
+_GATEWAY_MARGIN_S = 7.0
 _REDIS_GRACE_S = 30.0
 
 

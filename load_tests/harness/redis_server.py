@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.driver_info import DriverInfo
 
 from load_tests.harness.errors import ProcessError
 from load_tests.harness.processes import Processes, wait_for
@@ -49,7 +50,11 @@ class RedisServer:
             command += [f"--{name}", str(value)]
         self.url = f"redis://127.0.0.1:{port}/0"
         self.socket_url = f"unix://{folder}/redis.sock?db=0"
-        self.client: redis.Redis = redis.Redis(port=port, socket_timeout=5)
+        self.client: redis.Redis = redis.Redis(
+            port=port,
+            socket_timeout=5,
+            driver_info=DriverInfo(),  # else read for each connection
+        )
         self._command, self._processes = command, processes
         self.start()
 

@@ -147,8 +147,11 @@ async def test_all_connections_of_a_slot_move_with_it(pair: RedisCluster) -> Non
         await eventually(come, "the message has come")
 
 
-async def test_a_slot_that_is_being_moved_is_waited_for(pair: RedisCluster) -> None:
+async def test_a_slot_that_is_being_moved_is_waited_for(
+    pair: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ASK is not followed: the key would be made where the others of its shard are not."""
+    monkeypatch.setattr(module, "_REFUSED_S", 600.0)
     source = pair.master_of(SLOT)
     (target,) = [node for node in pair.masters if node is not source]
     async with opened(pair.url) as (_, redis), pipelined(redis) as connection:
@@ -164,8 +167,14 @@ async def test_a_slot_that_is_being_moved_is_waited_for(pair: RedisCluster) -> N
                     if len(refusals) == 3:
                         finish_move(SLOT, source, target)
                     raise
+                except StoreUnavailable as error:
+                    assert len(refusals) >= 3
+                    # The map showed the move while this call was in flight.
+                    raise SlotUnavailable("its connection was ended") from error
 
+            assert redis.connection_pool.is_served
             assert await once_served(write) == b"OK"
+            assert not redis.connection_pool.is_served  # new jobs go to other shards
     assert refusals[:3] == ["ASK "] * 3
     assert call(target, "GET", f"{{{TAG}}}:new") == b"1"
 

@@ -38,6 +38,9 @@ _FRESH_S = 0.1
 _ANSWER_S = 1.0
 """A node that does not answer for so long is passed over."""
 _RETRY_S = 0.05
+_REFUSED_S = 0.2
+"""For so long a slot counts as not served after a node has refused it: callers that wait try more
+often."""
 
 Reply = TypeVar("Reply")
 
@@ -121,7 +124,7 @@ class SlotMap:
         return None
 
     def read_soon(self) -> None:
-        """A node does not serve a slot that it had."""
+        """Read the map at once."""
         self._wanted.set()
 
     async def remove(self, pool: SlotPool) -> None:
@@ -220,7 +223,7 @@ class SlotConnection(Connection):
         except AuthenticationError:
             raise
         except (RedisConnectionError, OSError) as error:
-            self._slot_pool.slots.read_soon()
+            self._slot_pool.refused()
             raise ClusterDownError(f"the slot's master: {error}") from error
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
@@ -229,7 +232,7 @@ class SlotConnection(Connection):
             return await super().read_response(*args, **options)
         except ResponseError as error:
             if isinstance(store_error(error), SlotUnavailable):
-                self._slot_pool.slots.read_soon()
+                self._slot_pool.refused()
             raise
 
     def abort(self) -> None:
@@ -253,6 +256,7 @@ class SlotPool(BlockingConnectionPool):
         self._slot = key_slot(tag.encode())
         self._made: weakref.WeakSet[SlotConnection] = weakref.WeakSet()
         self._kind = SlotTlsConnection if slots.tls else SlotConnection
+        self._refused_at = -_REFUSED_S
         super().__init__(connection_class=self._kind, **slots.login, **options)
         slots.add(self)
 
@@ -270,6 +274,16 @@ class SlotPool(BlockingConnectionPool):
     async def address(self) -> Address:
         """The master that has the slot. Raises redis-py's errors."""
         return await self.slots.address(self._slot)
+
+    def refused(self) -> None:
+        """A node does not serve the slot."""
+        self._refused_at = time.monotonic()
+        self.slots.read_soon()
+
+    @property
+    def is_served(self) -> bool:
+        """Whether no node has refused the slot lately."""
+        return time.monotonic() - self._refused_at >= _REFUSED_S
 
     def end_moved(self) -> None:
         """End all connections to nodes that do not have the slot any more."""

@@ -164,7 +164,7 @@ class PipelinedConnection:
         if not waiting.done():
             waiting.set_exception(reply)
         if isinstance(reply, SlotUnavailable) and isinstance(self._pool, SlotPool):
-            self._pool.slots.read_soon()  # which ends this connection if the slot has moved
+            self._pool.refused()  # which ends this connection if the slot has moved
         if isinstance(reply, OnReplica):
             # The master became a replica: connecting anew finds its successor.
             self._break(StoreUnavailable("connected to a replica"))

@@ -17,6 +17,7 @@ from shared.platform.backoff import Backoff
 from shared.store.interface import StoreError, StoreTimeout, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.channels import channel_commands, with_subscribers
+from shared.store.redis.cluster import SlotPool
 from shared.store.redis.pipelined_connection import PipelinedConnection
 from shared.store.redis.redis_client import TIMEOUT_S
 from shared.store.redis.servers import Servers
@@ -55,6 +56,7 @@ class Subscription:
         self.connected = asyncio.Event()
         """Set while messages are received."""
         self._connection = PipelinedConnection(redis, TIMEOUT_S, on_message)
+        self._pool: Any = redis.connection_pool
         self._name = channel
         self.channel = keys.plain_channel(channel)
         """By the name that it has on one Redis."""
@@ -64,6 +66,12 @@ class Subscription:
         self._was_seen = False
         self._missed = 0
         self._repair_after = 0.0  # on the monotonic clock
+
+    @property
+    def is_served(self) -> bool:
+        """Whether messages are received and, on a cluster, calls to the slot are carried out."""
+        served = not isinstance(self._pool, SlotPool) or self._pool.is_served
+        return served and self.connected.is_set()
 
     async def run(self) -> None:
         """Receive for ever; ends by cancellation."""

@@ -10,11 +10,9 @@ from tests.settings import Settings
 SETTINGS = Settings(shards=4)
 
 
-def chosen(reachable: set[int], load: dict[int, int]) -> Counter[int]:
+def chosen(served: set[int], load: dict[int, int]) -> Counter[int]:
     """How often each shard is chosen of 400 times."""
-    factory = JobFactory(
-        SETTINGS, SETTINGS.described, "gw", reachable.__contains__, load.__getitem__
-    )
+    factory = JobFactory(SETTINGS, SETTINGS.described, "gw", served.__contains__, load.__getitem__)
     return Counter(factory.new_shard() for _ in range(400))
 
 

@@ -10,8 +10,8 @@
 | `error` | OpenAI's error object, if the stream of events can't be continued |
 
 Each has an id: the number of a log entry, or `number.k` for the k-th of several chunks in one
-entry; `queued`, `in_progress` and `error` have that of the event before. Sent back to any gateway
-as `Last-Event-ID`, it continues with what is behind it.
+entry; `queued`, `in_progress` and `error` have that of the event before, the last one has `end`.
+Sent back to any gateway as `Last-Event-ID`, it continues with what is behind it.
 
 Token path: gateway/core/reader.py -> here -> the response of `GET /jobs/{id}/events`.
 """
@@ -35,6 +35,9 @@ from shared.job.states import JobState
 from shared.store.interface import StoreError
 from shared.store.redis.depths import position
 
+END_ID = "end"
+"""The id of the last event. It is no number: where Redis has lost writes, the end may have that of
+an entry that a client has got."""
 _DONE = b"[DONE]"
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 _RETRY = b"retry: 1000\n"
@@ -122,9 +125,8 @@ async def _follow(
                 job = await _job(context, job_id)
                 if not job.state.terminal:
                     raise StreamReset("Redis has lost the end of this job; try again.")
-                last_id = str(event.seq)
-                async for data in _end(context, job, last_id):
-                    yield data, last_id
+                async for data in _end(context, job):
+                    yield data, END_ID
                 return
             if event.kind == FrameKind.DELTAS:
                 await numbers.prepare(event.payload)
@@ -134,9 +136,9 @@ async def _follow(
                 skip = 0
 
 
-async def _end(context: StreamContext, job: Job, last_id: str) -> AsyncIterator[bytes]:
+async def _end(context: StreamContext, job: Job) -> AsyncIterator[bytes]:
     """The last event, in parts. Raises _CutShort if it has begun and can't go on."""
-    begin, begun = f"event: {job.state}\nid: {last_id}\ndata: ".encode(), False
+    begin, begun = f"event: {job.state}\nid: {END_ID}\ndata: ".encode(), False
     body = await context.job_object(job)
     try:
         async for part in body.parts():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ _NOT_ACCEPTED = (429, 503)
 _POLL_S = 0.15
 _RETRY_S = 0.1
 _TERMINAL = {"completed", "failed", "cancelled", "expired"}
+_END_ID = "end"
 _REPEATED = {"queued", "in_progress"}
 """Events with the id of the one before."""
 _MAY_GO_ON = {"redis_unavailable", "gateway_stopped"}
@@ -265,5 +267,7 @@ class _RequestClient:
 
 def _position(event_id: str) -> tuple[int, float]:
     """Return an event's place: entry, and which of the entry's chunks."""
+    if event_id == _END_ID:
+        return sys.maxsize, 0.0
     entry, dot, chunk = event_id.partition(".")
     return int(entry or 0), float(chunk) if dot else float("inf") if entry else 0.0

@@ -154,12 +154,16 @@ def test_the_sdk_does_not_retry_the_result_of_a_cancelled_job(
 def test_a_last_event_id_after_the_last_event_is_refused(api: httpx.Client) -> None:
     job = api.post("/jobs", json={"body": body()}).json()
     done = api.get(f"/jobs/{job['id']}/events").text
-    last = re.findall(r"^id: (.*)$", done, re.MULTILINE)[-1]
+    *_, last, end = re.findall(r"^id: (.*)$", done, re.MULTILINE)
     path = f"/jobs/{job['id']}/events"
-    assert api.get(path, headers={"last-event-id": last}).status_code == 204
+    assert end == "end"
+    assert api.get(path, headers={"last-event-id": end}).status_code == 204
     answer = api.get(path, headers={"last-event-id": "999999"})
     assert answer.status_code == 400
-    assert f"the last event, {last}" in error_of(answer)["message"]
+    of_end = int(last) + 1
+    assert f"the last event, {of_end}." in error_of(answer)["message"]
+    # Redis has lost the entry with this number that the client has got.
+    assert '"stream_reset"' in api.get(path, headers={"last-event-id": str(of_end)}).text
 
 
 @pytest.mark.usefixtures("busy")

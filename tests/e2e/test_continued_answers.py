@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -204,7 +205,9 @@ def follow(gateway: Process, body: dict[str, Any]) -> list[tuple[str, str, Any]]
 
 
 def position_of(event_id: str) -> tuple[int, float]:
-    """`5.1`, `5.2` and so on come before `5`, the last event of an entry."""
+    """`5.1`, `5.2` and so on come before `5`, the last event of an entry; `end` is the last one."""
+    if event_id == "end":
+        return sys.maxsize, 0.0
     entry, _, part = event_id.partition(".")
     return int(entry), float(part or "inf")
 

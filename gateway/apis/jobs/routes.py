@@ -17,7 +17,7 @@ from gateway.apis.jobs.job_stream import STREAM
 from gateway.core.call import JobOptions, Wrapped, new_call
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.incoming import Incoming
-from gateway.core.job_events import EventPosition, events
+from gateway.core.job_events import END_ID, EventPosition, events
 from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.job_lookup import job_of, no_such_job
 from gateway.core.job_object import full, summaries
@@ -190,13 +190,13 @@ async def get_events(
 ) -> Response:
     """The job's events so far, then live ones, as server-sent events."""
     job = await _job(gateway, tenant, job_id)
+    if last_event_id == END_ID:
+        return Response(status_code=204)  # at which an EventSource stops
     after = EventPosition.parse(last_event_id)
     if job.state.terminal:
         last = await gateway.queue.last_entry(job_id)
         if last is not None and after.entry > last.seq:
             raise BadRequest(f"Last-Event-ID is after the last event, {last.seq}.")
-        if last is not None and after.entry == last.seq:
-            return Response(status_code=204)  # at which an EventSource stops
     headers = _job_header(job) | _SSE_HEADERS
     return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 

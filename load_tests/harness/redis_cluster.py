@@ -19,7 +19,7 @@ from load_tests.harness.redis_server import RedisServer
 NODE_TIMEOUT_MS = 1000
 """A node that does not answer for so long is taken for down."""
 _PIPELINE = 100
-"""`redis-cli --cluster-pipeline`; its default, 10, takes five times as long."""
+"""`redis-cli --cluster-pipeline`; its default, 10, takes more than four times as long."""
 
 
 class Node(Protocol):

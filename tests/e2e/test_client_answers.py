@@ -162,7 +162,7 @@ def test_a_last_event_id_after_the_last_event_is_refused(api: httpx.Client) -> N
     assert answer.status_code == 400
     of_end = int(last) + 1
     assert f"the last event, {of_end}." in error_of(answer)["message"]
-    # Redis has lost the entry with this number that the client has got.
+    # As if the client had got an entry with this number, which Redis then lost.
     assert '"stream_reset"' in api.get(path, headers={"last-event-id": str(of_end)}).text
 
 

@@ -141,7 +141,7 @@ class _Server(uvicorn.Server):
 
 def _check_keys(settings: GatewaySettings) -> None:
     """Raises SettingsError if other hosts can connect and no keys are configured."""
-    if settings.host not in LOOPBACK and not settings.keyless and not settings.tenants():
+    if settings.host not in LOOPBACK and not settings.keyless and not settings.tenants_by_key():
         raise SettingsError(
             f"FLOTILLA_HOST={settings.host} can be reached by others: set FLOTILLA_API_KEYS "
             "(or FLOTILLA_API_KEYS_FILE) first, or listen on 127.0.0.1"

@@ -72,7 +72,7 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
     authenticator = Authenticator(
-        settings.tenants(), settings.wrong_keys_per_minute, metrics, settings.admins()
+        settings.tenants_by_key(), settings.wrong_keys_per_minute, metrics, settings.admins()
     )
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
@@ -107,14 +107,14 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     )
     app.state.authenticator = authenticator
     errors.install(app, metrics)
-    openapi.install(app, APIS, with_keys=bool(settings.tenants()))
+    openapi.install(app, APIS, with_keys=bool(settings.tenants_by_key()))
     ours = (overview_route, probes, metrics_route, docs_route, page_route)
     for router in (*(each for api in APIS for each in api.routers), *(row.router for row in ours)):
         app.include_router(router)
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)
     app.add_middleware(RequestId, access=access, metrics=metrics)  # outermost: a 401 has an id too
-    web_pages = WebPages(settings.allowed_hosts, with_keys=bool(settings.tenants()))
+    web_pages = WebPages(settings.allowed_hosts, with_keys=bool(settings.tenants_by_key()))
     return FrontDoor(app, [row for api in APIS for row in api.plain], plain, web_pages)
 
 

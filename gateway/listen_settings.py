@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, Field, SecretStr, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
 from shared.platform.settings import PREFIX, SettingsError, split_names
@@ -20,6 +20,14 @@ _Keys = Annotated[
     NoDecode,
     BeforeValidator(lambda value: split_names(value) if isinstance(value, str) else value),
 ]
+
+
+class TenantEntry(BaseModel):
+    """What flotilla.yaml says of a tenant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weight: float = Field(1.0, ge=0.01, le=1000)
 
 
 class ListenSettings(BaseModel):
@@ -43,6 +51,11 @@ class ListenSettings(BaseModel):
         description="API keys of operators, written alike: only these may use /admin and vLLM's "
         "routes for operators",
     )
+    tenants: dict[str, TenantEntry] = Field(
+        default_factory=dict,
+        description="by the name of their API keys: `weight` is a tenant's share of a full pool, 1 "
+        "where it is not set",
+    )
     grace_s: int = Field(
         10,
         ge=1,
@@ -57,7 +70,20 @@ class ListenSettings(BaseModel):
             _split_key(key.get_secret_value())
         return keys
 
-    def tenants(self) -> Mapping[str, str]:
+    @field_validator("tenants")
+    @classmethod
+    def _check_tenants(cls, tenants: dict[str, TenantEntry]) -> dict[str, TenantEntry]:
+        for name in tenants:
+            if not _TENANT.fullmatch(name):
+                raise ValueError(f"{name!r} is no tenant: letters, digits, '_.-'")
+        return tenants
+
+    def weight(self, tenant: str) -> float:
+        """The weight of a tenant."""
+        entry = self.tenants.get(tenant)
+        return 1.0 if entry is None else entry.weight
+
+    def tenants_by_key(self) -> Mapping[str, str]:
         """SHA-256 (hex) of each API key -> its tenant.
 
         Raises SettingsError if `api_keys_file` can't be read.
@@ -73,7 +99,7 @@ class ListenSettings(BaseModel):
         return tenants
 
     def admins(self) -> frozenset[str]:
-        """SHA-256 (hex) of each key in `admin_keys`. Each is one of `tenants` too."""
+        """SHA-256 (hex) of each key in `admin_keys`. Each is one of `tenants_by_key` too."""
         keys = (_split_key(entry.get_secret_value())[1] for entry in self.admin_keys)
         return frozenset(hashlib.sha256(key.encode()).hexdigest() for key in keys)
 

@@ -78,6 +78,7 @@ class JobFactory:
             keep_s=kept_s,
             idempotency=idempotency,
             origin=_origin(endpoint.path, model.name, model.pool, request.lane),
+            weight=settings.weight(tenant),
         )
         pool = self._pools.get(pool_of(model.pool)) if self._pools else None
         return job if pool is None else with_deadlines(job, pool)
@@ -113,6 +114,7 @@ class JobFactory:
             retried_from=job.id,
             idempotency=idempotency,
             origin=_origin(job.endpoint, job.model, job.pool, job.lane),
+            weight=self._settings.weight(job.tenant),
         )
 
     def new_shard(self) -> int:

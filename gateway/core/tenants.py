@@ -22,7 +22,7 @@ def tenants_in(settings: GatewaySettings, without_keys: str) -> tuple[Tenant, ..
 
     Raises SettingsError if the file with the keys can't be read.
     """
-    tenants, admins = settings.tenants(), settings.admins()
+    tenants, admins = settings.tenants_by_key(), settings.admins()
     if not tenants:
         return (Tenant(without_keys, 0, True),)
     keys = Counter(tenants.values())

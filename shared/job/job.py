@@ -67,6 +67,19 @@ class Origin(NamedTuple):
 NO_ORIGIN = Origin()
 
 
+class Share(NamedTuple):
+    """How a leased job counts in its tenant's level (fair_shares.py)."""
+
+    lane: str
+    """That of its request."""
+    weight: float
+    charged: float
+    """What its tenant was charged as it was claimed."""
+
+
+NO_SHARE = Share("", 1.0, 0.0)
+
+
 class NewJob(NamedTuple):
     """A job as the gateway submits it."""
 
@@ -102,6 +115,8 @@ class NewJob(NamedTuple):
     """The request that it comes from."""
     turn: Turn | None = None
     """The turn of a response in a conversation, in whose shard the job is; None: it has none."""
+    weight: float = 1.0
+    """Of its tenant: with twice the weight of another one it has twice the share."""
 
     @property
     def shard(self) -> int:
@@ -138,6 +153,7 @@ class LeasedJob(NamedTuple):
     """Seconds from submit to the lease, by Redis' clock."""
     origin: Origin = NO_ORIGIN
     tenant: str = ""
+    share: Share = NO_SHARE
 
     @property
     def log_fields(self) -> dict[str, str | int]:

@@ -18,6 +18,7 @@
 | `result:0`, `result:1`, ... | the pieces of a longer body (result.py); of a job that ended otherwise they mean nothing | store_piece |
 | `headers` | JSON: further headers of that answer, if it has any | emit |
 | `first_us` | from the last lease to the first output, if a worker ended the job | emit |
+| `weight` | its tenant's, if it is not 1 | submit |
 | `origin` | of a traced job, or one with a request id of its client's: an `Origin` (job.py) | submit |
 
 Fields that are written together and never apart are one, a msgpack array: the cost of a hash grows

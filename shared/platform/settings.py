@@ -259,8 +259,8 @@ def to_environment(
 
 def _as_variables(settings: ProcessSettings) -> Iterator[tuple[str, str]]:
     """The settings that are not left to their defaults."""
-    # A child reads the pools itself, from the same file and the same variables.
-    for name in settings.model_fields_set - {"pools"}:
+    # A child reads these itself, from the same file and the same variables.
+    for name in settings.model_fields_set - {"pools", "tenants"}:
         value = getattr(settings, name)
         if isinstance(value, tuple):
             value = ",".join(

@@ -6,10 +6,11 @@ Its one implementation is `shared/store/redis`. Values of `shared/job` go in and
 from __future__ import annotations
 
 from asyncio import Future, Lock
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from shared.job.advertised_slots import SlotUpdate
+from shared.job.fair_shares import Account
 from shared.job.job import Job, LeasedJob, NewJob
 from shared.job.job_log import Entry
 from shared.job.replies import Acquired, LogPart, Renewal, SubmitReply
@@ -122,19 +123,37 @@ class Store(Protocol):
     # --- the worker's side ---
 
     async def acquire(
-        self, shard: int, worker: str, count: int, lease_s: float, slots: SlotUpdate
+        self,
+        shard: int,
+        worker: str,
+        count: int,
+        lease_s: float,
+        slots: SlotUpdate,
+        expected_cost: float = ...,
     ) -> Acquired:
         """Lease at most `count` jobs of the pool `slots.pool`, best lane first.
 
-        Their leases end unless they are renewed. `slots`: the worker's free slots, `count`
-        included. Those that no waiting job takes are advertised: `submit_all` leases jobs to them
-        and sends these on the worker's control channel.
+        Where several tenants wait in a lane, the one with the lowest level comes first, and is
+        charged `expected_cost` for each job, over its weight (shared/job/fair_shares.py).
+
+        The leases end unless they are renewed. `slots`: the worker's free slots, `count` included.
+        Those that no waiting job takes are advertised: `submit_all` leases jobs to them and sends
+        these on the worker's control channel.
         """
 
     async def renew(
-        self, shard: int, worker: str, fence_token: str, lease_s: float, jobs: Iterable[LeasedJob]
+        self,
+        shard: int,
+        worker: str,
+        fence_token: str,
+        lease_s: float,
+        jobs: Iterable[LeasedJob],
+        charges: Mapping[Account, float] = ...,
     ) -> Renewal:
-        """Renew the leases of all jobs that the worker holds in the shard."""
+        """Renew the leases of all jobs that the worker holds in the shard.
+
+        `charges` are added to the levels of their tenants.
+        """
 
     async def emit(
         self,

@@ -25,6 +25,7 @@ from tests.redis.conftest import (
     log_entries,
     output,
     pending,
+    repair,
     submit,
 )
 
@@ -60,11 +61,15 @@ async def test_a_job_whose_deadline_has_passed_is_never_started(
     assert [(f[0], f[2]) for f in gateway.frames()] == [(late.id.encode(), FrameKind.ENDED)]
 
 
-async def test_the_entry_of_a_vanished_job_is_dropped(queue: JobQueue, store: Redis) -> None:
+async def test_a_vanished_job_waits_no_more_and_its_entry_is_dropped(
+    queue: JobQueue, store: Redis
+) -> None:
     lost = await submit(queue)
     store.delete(keys.job(0, lost.id))
     good = await submit(queue)
     assert [job.id for job in await claim(queue, 1)] == [good.id]
+    assert not store.exists(keys.waiting(0, POOL, DEFAULT))
+    assert await repair(queue) == {"stray entries": 1, "stray jobs": 1}
     assert entries_of(store, lost.id) == []
 
 
@@ -72,6 +77,8 @@ async def test_an_entry_that_is_not_the_jobs_own_is_dropped(queue: JobQueue, sto
     job = await submit(queue)
     store.xadd(keys.queue(0, POOL, PRIORITY), {"job": job.id}, id="1-1")
     assert [each.id for each in await claim(queue)] == [job.id]
+    assert await claim(queue) == []
+    assert await repair(queue) == {"stray entries": 1}
     assert entries_of(store, job.id) == [DEFAULT]
 
 
@@ -80,7 +87,6 @@ async def test_a_missing_group_is_made_and_misses_nothing(queue: JobQueue, store
     assert store.xinfo_groups(keys.queue(0, POOL, DEFAULT)) == []
     assert [job.id for job in await claim(queue, 1)] == [first.id]
     store.xgroup_destroy(keys.queue(0, POOL, DEFAULT), keys.GROUP)
-    # The first job's entry is read again; the job is in progress, so it is not leased twice.
     assert [job.id for job in await claim(queue)] == [second.id]
 
 
@@ -113,6 +119,7 @@ async def test_a_recreated_group_does_not_lose_a_job_in_progress(
     job = await lease(queue)
     store.xgroup_destroy(keys.queue(0, POOL, DEFAULT), keys.GROUP)
     assert await claim(queue, worker="w-2") == []
+    assert await repair(queue) == {"entries": 1}
     assert entries_of(store, job.id) == [DEFAULT]
     expire_lease(store, job)
     assert await queue.reap(0, 0.0) == {job.id: "queued"}

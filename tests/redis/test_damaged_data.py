@@ -229,15 +229,15 @@ async def test_a_missing_entry_is_put_right_by_a_repair(queue: JobQueue, store: 
     assert await queue.cancel(job.id, TENANT) == "cancelled"
 
 
-@pytest.mark.parametrize("at", ["claim", "repair"])
-async def test_a_stream_entry_without_a_job_is_read_once(
-    queue: JobQueue, store: Redis, at: str
+@pytest.mark.parametrize("lane", [DEFAULT, RETRY_LANE])
+async def test_a_stream_entry_without_a_job_is_set_aside_once(
+    queue: JobQueue, store: Redis, lane: str
 ) -> None:
-    store.xadd(STREAM, {"jub": "job_0", "more": GARBAGE})
+    store.xadd(keys.queue(0, POOL, lane), {"jub": "job_0", "more": GARBAGE})
     job = await submit(queue)
-    if at == "repair":
-        await repair(queue)
     assert (await claim_one(queue)).id == job.id
+    if lane == DEFAULT:
+        await repair(queue)
     ((_, letter),) = store.xrange(keys.dead_letters(0))
     assert (letter[b"what"], letter[b"value:more"]) == (b"entry", GARBAGE)
     assert store.xlen(STREAM) == 1
@@ -322,7 +322,7 @@ WRONG_TYPES = {
     "jobs": keys.jobs(0, TENANT),
     "pool_names": keys.base(0) + keys.POOL_NAMES,
     "dead_letters": keys.dead_letters(0),
-    "dead_letter_counts": keys.dead_letter_counts(0),
+    "dead_letter_counts": keys.base(0) + keys.DEAD_LETTER_COUNTS,
     "reap_clock": keys.base(0) + keys.REAP_CLOCK,
     "fence": keys.fence(0, WORKER),
     "steps": keys.steps(0, WORKER),

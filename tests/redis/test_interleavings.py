@@ -33,7 +33,6 @@ from shared.store.redis.scripts.emit import Step, make_step
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,
-    TENANT,
     ChannelSubscriber,
     Frame,
     answer,
@@ -54,6 +53,7 @@ SEEDS = range(40)
 ACTS = 80
 MOST_JOBS = 5
 WORKERS = ("w-1", "w-2")
+TENANTS = ("a", "b")
 GATEWAYS = ("gw-1", "gw-2")
 LEASE_S = 600.0
 """No lease runs out by itself; `expire_lease` sets its idle time."""
@@ -222,6 +222,8 @@ class Fleet:
         jobs = [
             make_job(
                 id=f"job_000{self.random.getrandbits(96):024x}",
+                tenant=self.random.choice(TENANTS),
+                weight=self.random.choice([1.0, 1.0, 2.5]),
                 lane=self.random.choice(CLIENT_LANES),
                 stream=self.random.random() < 0.5,
                 deadline_s=self.random.choice([None, 600.0]),
@@ -246,9 +248,23 @@ class Fleet:
     async def acquire(self) -> None:
         worker = self.random.choice(self.workers)
         count, slots = self.random.randint(0, 3), self.random.randint(0, 4)
+        waiting = self.in_order()
         got = await claim(self.queue, count, worker=worker.name, lease_s=LEASE_S, slots=slots)
         assert len(got) <= count
+        for lane_and_tenant, ids in waiting.items():
+            taken = [lease.id for lease in got if lease.id in ids]
+            assert taken == ids[: len(taken)], f"not the oldest jobs of {lane_and_tenant}"
         self.record_leases(worker, got)
+
+    def in_order(self) -> dict[tuple[str, str], list[str]]:
+        """The jobs that wait in client lanes, by lane and tenant, oldest first."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for job in self.jobs:
+            if self.states[job.id] is JobState.QUEUED:
+                raw = self.store.hgetall(keys.job(0, job.id))
+                if lane_of(raw) == job.lane and raw.get(b"deadline_us") != b"1":
+                    found.setdefault((job.lane, job.tenant), []).append(job.id)
+        return found
 
     def record_leases(self, worker: Worker, leases: list[LeasedJob], *, lost: bool = False) -> None:
         """Record new leases, and send the jobs to the worker unless the message is `lost`."""
@@ -580,7 +596,7 @@ class Fleet:
 
     async def cancel(self) -> None:
         for job in self.sample(self.jobs):
-            state = await self.queue.cancel(job.id, TENANT)
+            state = await self.queue.cancel(job.id, job.tenant)
             was = self.states[job.id]
             assert state is (JobState.CANCELLED if was in LIVE else was)
             self.invalidate_fence([job.id], hint=True)
@@ -676,7 +692,9 @@ class Fleet:
             for lane in (job.lane, SUSPECT_LANE):
                 pipe.zscore(keys.waiting(0, POOL, lane), job.id)
             pipe.zscore(DEADLINES, job.id)
-            raw, job_ttl, log_ttl, in_lane, as_suspect, deadline = pipe.execute()
+            pipe.zscore(keys.waiting_of(0, POOL, job.lane, job.tenant), job.id)
+            pipe.zscore(keys.turns(0, POOL, job.lane), job.tenant)
+            raw, job_ttl, log_ttl, in_lane, as_suspect, deadline, of_tenant, turn = pipe.execute()
             now = parse_job(job.id, raw)
             self.check_state(now)
             live, running = now.state in LIVE, now.state is JobState.IN_PROGRESS
@@ -692,6 +710,8 @@ class Fleet:
             waits, suspect = now.state is JobState.QUEUED, lane_of(raw) == SUSPECT_LANE
             assert (in_lane is not None) == (waits and not suspect)
             assert (as_suspect is not None) == (waits and suspect)
+            assert (of_tenant is not None) == (waits and lane_of(raw) == job.lane)
+            assert of_tenant is None or turn is not None, "its turn never comes"
             assert (deadline is not None) == (live and job.deadline_s is not None)
             assert (job_ttl > 0) == (log_ttl > 0) == (not live)
             mine = [entry for entry, owner in entries.items() if owner == job.id]
@@ -795,9 +815,10 @@ class Fleet:
             job_id: self.state_without_worker(lease, False) for job_id, lease in left.items()
         }
         assert await self.queue.release(left.values(), "drained", blame=False) == expected
-        for lease in await claim(self.queue, worker="w-3"):
-            seq = len(self.published[lease.id]) + 1
-            assert await finish(self.queue, lease, seq, answer()) == "ok"
+        while leases := await claim(self.queue, worker="w-3"):  # suspects come one by one
+            for lease in leases:
+                seq = len(self.published[lease.id]) + 1
+                assert await finish(self.queue, lease, seq, answer()) == "ok"
 
 
 @pytest.fixture

@@ -109,11 +109,11 @@ async def test_the_counters_of_jobs(queue: JobQueue) -> None:
 
 async def test_a_damaged_counter_begins_anew(queue: JobQueue, store: Redis) -> None:
     for wrong in ("string", "field"):
-        store.delete(keys.ended(0))
+        store.delete(keys.base(0) + keys.ENDED)
         if wrong == "string":
-            store.set(keys.ended(0), "wrong")
+            store.set(keys.base(0) + keys.ENDED, "wrong")
         else:
-            store.hset(keys.ended(0), "cancelled", "many")
+            store.hset(keys.base(0) + keys.ENDED, "cancelled", "many")
         assert (await throughput(queue, [])).ended == {}
         job = await submit(queue)
         await queue.cancel(job.id, TENANT)

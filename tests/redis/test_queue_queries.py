@@ -72,6 +72,26 @@ async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: JobQueu
     assert [await place_of(queue, job) for job in jobs] == [3, 2, 1, 1]
 
 
+async def test_jobs_of_several_tenants_come_in_turns(queue: JobQueue) -> None:
+    many = [await submit(queue, tenant="many") for _ in range(10)]
+    few = [await submit(queue, tenant="few") for _ in range(2)]
+    assert [await place_of(queue, job) for job in many] == [2, 4, 6, 8, 10, 12, 12, 12, 12, 12]
+    assert [await place_of(queue, job) for job in few] == [2, 4]
+    await claim(queue, 8)
+    assert [await place_of(queue, job) for job in many[6:]] == [1, 2, 3, 4], "it is alone again"
+
+
+async def test_a_requeued_job_goes_before_all(queue: JobQueue) -> None:
+    await submit(queue, lane=FLEX)
+    (job,) = await claim(queue)
+    for _ in range(3):
+        await submit(queue, lane=PRIORITY)
+    await queue.release([job], "drained", blame=False)
+    found = await queue.get(job.id)
+    assert found is not None
+    assert await position(queue, found) == 1
+
+
 async def test_the_position_counts_all_shards(sharded: JobQueue) -> None:
     jobs = [await submit(sharded, id=job_id(i % SHARDS, i)) for i in range(2 * SHARDS)]
     assert [await place_of(sharded, job) for job in jobs] == list(range(1, 2 * SHARDS + 1))

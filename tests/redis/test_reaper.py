@@ -90,21 +90,21 @@ async def test_a_round_reaps_expires_and_sweeps(queue: JobQueue, store: Redis) -
 
 
 async def test_only_one_of_two_reapers_runs_a_round(queue: JobQueue, store: Redis) -> None:
-    store.set(keys.reaper(0), 1)
+    store.set(keys.base(0) + keys.REAPER, 1)
     late = await submit(queue, deadline_s=1e-6)
     await Reaper(queue, LEASE_S, METRICS).round()
     assert await state(queue, late.id) == "queued"
-    store.delete(keys.reaper(0))
+    store.delete(keys.base(0) + keys.REAPER)
     await Reaper(queue, LEASE_S, METRICS).round()
     assert await state(queue, late.id) == "expired"
-    assert 0 < store.pttl(keys.reaper(0)) <= 700
+    assert 0 < store.pttl(keys.base(0) + keys.REAPER) <= 700
 
 
 async def test_the_lock_of_one_shard_does_not_hold_the_others_up(
     redis_url: str, store: Redis
 ) -> None:
     async with open_queue(redis_url, shards=2) as queue:
-        store.set(keys.reaper(0), 1)
+        store.set(keys.base(0) + keys.REAPER, 1)
         jobs = [
             await submit(queue, id=f"job_{shard:03x}{shard:024x}", deadline_s=1e-6)
             for shard in (0, 1)
@@ -146,11 +146,11 @@ async def test_after_an_outage_holders_have_a_whole_lease_to_renew(
     assert last_us == back_us >= now_us
     # The rounds after it come in time, so the lease runs out by the time they count.
     store.set(REAPED, f"{last_us} {back_us - int((LEASE_S - 1) * 1e6)}")
-    store.delete(keys.reaper(0))
+    store.delete(keys.base(0) + keys.REAPER)
     await reaper.round()
     assert await state(queue, silent.id) == "in_progress"
     store.set(REAPED, f"{last_us} {back_us - int((LEASE_S + 1) * 1e6)}")
-    store.delete(keys.reaper(0))
+    store.delete(keys.base(0) + keys.REAPER)
     await reaper.round()
     assert await state(queue, silent.id) == "queued"
 

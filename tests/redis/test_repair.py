@@ -44,6 +44,7 @@ from tests.redis.conftest import (
 from tests.waiting import eventually
 
 STREAM = keys.queue(0, POOL, DEFAULT)
+RETRIES = keys.queue(0, POOL, RETRY_LANE)
 WAITING = keys.waiting(0, POOL, DEFAULT)
 DEADLINES = keys.base(0) + keys.DEADLINES
 LISTED = keys.jobs(0, TENANT)
@@ -64,7 +65,6 @@ def dump(store: Redis) -> dict[bytes, Any]:
 async def test_a_lost_stream_is_made_again_in_its_order(queue: JobQueue, store: Redis) -> None:
     jobs = [await submit(queue) for _ in range(20)]
     store.delete(STREAM)
-    assert await claim(queue) == []
     assert await repair(queue) == {"entries": 20}
     assert await repair(queue) == {}
     assert [job.id for job in await claim(queue)] == [job.id for job in jobs]
@@ -74,7 +74,7 @@ async def test_one_lost_entry(queue: JobQueue, store: Redis) -> None:
     first, second = await submit(queue), await submit(queue)
     store.xdel(STREAM, store.hget(keys.job(0, first.id), "entry"))
     assert await repair(queue) == {"entries": 1}
-    assert [job.id for job in await claim(queue)] == [second.id, first.id]
+    assert [job.id for job in await claim(queue)] == [first.id, second.id]
 
 
 async def test_counters_and_indexes_are_filled_again(queue: JobQueue, store: Redis) -> None:
@@ -103,30 +103,67 @@ async def test_a_job_of_the_retry_lane_goes_back_there(queue: JobQueue, store: R
     assert [each.id for each in await claim(queue)] == [job.id, other.id]
 
 
-def recreate_group_at_end(store: Redis) -> None:
+def recreate_group_at_end(store: Redis, stream: str = STREAM) -> None:
     """Recreate the group at the end of the stream, so the old entries are never delivered."""
-    if store.exists(STREAM) and store.xinfo_groups(STREAM):
-        store.xgroup_destroy(STREAM, keys.GROUP)
-    store.xgroup_create(STREAM, keys.GROUP, "$")
+    if store.exists(stream) and store.xinfo_groups(stream):
+        store.xgroup_destroy(stream, keys.GROUP)
+    store.xgroup_create(stream, keys.GROUP, "$")
 
 
-def read_by_hand(store: Redis) -> None:
+def read_by_hand(store: Redis, stream: str = STREAM) -> None:
     """Read the entry without leasing the job."""
-    store.xgroup_create(STREAM, keys.GROUP, "0")
-    store.xreadgroup(keys.GROUP, "a person", {STREAM: ">"})
+    if not store.xinfo_groups(stream):
+        store.xgroup_create(stream, keys.GROUP, "0")
+    store.xreadgroup(keys.GROUP, "a person", {stream: ">"})
 
 
 @pytest.mark.parametrize("damage", [recreate_group_at_end, read_by_hand])
-async def test_an_entry_that_no_worker_will_read(
+async def test_an_entry_that_the_group_has_passed_is_claimed(
     queue: JobQueue, store: Redis, damage: Callable[[Redis], None]
 ) -> None:
     job = await submit(queue)
     damage(store)
+    assert await repair(queue) == {}
+    leased = await claim_one(queue)
+    assert leased.id == job.id
+    assert entries_of(store, job.id) == [DEFAULT]
+    assert pending(store) == 1
+    assert await renew(queue, WORKER, [leased]) == {}
+
+
+@pytest.mark.parametrize("damage", [recreate_group_at_end, read_by_hand])
+async def test_an_entry_of_the_retry_lane_that_no_worker_will_read(
+    queue: JobQueue, store: Redis, damage: Callable[[Redis, str], None]
+) -> None:
+    job = await lease(queue)
+    await queue.release([job], "drained", blame=False)
+    damage(store, RETRIES)
     assert await claim(queue) == []
     assert await repair(queue) == {"entries": 1}
-    assert entries_of(store, job.id) == [DEFAULT]
+    assert entries_of(store, job.id) == [RETRY_LANE]
     assert (await claim_one(queue)).id == job.id
     assert pending(store) == 1
+
+
+async def test_a_job_that_was_claimed_without_its_entry_is_found_again(
+    queue: JobQueue, store: Redis
+) -> None:
+    await submit(queue)
+    store.delete(STREAM)
+    job = await claim_one(queue)
+    assert await queue.reap(0, 0.0) == {}
+    assert await repair(queue) == {"entries": 1}
+    assert await renew(queue, WORKER, [job]) == {}
+    expire_lease(store, job)
+    assert await queue.reap(0, 0.0) == {job.id: "queued"}
+
+
+async def test_turns_are_made_again(queue: JobQueue, store: Redis) -> None:
+    jobs = [await submit(queue, tenant=tenant) for tenant in ("a", "b", "a")]
+    store.delete(keys.turns(0, POOL, DEFAULT), keys.waiting_of(0, POOL, DEFAULT, "a"))
+    assert await repair(queue) == {"turns": 3}, "b has a set, and no turn"
+    assert await repair(queue) == {}
+    assert [job.id for job in await claim(queue)] == [jobs[0].id, jobs[1].id, jobs[2].id]
 
 
 # --- jobs that a worker holds ---

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
+from shared.job.fair_shares import NOTHING, Account
 from shared.job.job import LeasedJob
 from shared.job.step_log import JobStream
 from shared.store.interface import StoreError
@@ -29,7 +30,8 @@ class Lease:
     """One worker's leases: per shard, the fencing token under which it may write.
 
     `held_jobs` returns the jobs that the worker holds. `on_lost(job, state)` is called for each job
-    whose lease is another worker's or that has ended; `state` is the job's state now.
+    whose lease is another worker's or that has ended; `state` is the job's state now. `charges`
+    returns what a renewal reports: see `Charges.take`.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Lease:
         member: Membership,
         held_jobs: Callable[[], Iterable[JobStream]],
         on_lost: Callable[[LeasedJob, str], None],
+        charges: Callable[[int], Mapping[Account, float]] = lambda shard: NOTHING,
     ) -> None:
         self._queue, _, self.worker_id, self.lease_s = member
         queue = self._queue
@@ -46,6 +49,7 @@ class Lease:
         self._losses = [0] * queue.shards  # `queue.losses` when the token was issued
         self._held_jobs = held_jobs
         self._on_lost = on_lost
+        self._charges = charges
         self._locks = [asyncio.Lock() for _ in range(queue.shards)]
 
     @property
@@ -67,7 +71,12 @@ class Lease:
             streams = [stream for stream in self._held_jobs() if stream.job.shard == shard]
             jobs, losses = [stream.job for stream in streams], self._queue.losses(shard)
             renewal = await self._queue.renew(
-                shard, self.worker_id, self.fence_token(shard), self.lease_s, jobs
+                shard,
+                self.worker_id,
+                self.fence_token(shard),
+                self.lease_s,
+                jobs,
+                self._charges(shard),
             )
             self._fence_tokens[shard], self._losses[shard] = renewal.fence_token, losses
             self.renewed_at[shard] = time.monotonic()

@@ -20,6 +20,7 @@ from shared.store.interface import StoreError
 from shared.store.redis.claim_connection import ClaimConnection
 from worker.core import stalls
 from worker.core.adapter_claims import AdapterQueues
+from worker.core.charges import Charges
 from worker.core.claimer import Claimer
 from worker.core.control_channel import ControlChannel
 from worker.core.engine_steps import EngineProgress
@@ -75,7 +76,8 @@ class WorkerLoop:
         )
         self.homes = HomeShards(member)
         self.advertised_slots = AdvertisedSlots(member, self._assignable, self.homes)
-        self.lease = Lease(member, self.runs.buffers, self.runs.lease_lost)
+        self.charges = Charges(member.pool, self.runs)
+        self.lease = Lease(member, self.runs.buffers, self.runs.lease_lost, self.charges.take)
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
         self.control = ControlChannel(
             member,
@@ -96,11 +98,10 @@ class WorkerLoop:
         _export_load(engine, metrics)
 
     def _consumer(self, shards: range) -> QueueConsumer:
+        queue, pool, worker_id, lease_s = self._member
         return QueueConsumer(
-            ClaimConnection(
-                self._member.queue, shards, self._member.worker_id, self._member.lease_s
-            ),
-            self._member.pool,
+            ClaimConnection(queue, shards, worker_id, lease_s, lambda: self.charges.expected_cost),
+            pool,
             self.advertised_slots,
             self.adapter_queues,
             self._isolation.suspects_found,
@@ -187,7 +188,9 @@ class WorkerLoop:
             self._metrics.finished.of(run.final_state, run.error_code).inc()
             self._metrics.prompt_tokens.inc(run.buffer.prompt_tokens)
             self._metrics.completion_tokens.inc(run.buffer.completion_tokens)
-        self.runs.remove(run, released=run.released or outcome is Outcome.RELEASE)
+        released = run.released or outcome is Outcome.RELEASE
+        self.charges.ended(run, released=released)
+        self.runs.remove(run, released=released)
         self.slots.changed()
 
     def _on_step(self) -> None:

@@ -7,10 +7,11 @@ returns less than it asked for is already followed by the blocking pop of the wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate
+from shared.job.fair_shares import EXPECTED_COST
 from shared.job.replies import Acquired
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
@@ -23,13 +24,24 @@ _SILENCE_S = 2.0
 
 
 class ClaimConnection:
-    """One worker's connection for these shards, which share a client. Methods raise StoreError."""
+    """One worker's connection for these shards, which share a client. Methods raise StoreError.
 
-    def __init__(self, queue: JobQueue, shards: range, worker: str, lease_s: float) -> None:
+    `expected_cost`: of a job that is claimed next.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        shards: range,
+        worker: str,
+        lease_s: float,
+        expected_cost: Callable[[], float] = lambda: EXPECTED_COST,
+    ) -> None:
         self.shards = shards
         self._queue = queue
         self._worker = worker
         self._lease_s = lease_s
+        self._cost = expected_cost
         redis = queue.servers.of(shards[0])
         self._connection = PipelinedConnection(redis, BLOCK_S + _SILENCE_S)
 
@@ -41,7 +53,7 @@ class ClaimConnection:
     def acquire(self, shard: int, count: int, slots: SlotUpdate) -> Coroutine[Any, Any, Acquired]:
         """`Store.acquire`: sent when this returns; await the reply. `open` it before."""
         scripts = self._queue.scripts(shard)
-        arguments = pack_acquire(self._worker, count, self._lease_s, slots)
+        arguments = pack_acquire(self._worker, count, self._lease_s, slots, self._cost())
         return _acquired(scripts.start_on(self._connection, "acquire", shard, arguments))
 
     def pop_wake_up(self, pools: Iterable[str]) -> asyncio.Future[list[bytes] | None]:

@@ -70,7 +70,7 @@ async def count(queue: JobQueue) -> DeadLetters:
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
         pipeline.of(shard).xlen(keys.dead_letters(shard))
-        pipeline.of(shard).hgetall(keys.dead_letter_counts(shard))
+        pipeline.of(shard).hgetall(keys.base(shard) + keys.DEAD_LETTER_COUNTS)
     kept, written = 0, Counter[str]()
     replies = iter(await pipeline.execute(raise_on_error=False))
     for length, counts in zip(replies, replies, strict=True):

@@ -92,44 +92,55 @@ async def pool_names(queue: JobQueue, *, damaged: bool = False) -> list[str]:
 async def position(queue: JobQueue, job: Job) -> int | None:
     """The job's position in its queue, from 1; None if it does not wait (any more).
 
-    Jobs of a server that is away are not counted. Raises StoreError if the job's own is away.
+    See `positions`. Jobs of a server that is away are not counted. Raises StoreError if the job's
+    own is away.
     """
     (found,) = await positions(queue, [job])
     return found
 
 
 async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
-    """`position` of each of these jobs, in one round trip."""
+    """`position` of each of these jobs, in one round trip.
+
+    Where several tenants wait in a lane, one job of each comes in turn: the n-th job of a tenant
+    has n of each of the others before it, as far as there are so many. Who was served much lately,
+    or has another weight, waits for longer or shorter.
+    """
     pipeline = queue.servers.pipeline()
-    lanes = dict.fromkeys((job.pool, lane) for job in jobs for lane in _better(job))
+    lanes = dict.fromkeys((job.pool, lane) for job in jobs for lane in _up_to(job))
     for pool, lane in lanes:
         for shard in range(queue.shards):
             pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
+        for shard in range(queue.shards):
+            pipeline.of(shard).zcard(keys.turns(shard, pool, lane))
     for job in jobs:
         own = checked_shard(job.id)
         pipeline.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
         for shard in range(queue.shards):
-            pipeline.of(shard).zcount(
-                keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us
-            )
+            of_tenant = keys.waiting_of(shard, job.pool, job.lane, job.tenant)
+            pipeline.of(shard).zcount(of_tenant, "-inf", job.created_us)
     replies = iter(await pipeline.execute(raise_on_error=False, partial=True))
 
-    def total() -> int:
-        counts = [next(replies) for _ in range(queue.shards)]
-        return sum(count for count in counts if not isinstance(count, Exception))
+    def counts() -> list[int]:
+        found = [next(replies) for _ in range(queue.shards)]
+        return [count for count in found if not isinstance(count, Exception)]
 
-    waiting = {lane: total() for lane in lanes}
+    waiting, tenants = {}, {}
+    for place in lanes:
+        waiting[place], tenants[place] = sum(counts()), max(counts(), default=1)
     found: list[int | None] = []
     for job in jobs:
-        waits = damaged_is_empty(next(replies))
-        ahead = total() + sum(waiting[job.pool, lane] for lane in _better(job))
-        found.append(None if waits is None else max(1, ahead))
+        waits, rank = damaged_is_empty(next(replies)), sum(counts())
+        *better, own_lane = ((job.pool, lane) for lane in _up_to(job))
+        ahead = sum(waiting[each] for each in better) if rank else 0  # requeued: before all lanes
+        position = ahead + min(waiting[own_lane], rank * max(1, tenants[own_lane]))
+        found.append(None if waits is None else max(1, position))
     return found
 
 
-def _better(job: Job) -> Sequence[str]:
-    """The lanes whose jobs go before this one."""
-    return CLIENT_LANES[: CLIENT_LANES.index(job.lane)]
+def _up_to(job: Job) -> Sequence[str]:
+    """The lanes whose jobs go before this one, and its own."""
+    return CLIENT_LANES[: CLIENT_LANES.index(job.lane) + 1]
 
 
 async def mean_body_bytes(queue: JobQueue, pool: str, lane: str) -> float:

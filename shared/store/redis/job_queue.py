@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from asyncio import Future
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate, advertiser
 from shared.job.errors import FlotillaError
+from shared.job.fair_shares import EXPECTED_COST, NOTHING, Account
 from shared.job.job import LeasedJob, NewJob, checked_shard, shard_of
 from shared.job.lanes import LANES
 from shared.job.packing import pack
@@ -27,12 +28,12 @@ from shared.store.redis.job_reader import JobReader
 from shared.store.redis.replicated_submit import ReplicatedSubmits
 from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
 from shared.store.redis.scripts.emit import Step, pack_emit, parse_emit
+from shared.store.redis.scripts.renew import held_pairs, pack_renew, parse_renewal
 from shared.store.redis.scripts.runner import ids, job_states
 from shared.store.redis.scripts.submit import (
     pack_submit,
     parse_refusal,
     parse_submit,
-    unique_token,
 )
 
 # An idle worker asks for work every few seconds; this is far longer than any pause of a live one.
@@ -135,9 +136,15 @@ class JobQueue(JobReader, Store):
     # --- the worker's side ---
 
     async def acquire(
-        self, shard: int, worker: str, count: int, lease_s: float, slots: SlotUpdate
+        self,
+        shard: int,
+        worker: str,
+        count: int,
+        lease_s: float,
+        slots: SlotUpdate,
+        expected_cost: float = EXPECTED_COST,
     ) -> Acquired:
-        arguments = pack_acquire(worker, count, lease_s, slots)
+        arguments = pack_acquire(worker, count, lease_s, slots, expected_cost)
         return parse_acquired(await self.run("acquire", shard, arguments))
 
     async def emit(
@@ -176,18 +183,16 @@ class JobQueue(JobReader, Store):
         await pipeline.execute()
 
     async def renew(
-        self, shard: int, worker: str, fence_token: str, lease_s: float, jobs: Iterable[LeasedJob]
+        self,
+        shard: int,
+        worker: str,
+        fence_token: str,
+        lease_s: float,
+        jobs: Iterable[LeasedJob],
+        charges: Mapping[Account, float] = NOTHING,
     ) -> Renewal:
-        head = (worker, fence_token, unique_token(), int(lease_s * 1000))
-        reply = await self.run("renew", shard, (*head, *_held(jobs)))
-        fence_token, *words = [word.decode() for word in reply]
-        lost, watchers = {}, {}
-        for job_id, state, gateways, watched in zip(*(words[n::4] for n in range(4)), strict=True):
-            if state:
-                lost[job_id] = state
-            else:
-                watchers[job_id] = (gateways, watched == "1")
-        return Renewal(fence_token, lost, watchers)
+        arguments = pack_renew(worker, fence_token, lease_s, jobs, charges)
+        return parse_renewal(await self.run("renew", shard, arguments))
 
     async def reject_unreceived(
         self, pool: str, worker: str, received: Iterable[str], older_than_s: float
@@ -206,7 +211,7 @@ class JobQueue(JobReader, Store):
         for job in jobs:
             by_shard.setdefault(job.shard, []).append(job)
         calls = [
-            self.run("release", shard, (reason, int(blame), *_held(held)))
+            self.run("release", shard, (reason, int(blame), *held_pairs(held)))
             for shard, held in by_shard.items()
         ]
         states: dict[str, str] = {}
@@ -280,8 +285,3 @@ class JobQueue(JobReader, Store):
             what.decode(): Repaired(times, tuple(found.decode(errors="replace").split()))
             for what, times, found in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
         }
-
-
-def _held(jobs: Iterable[LeasedJob]) -> list[str]:
-    """What a worker presents of its jobs."""
-    return [word for job in jobs for word in (job.id, job.lease_id)]

@@ -22,6 +22,10 @@ STEPS: Final = "steps"
 FENCE: Final = "fence"
 QUEUE: Final = "queue"
 WAITING: Final = "waiting"
+WAITING_OF: Final = "waiting_of"
+TURNS: Final = "turns"
+LEVELS: Final = "levels"
+LEVEL_CLOCK: Final = "level_clock"
 WAKE_UPS: Final = "wake_ups"
 ADVERTISED: Final = "advertised"
 ISOLATION: Final = "isolation"
@@ -43,8 +47,9 @@ CONVERSATION_ORDER: Final = "conversation_order"
 CONVERSATION_ITEMS: Final = "conversation_items"
 PROBE_WORD: Final = "probe"
 LUA_WORDS: Final = (
-    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, ISOLATION, DEADLINES, JOBS,
-    EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
+    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAITING_OF, TURNS, LEVELS, LEVEL_CLOCK, WAKE_UPS,
+    ADVERTISED, ISOLATION, DEADLINES, JOBS, EXPIRING, POOL_NAMES, DEAD_LETTERS,
+    DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
     UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
     CONVERSATION_ITEMS, PROBE_WORD,
 )  # fmt: skip
@@ -108,6 +113,16 @@ def queue(shard: int, pool: str, lane: str) -> str:
 def waiting(shard: int, pool: str, lane: str) -> str:
     """The ids of a lane's queued jobs."""
     return f"{base(shard)}{WAITING}:{pool}:{lane}"
+
+
+def waiting_of(shard: int, pool: str, lane: str, tenant: str) -> str:
+    """Those of one tenant, in the order in which they are claimed."""
+    return f"{base(shard)}{WAITING_OF}:{pool}:{lane}:{tenant}"
+
+
+def turns(shard: int, pool: str, lane: str) -> str:
+    """The tenants whose jobs wait in a lane, by level."""
+    return f"{base(shard)}{TURNS}:{pool}:{lane}"
 
 
 def wake_ups(shard: int, pool: str) -> str:
@@ -183,21 +198,6 @@ def parse(key: str) -> tuple[int, str, str] | None:
 def dead_letters(shard: int) -> str:
     """The stream of dead letters."""
     return f"{base(shard)}{DEAD_LETTERS}"
-
-
-def ended(shard: int) -> str:
-    """How many jobs have ended without an answer, by state."""
-    return f"{base(shard)}{ENDED}"
-
-
-def dead_letter_counts(shard: int) -> str:
-    """How many dead letters were written, by what they hold."""
-    return f"{base(shard)}{DEAD_LETTER_COUNTS}"
-
-
-def reaper(shard: int) -> str:
-    """The lock of this round's reaper."""
-    return f"{base(shard)}{REAPER}"
 
 
 FORMAT: Final = "flotilla:{fleet}:format"

@@ -59,7 +59,7 @@ class Reaper:
     async def round(self, shard: int = 0) -> None:
         """One pass over a shard."""
         lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
-        if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
+        if not await redis.set(keys.base(shard) + keys.REAPER, 1, nx=True, px=lock_ms):
             return
         await self._expire(shard)
         await self._cancel_unattended(shard)

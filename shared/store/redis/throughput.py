@@ -31,7 +31,7 @@ async def throughput(queue: JobQueue, pools: Iterable[str]) -> Throughput:
             for shard in range(queue.shards):
                 pipeline.of(shard).xinfo_stream(keys.queue(shard, pool, lane))
     for shard in range(queue.shards):
-        pipeline.of(shard).hgetall(keys.ended(shard))
+        pipeline.of(shard).hgetall(keys.base(shard) + keys.ENDED)
     submitted: int | None = 0
     ended: Counter[str] = Counter()
     replies = await pipeline.execute(raise_on_error=False)

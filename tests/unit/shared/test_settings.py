@@ -42,7 +42,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_without_any_variable_the_defaults_hold() -> None:
     assert load_settings(Settings) == Settings()
-    assert load_settings(Settings).tenants() == {}
+    assert load_settings(Settings).tenants_by_key() == {}
 
 
 def test_a_variable_is_read_and_a_flag_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_a_wrong_value_in_a_file_is_refused_by_name(secrets: Path) -> None:
 @pytest.mark.parametrize("text", ["alice:k1,bob:k2", "alice:k1\nbob:k2\n", "\nalice:k1,\n bob:k2 "])
 def test_keys_of_a_secret_file_are_separated_by_lines_or_commas(secrets: Path, text: str) -> None:
     (secrets / "flotilla_api_keys").write_text(text)
-    assert load_settings(Settings).tenants() == {digest("k1"): "alice", digest("k2"): "bob"}
+    assert load_settings(Settings).tenants_by_key() == {digest("k1"): "alice", digest("k2"): "bob"}
 
 
 # --- keys ---
@@ -225,7 +225,7 @@ def test_keys_identify_tenants(
 ) -> None:
     monkeypatch.setenv("FLOTILLA_API_KEYS", text)
     expected = {digest(key): tenant for key, tenant in tenants.items()}
-    assert load_settings(Settings).tenants() == expected
+    assert load_settings(Settings).tenants_by_key() == expected
 
 
 def test_keys_of_a_file_come_on_top(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_keys_of_a_file_come_on_top(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     file.write_text("# who may call\n\nbob:k2\n  carol:k3  \nk4\n")
     monkeypatch.setenv("FLOTILLA_API_KEYS", "alice:k1")
     monkeypatch.setenv("FLOTILLA_API_KEYS_FILE", str(file))
-    tenants = load_settings(Settings).tenants()
+    tenants = load_settings(Settings).tenants_by_key()
     names = [tenants[digest(key)] for key in ("k1", "k2", "k3")]
     assert names == ["alice", "bob", "carol"]
     assert len(tenants) == 4
@@ -241,7 +241,7 @@ def test_keys_of_a_file_come_on_top(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_a_keys_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"FLOTILLA_API_KEYS_FILE=.*nowhere"):
-        Settings(api_keys_file=tmp_path / "nowhere").tenants()
+        Settings(api_keys_file=tmp_path / "nowhere").tenants_by_key()
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_wrong_key_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, t
 def test_keys_are_not_shown_by_the_settings_themselves() -> None:
     settings = Settings(api_keys=(SecretStr(SECRET),))
     assert SECRET not in repr(settings) + str(settings) + str(settings.model_dump())
-    assert SECRET not in str(settings.tenants())
+    assert SECRET not in str(settings.tenants_by_key())
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_a_keys_file_without_a_sound_key_opens_nothing(tmp_path: Path, text: byt
     path = tmp_path / "keys"
     path.write_bytes(text)
     with pytest.raises(SettingsError, match="FLOTILLA_API_KEYS_FILE="):
-        Settings(api_keys_file=path).tenants()
+        Settings(api_keys_file=path).tenants_by_key()
 
 
 def test_a_misspelt_variable_is_reported_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:

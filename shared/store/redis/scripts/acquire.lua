@@ -1,35 +1,113 @@
--- Read at most `count` entries of a pool's lanes, best lane first, and lease each job to one worker.
+-- Lease at most `count` jobs of a pool's lanes to one worker, best lane first, in the order of turns (turns.lua).
 -- KEYS: base
--- ARGV: pool, worker, count, lease_ms, lease_id_seed, slots, acknowledged, lane...
+-- ARGV: pool, worker, count, lease_ms, lease_id_seed, slots, acknowledged, expected_cost, lane...
 --       lease_id_seed: 12 characters, 4 are added for each job; slots: to advertise, `count` included;
---       acknowledged: what the worker believes to be left of the slots it advertised last ('': unknown).
+--       acknowledged: what the worker believes to be left of the slots it advertised last ('': unknown);
+--       expected_cost: of a job, charged for each where several tenants wait (fair_shares.py).
 -- Reply: {now_us, advertised, fence_token, 1 if suspects wait, job...}; a job: {id, lease_id, generation,
---       attempt, created_us, stream, endpoint, body, watchers, watched, origin, tenant}
+--       attempt, created_us, stream, endpoint, body, watchers, watched, origin, tenant, lane, weight or '', charged or ''}
 -- Slots are advertised only where no job is left waiting (submit.lua).
--- Invariant: reading and leasing are one step, so no worker ever holds an entry that it has no slot for.
+-- Invariant: taking and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local FIRST_LANE, FIRST_JOB = 8, 4
-local ROUNDS = 64
+local expected_cost = tonumber(ARGV[8])
+local FIRST_LANE, FIRST_JOB = 9, 4
+local ROUNDS = 64 -- what leads to no job takes no slot, so a claim goes on; this bounds one call
+local MOST_AT_ONCE = 4 -- of one tenant, where others wait
 local now = int(now_us())
 local who = advertiser(worker, lease_ms)
 local n_in_flight = in_flight(pool, who, ARGV[7])
 count = count - n_in_flight
 local reply = {now, 0, fence_token_of(worker), redis.call('EXISTS', waiting_key(suspects_of(pool)))}
 
-local empty = true
-for i = FIRST_LANE, #ARGV do
-  local name = pool .. ':' .. ARGV[i]
-  -- Entries that lead to no job take no slot, so read on; ROUNDS bounds one call.
-  for round = 1, ROUNDS do
-    local free = count - (#reply - FIRST_JOB)
-    if free <= 0 then empty = false; break end
-    local entries = read(name, worker, free)
+local function free() return count - (#reply - FIRST_JOB) end
+local function lease_here(id, job, charged)
+  reply[#reply + 1] = lease(id, job, worker, lease_ms, next_lease_id(seed), now, {}, charged)
+end
+
+-- Requeued jobs, in the order of their stream. Returns whether none is left.
+local function read_lane(name)
+  for _ = 1, ROUNDS do
+    local missing = free()
+    if missing <= 0 then return false end
+    local entries = read(name, worker, missing)
     for _, entry in ipairs(entries) do
       local id, job = leasable(name, entry)
-      if id then reply[#reply + 1] = lease(id, job, worker, lease_ms, next_lease_id(seed), now, {}) end
+      if id then lease_here(id, job) end
     end
-    if #entries < free then break end
-    if round == ROUNDS then empty = false end
+    if #entries < missing then return true end
+  end
+  return false
+end
+
+-- Lease those of these jobs that wait in the lane. `level`: of their tenant, nil: no other one waits; stops when it is
+-- above `limit`. Adds to `entries`. Returns how many ids it is done with, and the level.
+local function lease_in_turn(name, ids, entries, level, limit)
+  for n, id in ipairs(ids) do
+    if level and n > 1 and level > limit then return n - 1, level end
+    local job = load_job(id, TO_LEASE)
+    local waits_here = job and job.queue == name and FROM.acquire[job.state]
+    -- Without an entry it can't be found when its worker is lost: repair.lua makes it one, and gives it a turn.
+    if waits_here and is_entry_id(job.entry) and may_start(id, job) then
+      local charged = level and expected_cost / (tonumber(job.weight) or 1)
+      if level then level = charge(name, job.tenant, charged) end
+      entries[#entries + 1] = job.entry
+      lease_here(id, job, charged)
+    elseif not job or not FROM.acquire[job.state] then
+      defer('ZREM', waiting_key(name), id)
+    end
+  end
+  return #ids, level
+end
+
+-- One turn: some jobs of the tenant whose level is the lowest. False if no tenant has one.
+local function take_turn(name, entries)
+  local turns, levels = turns_key(name), call('ZRANGE', turns_key(name), 0, 1, 'WITHSCORES')
+  local tenant, limit, level = levels[1], tonumber(levels[4]), nil
+  if not tenant then return false end
+  if limit then
+    level = level_of(name, tenant)
+    if level > limit then -- it was charged since its turn was set
+      redis.call('ZADD', turns, level, tenant)
+      return true
+    end
+  end
+  local waiting = tenant_key(name, tenant)
+  local most = limit and math.min(free(), MOST_AT_ONCE) or free()
+  local ids, done = call('ZRANGE', waiting, 0, most - 1), 0
+  if #ids > 0 then
+    done, level = lease_in_turn(name, ids, entries, level, limit)
+    call('ZREM', waiting, unpack(ids, 1, done))
+  end
+  if done == #ids and (#ids < most or redis.call('EXISTS', waiting) == 0) then
+    redis.call('ZREM', turns, tenant)
+  elseif level then
+    redis.call('ZADD', turns, level, tenant)
+  end
+  return true
+end
+
+-- Jobs of a client lane. Returns whether none is left.
+local function take_lane(name)
+  local entries, rounds = {}, 0
+  while free() > 0 and rounds < ROUNDS and take_turn(name, entries) do rounds = rounds + 1 end
+  if free() > 0 and rounds < ROUNDS then
+    -- Jobs that gateways of the release before have submitted have no turn.
+    flush_writes()
+    lease_in_turn(name, call('ZRANGE', waiting_key(name), 0, free() - 1), entries)
+  end
+  if #entries > 0 then hand_out(name, worker, entries) end
+  return free() > 0 and rounds < ROUNDS
+end
+
+local empty = true
+local function exist(key_of) return redis.call('EXISTS', unpack(lane_keys(pool, key_of))) > 0 end
+local someone_waits = exist(waiting_key) or exist(turns_key)
+for i = FIRST_LANE, #ARGV do
+  local name = pool .. ':' .. ARGV[i]
+  if not IS_CLIENT_LANE[ARGV[i]] then
+    empty = read_lane(name) and empty
+  elseif someone_waits then
+    empty = take_lane(name) and empty
   end
 end
 local list = key('wake_ups', pool)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate
-from shared.job.job import NO_ORIGIN, LeasedJob, Origin, shard_in
+from shared.job.job import NO_ORIGIN, NO_SHARE, LeasedJob, Origin, Share, shard_in
 from shared.job.lanes import SHARED_LANES
 from shared.job.replies import Acquired, AcquiredSuspect
 from shared.store.redis.pipelined_connection import Argument
@@ -17,13 +17,13 @@ from shared.store.redis.scripts.submit import unique_token
 
 
 def pack_acquire(
-    worker: str, count: int, lease_s: float, slots: SlotUpdate
+    worker: str, count: int, lease_s: float, slots: SlotUpdate, expected_cost: float
 ) -> tuple[Argument, ...]:
     """The script's arguments."""
     lease_ms = int(lease_s * 1000)
     return (
         slots.pool, worker, count, lease_ms, unique_token(), slots.slots, slots.acknowledged,
-        *SHARED_LANES,
+        expected_cost, *SHARED_LANES,
     )  # fmt: skip
 
 
@@ -62,9 +62,17 @@ def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[
             waited_s=max(0, now - int(created_us)) / 1e6,
             origin=Origin.read(rest[0]) if rest and rest[0] else NO_ORIGIN,
             tenant=rest[1].decode() if len(rest) > 1 else "",
+            share=_share(*rest[2:5]),
         )
         for (
             job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers,
             watched, *rest,
         ) in jobs
     ]  # fmt: skip
+
+
+def _share(lane: bytes = b"", weight: bytes = b"", charged: bytes = b"") -> Share:
+    """Of a gateway of the release before: none."""
+    if not lane:
+        return NO_SHARE
+    return Share(lane.decode(), float(weight or 1), float(charged or 0))

@@ -9,8 +9,8 @@
 --       kept or conversations, '<tenant>': ids of what is counted. What is gone is taken out.
 --       log, '': ids of logs. One that lives for ever and has no job is deleted.
 -- Reply: flat what was done, how often, ids of some of these (with spaces between them), ...
--- Invariant: what the other scripts left is not changed: an entry that no worker has read belongs to a job that is
--- queued, an entry that a worker has read and not acknowledged to one in progress.
+-- Invariant: what the other scripts left is not changed: an entry that no worker has belongs to a job that is
+-- queued, an entry that a worker has and has not acknowledged to one in progress.
 local word, rest = ARGV[1], ARGV[2]
 local SHOWN = 3
 local done, ids = {}, {}
@@ -44,16 +44,20 @@ end
 
 -- The job that a job's entry names: another one, if the stream was lost and began anew in the same moment.
 local function entry_names(job)
-  if not string.match(job.entry, '^%d+%-%d+$') then return nil end
+  if not is_entry_id(job.entry) then return nil end
   local entry = call('XRANGE', queue_key(job.queue), job.entry, job.entry)[1]
   return entry and job_in(entry)
 end
 
--- Whether the job's entry leads to it: a worker will read it, or the reaper will see its holder silent.
+local function has_turns(job) return job.queue == job.pool .. ':' .. job.lane end
+
+-- Whether the job's entry leads to it: a worker will have it, or the reaper will see its holder silent.
 local function has_entry(id, job)
   local stream = queue_key(job.queue)
   if entry_names(job) ~= id then return false end
-  if not passed(stream, job.entry) then return true end
+  -- An entry of a lane with turns is not read, so it does not matter whether the group has passed it.
+  if FROM.acquire[job.state] and has_turns(job) then return true end
+  if not has_turns(job) and not passed(stream, job.entry) then return true end
   if not FROM.requeue[job.state] then return false end
   local pending = redis.pcall('XPENDING', stream, GROUP, job.entry, job.entry, 1)
   return not pending.err and #pending > 0
@@ -68,16 +72,24 @@ local function put_back(id, job)
   if FROM.acquire[job.state] then
     local waiting = waiting_key(lane_waited_in(job))
     did('waiting', call('ZADD', waiting, 'NX', job.created_us, id), id)
+    if has_turns(job) and not (call('ZSCORE', tenant_key(job.queue, job.tenant), id)
+                               and call('ZSCORE', turns_key(job.queue), job.tenant)) then
+      join_turns(job.queue, job.tenant, job.created_us, id)
+      flush_writes()
+      did('turns', 1, id)
+    end
   end
   if not has_entry(id, job) then
     local stream = queue_key(job.queue)
     local named = entry_names(job)
-    if string.match(job.entry, '^%d+%-%d+$') and (named == id or not named) then
+    if is_entry_id(job.entry) and (named == id or not named) then
       redis.call('XACK', stream, GROUP, job.entry)
       redis.call('XDEL', stream, job.entry)
     end
-    -- Of a job in progress: whoever reads it leaves it to the holder, who renews it, or to the reaper.
-    redis.call('HSET', key('job', id), 'entry', call('XADD', stream, '*', 'job', id))
+    local entry = call('XADD', stream, '*', 'job', id)
+    redis.call('HSET', key('job', id), 'entry', entry)
+    -- The holder renews it, or the reaper takes it.
+    if FROM.requeue[job.state] then hand_out(job.queue, job.worker, {entry}) end
     wake_workers(job.pool, 1)
     did('entries', 1, id)
   end

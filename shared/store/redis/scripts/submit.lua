@@ -4,18 +4,17 @@
 --       jobs: msgpack array, a job being {id, request (record.py), body, deadline in us from now (0: none),
 --       gateway that waits for the answer or '', and with an idempotency key: its name, the body's hash, time in
 --       ms for which it is kept (else false, false, false); origin (job.py) or false; of a response in a conversation
---       its turn: {conversation, version that was read, msgpack of its input (flat id, JSON, ...), bytes of the body before the
---       input, ttl_ms of the conversation}}; max_depth: jobs that may wait in a lane; lease_id_seed: 12 characters, 4 are added
+--       its turn, else false: {conversation, version that was read, msgpack of its input (flat id, JSON, ...), bytes of the
+--       body before the input, ttl_ms of the conversation}; weight of its tenant, if it is not 1}; max_depth: jobs that may wait in a lane; lease_id_seed: 12 characters, 4 are added
 --       for each job; max_jobs, max_kept_bytes: that one tenant may have here, 0: no limit.
 -- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there),
 --       jobs waiting in the lane (0: it need not wait), ...; or 'jobs' | 'bytes' (the tenant has too much), how much; or
 --       'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...
--- Invariant: a job is queued if and only if one undelivered entry carries its id. No job overtakes one that
+-- Invariant: a job is queued if and only if one entry that no worker has carries its id. No job overtakes one that
 --       waits. Of a conversation one response is made at a time, of the items that it has.
 local start_us, max_depth, seed = now_us(), tonumber(ARGV[2]), ARGV[3]
 local max_jobs, max_kept_bytes = quota(ARGV[4]), quota(ARGV[5])
 local LARGE = 65536 -- a longer request waits to be claimed: channels have little room
-local FIRST_JOB = 3 -- in a control message
 local replies, made, depths, wake_ups, someone_waits = {}, {}, {}, {}, {}
 local connected, chosen, reserved, kept = {}, {}, {}, {}
 
@@ -52,11 +51,9 @@ local function reserve(job)
   local worker = most_advertised(job.pool)
   if not worker then return false end
   worker.left = worker.left - 1
-  local lane = reserved[job.queue] or {jobs = {}, counts = {}, lease_ms = {}}
-  reserved[job.queue] = lane
-  lane.jobs[job.entry] = job
-  lane.counts[worker.id] = (lane.counts[worker.id] or 0) + 1
-  lane.lease_ms[worker.id] = worker.lease_ms
+  local jobs = reserved[worker.id] or {lease_ms = worker.lease_ms}
+  reserved[worker.id] = jobs
+  jobs[#jobs + 1] = job
   return true
 end
 
@@ -64,6 +61,7 @@ end
 local function wait(job)
   redis.call('HSET', key('job', job.id), 'state', STATE.queued, unpack(job.fields))
   defer('ZADD', waiting_key(job.queue), job.created_us, job.id)
+  join_turns(job.queue, job.tenant, job.created_us, job.id)
   if not wake_ups[job.pool] then call('SADD', base .. WORD.pool_names, job.pool) end
   depths[job.queue], someone_waits[job.pool] = (depths[job.queue] or 0) + 1, true
   wake_ups[job.pool] = (wake_ups[job.pool] or 0) + 1
@@ -82,7 +80,7 @@ local function too_much(tenant, bytes)
   found.jobs, found.bytes = found.jobs + 1, found.bytes + bytes
 end
 
-local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms, origin, turn)
+local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms, origin, turn, weight)
   local idempotency_key = idempotency_name and key('idempotency', idempotency_name)
   if idempotency_key then
     local status, other_id = key_user(id, idempotency_key, body_hash, made)
@@ -90,11 +88,11 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   end
   -- A microsecond apart: jobs of one call keep their order and have positions of their own.
   local now = start_us + n - 1
-  local job = setmetatable({n = n, id = id, body = body, watchers = gateway, watched = '', origin = origin or '',
+  local job = setmetatable({n = n, id = id, body = body, watchers = gateway, watched = '', origin = origin or '', weight = weight or '',
                             created_us = int(now), attempts = 0, generation = 0}, request_of(request))
   local pool, name, depth, is_new = job.pool, job.pool .. ':' .. job.lane, 0, false
   if someone_waits[pool] == nil then
-    local names = waiting_keys(pool)
+    local names = lane_keys(pool, waiting_key)
     -- Where nothing waits, as mostly, one question instead of two.
     is_new = redis.call('EXISTS', key('job', id), unpack(names)) == 0
     someone_waits[pool] = not is_new and redis.call('EXISTS', unpack(names)) > 0
@@ -123,6 +121,10 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
     job.fields[#job.fields + 1] = 'origin'
     job.fields[#job.fields + 1] = origin
   end
+  if weight then
+    job.fields[#job.fields + 1] = 'weight'
+    job.fields[#job.fields + 1] = weight
+  end
   if deadline > 0 then
     job.fields[#job.fields + 1] = 'deadline_us'
     job.fields[#job.fields + 1] = int(now + deadline)
@@ -132,42 +134,24 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   return 'ok', reserve(job) and 0 or wait(job)
 end
 
--- Have a worker read as many entries of a lane as were reserved for it; what it gets goes to `assignment`.
-local function read_reserved(name, lane, worker, assignment)
-  local left, lease_ms = lane.counts[worker], lane.lease_ms[worker]
-  repeat
-    local entries = read(name, worker, left)
-    for _, entry in ipairs(entries) do
-      local id, job = job_in(entry), lane.jobs[entry[1]]
-      if job then
-        lane.jobs[entry[1]], left = nil, left - 1
-        assignment[#assignment + 1] = lease(id, job, worker, lease_ms, next_lease_id(seed), job.created_us, job.fields)
-      else -- an entry whose job does not wait, as a rule of a job that is gone
-        id, job = leasable(name, entry)
-        if id then
-          assignment[#assignment + 1] = lease(id, job, worker, lease_ms, next_lease_id(seed), int(start_us), {})
-        end
-      end
-    end
-  until left == 0 or #entries == 0
-end
-
 for n, job in ipairs(cmsgpack.unpack(ARGV[1])) do
   replies[2 * n - 1], replies[2 * n] = submit(n, unpack(job))
 end
 for pool, worker in pairs(chosen) do subtract_reserved(pool, worker) end
 local assignments = {}
-for name, lane in pairs(reserved) do
-  for worker in pairs(lane.counts) do
-    assignments[worker] = assignments[worker] or {CONTROL.jobs, int(start_us), fence_token_of(worker)}
-    read_reserved(name, lane, worker, assignments[worker])
+for worker, jobs in pairs(reserved) do
+  local assignment, entries = {CONTROL.jobs, int(start_us), fence_token_of(worker)}, {}
+  for _, job in ipairs(jobs) do
+    entries[job.queue] = entries[job.queue] or {}
+    table.insert(entries[job.queue], job.entry)
+    assignment[#assignment + 1] = lease(job.id, job, worker, jobs.lease_ms, next_lease_id(seed), job.created_us, job.fields)
   end
-  -- The group was moved past what is left: repair.lua puts it right.
-  for _, job in pairs(lane.jobs) do replies[2 * job.n] = wait(job) end
+  for name, ids in pairs(entries) do hand_out(name, worker, ids) end
+  assignments[worker] = assignment
 end
 flush_writes()
 for pool, times in pairs(wake_ups) do wake_workers(pool, times) end
 for worker, assignment in pairs(assignments) do
-  if #assignment > FIRST_JOB then redis.call(PUBLISH, CHANNEL.control .. worker, cmsgpack.pack(assignment)) end
+  redis.call(PUBLISH, CHANNEL.control .. worker, cmsgpack.pack(assignment))
 end
 return replies

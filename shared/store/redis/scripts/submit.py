@@ -69,8 +69,8 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
     """One job of the first argument: id, packed Request, body, deadline in us, gateway.
 
     With an idempotency key also its name, the hash of the body, how long it is kept in ms; without
-    one, but with an origin or a turn, three times False. Then the origin, if there is one, and the
-    turn of a conversation.
+    one, but with something behind it, three times False. Then the origin, the turn of a
+    conversation, and the tenant's weight if it is not 1, each as far as one follows.
     """
     request = (
         job.tenant,
@@ -93,12 +93,13 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
         deadline_s = min(job.queue_deadline_s, deadline_s or job.queue_deadline_s)
     packed = job.id, pack(request), job.body, int((deadline_s or 0) * 1e6), job.gateway
     origin, key, turn = job.origin.pack(), job.idempotency, job.turn
-    if key is None and not origin and turn is None:
+    if key is None and not origin and turn is None and job.weight == 1:
         return packed
     packed_key = (key.name, key.body_hash, int(key.ttl_s * 1000)) if key else _NO_KEY
-    if turn is None:
+    if turn is None and job.weight == 1:
         return (*packed, *packed_key, origin) if origin else (*packed, *packed_key)
-    return (*packed, *packed_key, origin or False, turn.pack())
+    rest = turn.pack() if turn else False, *((str(job.weight),) if job.weight != 1 else ())
+    return (*packed, *packed_key, origin or False, *rest)
 
 
 _NO_KEY = (False, False, False)

@@ -29,7 +29,7 @@ local function finish(id, job, event, code, seq, fields, segment, tokens)
     segments = call('RPUSH', log_key, last)
   end
   count_answer(id, job, segments, segment and #segment or 0)
-  if FROM.acquire[job.state] then defer('ZREM', waiting_key(lane_waited_in(job)), id) end
+  if FROM.acquire[job.state] then leave_waiting(id, job) end
   if job.deadline_us ~= '' then defer('ZREM', base .. WORD.deadlines, id) end
   redis.call('PEXPIRE', job_key, job.ttl_ms)
   redis.call('PEXPIRE', log_key, job.ttl_ms)

@@ -76,7 +76,7 @@ local function set_aside_job(id, reason)
   if request.pool then
     local lane = request.pool .. ':' .. request.lane
     local queue = values.queue or lane
-    defer('ZREM', waiting_key(lane_waited_in({pool = request.pool, lane = request.lane, queue = queue})), id)
+    leave_waiting(id, {pool = request.pool, lane = request.lane, tenant = request.tenant, queue = queue})
     leave_queue({entry = values.entry or '', queue = queue})
     defer('ZADD', base .. WORD.expiring, int(now_us() + request.ttl_ms * 1000), id .. ' ' .. request.tenant)
   end
@@ -99,7 +99,7 @@ end
 
 -- What is read of a job to end it; to lease it; to requeue it; to find it.
 local TO_END = {'deadline_us', 'log_lost'}
-local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body', 'origin'}
+local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body', 'origin', 'weight'}
 local TO_REQUEUE = {'deadline_us', 'watchers', 'watched', 'created_us', 'history', 'restart_seq'}
 local TO_FIND = {'deadline_us', 'created_us'}
 local NUMBER = {deadline_us = true, created_us = true}

@@ -1,6 +1,6 @@
 -- Keys of one shard, and Redis' clock.
 -- loader.py puts these tables in front: WORD and CHANNEL (keys.py), PUBLISH and NUMSUB (channels.py), GROUP, RETRY_LANE, SUSPECT_LANE,
--- SUSPECT_FROM, CLIENT_LANES, IS_CLIENT_LANE (lanes.py), ADAPTER_MARK (adapter_queues.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
+-- SUSPECT_FROM, HALF_LIFE_US, LIFT (fair_shares.py), CLIENT_LANES, IS_CLIENT_LANE (lanes.py), ADAPTER_MARK (adapter_queues.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
 -- KIND and CONTROL (frames.py), STEPS (step_log.py), REQUEST and LEASE (record.py: names of fields).
 -- The common parts run once, when the scripts are loaded (Redis offers no ipairs, string... then);
 -- `begin` runs before each call.
@@ -12,8 +12,10 @@ local read_us -- the time of this call
 local function key(word, id) return base .. WORD[word] .. ':' .. id end
 local function queue_key(name) return base .. WORD.queue .. ':' .. name end
 local function waiting_key(name) return base .. WORD.waiting .. ':' .. name end
--- Of an adapter queue, its pool's: one worker of the pool runs the suspects of all its queues.
-local function suspects_of(pool) return string.match(pool, '^[^' .. ADAPTER_MARK .. ']*') .. ':' .. SUSPECT_LANE end
+-- The pool of an adapter queue; of a pool itself.
+local function pool_of(queue) return string.match(queue, '^[^' .. ADAPTER_MARK .. ']*') end
+-- One worker of the pool runs the suspects of all its queues.
+local function suspects_of(pool) return pool_of(pool) .. ':' .. SUSPECT_LANE end
 
 -- Microseconds by Redis' clock: clocks of two machines are never compared.
 local function now_us()

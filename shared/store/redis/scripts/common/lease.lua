@@ -11,6 +11,17 @@ local function next_lease_id(seed)
   return seed .. string.format('%04x', lease_ids)
 end
 
+-- Whether a queued job may be leased: not if its deadline has passed. It leaves the waiting jobs.
+local function may_start(id, job)
+  local deadline = tonumber(job.deadline_us) or 0
+  if deadline > 0 and deadline <= now_us() then
+    finish_without_result(id, job, 'expire', deadline_code(job), {})
+    return false
+  end
+  leave_waiting(id, job)
+  return true
+end
+
 -- The job that an entry just read leads to: id and job if it may be leased, else nil.
 local function leasable(name, entry)
   local id = job_in(entry)
@@ -28,18 +39,12 @@ local function leasable(name, entry)
     delete_entry(name, entry[1])
     return nil
   end
-  local deadline = tonumber(job.deadline_us) or 0
-  if deadline > 0 and deadline <= now_us() then
-    finish_without_result(id, job, 'expire', deadline_code(job), {})
-    return nil
-  end
-  defer('ZREM', waiting_key(lane_waited_in(job)), id)
-  return id, job
+  if may_start(id, job) then return id, job end
 end
 
--- Lease a job whose entry the worker has read. `now` is decimal digits; `fields` go into the job's record as
--- well. Returns what the worker gets (acquire.py).
-local function lease(id, job, worker, lease_ms, lease_id, now, fields)
+-- Lease a job whose entry the worker has. `now` is decimal digits; `fields` go into the job's record as well; `charged`:
+-- what its tenant was charged for it. Returns what the worker gets (acquire.py).
+local function lease(id, job, worker, lease_ms, lease_id, now, fields, charged)
   local attempts, generation = job.attempts + 1, job.generation + 1
   local from_seq = generation == 1 and 0 or next_seq(id) - 1
   redis.call('HSET', key('job', id), 'state', TO.acquire,
@@ -47,5 +52,5 @@ local function lease(id, job, worker, lease_ms, lease_id, now, fields)
   if generation == 1 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job, now) end
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
   return {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched,
-          job.origin, job.tenant}
+          job.origin, job.tenant, job.lane, job.weight, charged and tostring(charged) or ''}
 end

@@ -1,9 +1,12 @@
--- The queues: one stream per pool and lane, with one consumer group.
+-- The queues: one stream per pool and lane, with one consumer group. Streams of requeued jobs are read in their order; of
+-- those of client lanes a worker gets the entries whose turn it is (turns.lua).
+
+local function is_entry_id(entry) return string.match(entry, '^%d+%-%d+$') ~= nil end
 
 local function leave_queue(job)
   -- Delivered or not. (The group's lag is not known for a while after an undelivered entry was deleted.
   -- Depths are counted by the `waiting` sets, which are exact.)
-  if not string.match(job.entry, '^%d+%-%d+$') then return end
+  if not is_entry_id(job.entry) then return end
   defer('XACK', queue_key(job.queue), job.entry)
   defer('XDEL', queue_key(job.queue), job.entry)
 end
@@ -28,7 +31,18 @@ local function set_aside_entry(name, entry)
   delete_entry(name, entry[1])
 end
 
--- At most `count` entries of a lane that no worker has been given yet; they are this worker's now.
+-- Give a worker entries that are not the next ones of the stream.
+local function hand_out(name, worker, entries)
+  local command = {'XCLAIM', queue_key(name), GROUP, worker, 0, unpack(entries)}
+  command[#command + 1], command[#command + 2] = 'FORCE', 'JUSTID'
+  local reply = redis.pcall(unpack(command))
+  if type(reply) == 'table' and reply.err then -- no group yet
+    call('XGROUP', 'CREATE', queue_key(name), GROUP, '0', 'MKSTREAM')
+    redis.call(unpack(command))
+  end
+end
+
+-- At most `count` entries of a lane of requeued jobs that no worker has been given yet; they are this worker's now.
 local function read(name, worker, count)
   local stream = queue_key(name)
   local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', stream, '>')
@@ -45,9 +59,9 @@ local function lane_waited_in(job)
   return job.queue == suspects and suspects or job.pool .. ':' .. job.lane
 end
 
--- The sets of a pool's waiting jobs, without suspects; only those exist that have members.
-local function waiting_keys(pool)
+-- Keys of a pool's client lanes, by this function; only those exist that have members.
+local function lane_keys(pool, key_of)
   local names = {}
-  for i, lane in ipairs(CLIENT_LANES) do names[i] = waiting_key(pool .. ':' .. lane) end
+  for i, lane in ipairs(CLIENT_LANES) do names[i] = key_of(pool .. ':' .. lane) end
   return names
 end

@@ -1,0 +1,77 @@
+-- Turns: whose job is next in a lane. Of the tenants whose jobs wait, it is the one with the lowest level
+-- (fair_shares.py). As halving all levels changes no order, charges grow instead, twofold in each half-life, and all
+-- levels are scaled back before they are too large for a number.
+-- The sets of waiting jobs per tenant are an order only: what is in them may have ended meanwhile, or wait elsewhere.
+local MOST_HALVINGS = 180 -- numbers have room for 1,000
+local growth -- of charges, at the time of this call
+local joined -- of this call: tenants that have a turn
+
+local function turns_key(name) return base .. WORD.turns .. ':' .. name end
+local function tenant_key(name, tenant) return base .. WORD.waiting_of .. ':' .. name .. ':' .. tenant end
+-- Adapter queues share the levels of their pool.
+local function levels_key(name)
+  local queue, lane = string.match(name, '^(.*):([^:]*)$')
+  return base .. WORD.levels .. ':' .. pool_of(queue) .. ':' .. lane
+end
+
+local function scale_levels(factor)
+  local levels = {}
+  for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
+    for _, lane in ipairs(CLIENT_LANES) do
+      local name = pool .. ':' .. lane
+      call('ZUNIONSTORE', turns_key(name), 1, turns_key(name), 'WEIGHTS', factor)
+      levels[levels_key(name)] = true
+    end
+  end
+  for set in pairs(levels) do
+    call('ZUNIONSTORE', set, 1, set, 'WEIGHTS', factor)
+    redis.call('ZREMRANGEBYSCORE', set, '-inf', 1)
+  end
+end
+
+local function charge_growth()
+  if not growth then
+    local clock, now = base .. WORD.level_clock, now_us()
+    local from = tonumber(call('GET', clock) or '')
+    local halvings = from and (now - from) / HALF_LIFE_US
+    if not from or halvings > MOST_HALVINGS then
+      scale_levels(from and 2 ^ -halvings or 0) -- without the clock no level means anything
+      redis.call('SET', clock, int(now))
+      halvings = 0
+    end
+    growth = 2 ^ halvings
+  end
+  return growth
+end
+
+-- Add to the level of a tenant; returns the level.
+local function charge(name, tenant, cost)
+  return tonumber(call('ZINCRBY', levels_key(name), cost * charge_growth(), tenant))
+end
+
+local function level_of(name, tenant) return tonumber(call('ZSCORE', levels_key(name), tenant) or '') or 0 end
+
+-- Have a queued job's tenant come to its turn. One that has had none is lifted to a part of the lowest level.
+local function join_turns(name, tenant, created_us, id)
+  local turns, set = turns_key(name), tenant_key(name, tenant)
+  defer('ZADD', set, created_us, id)
+  if joined[set] then return end
+  joined[set] = true
+  if call('ZADD', turns, 'NX', 0, tenant) == 0 then return end
+  local first = call('ZRANGE', turns, 0, 1, 'WITHSCORES')
+  local lowest = tonumber(first[first[1] == tenant and 4 or 2] or '')
+  if not lowest then return end
+  local level = level_of(name, tenant)
+  if LIFT * lowest > level then
+    level = LIFT * lowest
+    call('ZADD', levels_key(name), level, tenant)
+  end
+  call('ZADD', turns, level, tenant)
+end
+
+-- A job is queued no more.
+local function leave_waiting(id, job)
+  local waits_in = lane_waited_in(job)
+  defer('ZREM', waiting_key(waits_in), id)
+  if job.queue == waits_in and job.tenant then defer('ZREM', tenant_key(waits_in, job.tenant), id) end
+end

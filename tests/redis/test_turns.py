@@ -1,0 +1,200 @@
+"""Turns: whose job is next where several tenants wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from shared.job.advertised_slots import SlotUpdate
+from shared.job.fair_shares import HALF_LIFE_S, Account
+from shared.job.job import NO_SHARE, LeasedJob, NewJob, Share
+from shared.job.lanes import DEFAULT, FLEX, PRIORITY
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from tests.redis.conftest import (
+    LEASE_S,
+    POOL,
+    WORKER,
+    claim,
+    claim_one,
+    pending,
+    repair,
+    submit,
+)
+
+COST = 400.0
+TURNS = keys.turns(0, POOL, DEFAULT)
+LEVELS = f"{keys.base(0)}{keys.LEVELS}:{POOL}:{DEFAULT}"
+CLOCK = keys.base(0) + keys.LEVEL_CLOCK
+
+
+async def queued(queue: JobQueue, count: int, **fields: Any) -> list[NewJob]:
+    return [await submit(queue, **fields) for _ in range(count)]
+
+
+async def charge(queue: JobQueue, tenant: str, cost: float, lane: str = DEFAULT) -> None:
+    await queue.renew(0, WORKER, "", LEASE_S, [], {Account(POOL, lane, tenant): cost})
+
+
+def tenants(jobs: list[LeasedJob]) -> str:
+    return "".join(job.tenant for job in jobs)
+
+
+async def test_a_tenant_with_many_jobs_does_not_keep_others_waiting(queue: JobQueue) -> None:
+    await queued(queue, 50, tenant="a")
+    late = await queued(queue, 2, tenant="b")
+    first, *rest = await claim(queue, 4)
+    assert first.tenant == "a", "it waits longest"
+    assert [job.id for job in rest if job.tenant == "b"] == [job.id for job in late]
+
+
+async def test_jobs_of_one_tenant_keep_their_order(queue: JobQueue) -> None:
+    jobs = [job for _ in range(20) for t in "ab" for job in await queued(queue, 1, tenant=t)]
+    leased = [job for _ in range(20) for job in await claim(queue, 2)]
+    for tenant in "ab":
+        assert [job.id for job in leased if job.tenant == tenant] == [
+            job.id for job in jobs if job.tenant == tenant
+        ]
+
+
+async def test_a_lane_goes_before_a_turn(queue: JobQueue) -> None:
+    await charge(queue, "a", 1e6)
+    await queued(queue, 1, tenant="b", lane=FLEX)
+    await queued(queue, 1, tenant="b")
+    await queued(queue, 1, tenant="a", lane=PRIORITY)
+    await queued(queue, 1, tenant="a")
+    assert tenants(await claim(queue)) == "abab", "the level of `a` is high in one lane only"
+
+
+async def test_requeued_jobs_go_first_whoever_they_belong_to(queue: JobQueue) -> None:
+    await queued(queue, 1, tenant="a")
+    (job,) = await claim(queue)
+    await queued(queue, 5, tenant="b")
+    await queue.release([job], "drained", blame=False)
+    await charge(queue, "a", 1e6)
+    assert tenants(await claim(queue, 2)) == "ab"
+
+
+async def test_what_was_served_lately_decides(queue: JobQueue, store: Redis) -> None:
+    await charge(queue, "a", 1000.0)
+    await queued(queue, 8, tenant="a")
+    await queued(queue, 8, tenant="b")
+    assert tenants(await claim(queue, 4)).count("b") == 3, "it has been served less"
+    await charge(queue, "b", 10_000.0)
+    assert tenants(await claim(queue, 4)) == "aaaa"
+
+
+async def test_the_worker_gets_what_was_charged(queue: JobQueue) -> None:
+    await queued(queue, 1, tenant="a")
+    (alone,) = await claim(queue)
+    assert alone.share == Share(DEFAULT, 1.0, 0.0), "the only tenant is not charged in advance"
+    await queued(queue, 1, tenant="a")
+    await queued(queue, 1, tenant="b", weight=2.5)
+    shares = {job.tenant: job.share for job in await claim(queue)}
+    assert shares["a"] == Share(DEFAULT, 1.0, COST)
+    assert shares["b"] in {Share(DEFAULT, 2.5, 0.0), Share(DEFAULT, 2.5, COST / 2.5)}
+    assert NO_SHARE.weight == 1
+
+
+@pytest.mark.parametrize("weights", [{"a": 1, "b": 2, "c": 4}, {"a": 0.5, "b": 1, "c": 1}])
+async def test_shares_follow_the_weights(queue: JobQueue, weights: dict[str, float]) -> None:
+    for tenant, weight in weights.items():
+        await queued(queue, 300, tenant=tenant, weight=float(weight))
+    served: Counter[str] = Counter()
+    for _ in range(70):
+        served.update(tenants(await claim(queue, 4)))
+    total = sum(weights.values())
+    for tenant, weight in weights.items():
+        assert served[tenant] / 280 == pytest.approx(weight / total, abs=0.02)
+
+
+async def test_a_tenant_that_comes_back_is_lifted(queue: JobQueue, store: Redis) -> None:
+    await queued(queue, 2, tenant="a")
+    await charge(queue, "a", 1000.0)
+    await queued(queue, 1, tenant="b")
+    await queued(queue, 1, tenant="c")
+    await claim(queue, 2)
+    level = store.zscore(LEVELS, "a")
+    await queued(queue, 1, tenant="d")
+    assert store.zscore(TURNS, "d") <= level
+
+
+async def test_levels_halve(queue: JobQueue, store: Redis) -> None:
+    await charge(queue, "a", 1000.0)
+    store.set(CLOCK, int(store.get(CLOCK)) - int(HALF_LIFE_S * 1e6))
+    await charge(queue, "b", 1000.0)
+    ratio = store.zscore(LEVELS, "b") / store.zscore(LEVELS, "a")
+    assert ratio == pytest.approx(2, rel=0.05)
+
+
+async def test_levels_stay_small_enough_for_a_number(queue: JobQueue, store: Redis) -> None:
+    await submit(queue, tenant="a")
+    await charge(queue, "a", 1000.0)
+    store.zadd(LEVELS, {"b": 2.0**170})
+    store.zadd(TURNS, {"b": 2.0**170})
+    store.set(CLOCK, int(store.get(CLOCK)) - int(181 * HALF_LIFE_S * 1e6))
+    await charge(queue, "c", 7.0)
+    assert store.zrange(LEVELS, 0, -1, withscores=True) == [(b"c", 7.0)], "all else is forgotten"
+    assert dict(store.zrange(TURNS, 0, -1, withscores=True))[b"b"] == pytest.approx(
+        2.0**-11, rel=0.1
+    )
+    assert (await claim_one(queue)).tenant == "a"
+
+
+async def test_levels_mean_nothing_without_their_clock(queue: JobQueue, store: Redis) -> None:
+    await submit(queue, tenant="a")
+    store.zadd(LEVELS, {"a": 1e100})
+    store.zadd(TURNS, {"a": 1e100})
+    await charge(queue, "b", 5.0)
+    assert dict(store.zrange(LEVELS, 0, -1, withscores=True)) == {b"b": 5.0}
+    assert store.zscore(TURNS, "a") == 0
+
+
+@pytest.mark.parametrize("word", [keys.TURNS, keys.LEVELS, keys.WAITING_OF, keys.LEVEL_CLOCK])
+async def test_a_key_of_the_wrong_type_loses_no_job(
+    queue: JobQueue, store: Redis, word: str
+) -> None:
+    jobs = {job.id for t in "ab" for job in await queued(queue, 2, tenant=t)}
+    await charge(queue, "a", 5.0)
+    for key in store.keys(f"{keys.base(0)}{word}*"):
+        store.delete(key)
+        store.lpush(key, "no")
+    found = {job.id for job in await claim(queue)}
+    await repair(queue)
+    assert found | {job.id for job in await claim(queue)} == jobs
+
+
+async def test_jobs_of_the_release_before_are_claimed(queue: JobQueue, store: Redis) -> None:
+    """Its gateways give no turns; what has one goes first."""
+    jobs = await queued(queue, 20, tenant="a")
+    store.delete(TURNS, keys.waiting_of(0, POOL, DEFAULT, "a"))
+    (new,) = await queued(queue, 1, tenant="b")
+    assert [job.id for job in await claim(queue, 5)] == [new.id, *(job.id for job in jobs[:4])]
+    assert [job.id for job in await claim(queue)] == [job.id for job in jobs[4:]]
+    assert pending(store) == 21
+
+
+async def test_a_worker_of_the_release_before_takes_no_job_that_is_leased(
+    queue: JobQueue, store: Redis
+) -> None:
+    """It reads all entries; those that another worker holds stay, and their holder renews them."""
+    await queued(queue, 3, tenant="a")
+    leased = await claim(queue, 2)
+    stream = keys.queue(0, POOL, DEFAULT)
+    store.xreadgroup(keys.GROUP, "w-old", {stream: ">"})
+    renewal = await queue.renew(0, WORKER, "", LEASE_S, leased)
+    assert renewal.lost == {}
+    holders = {each["consumer"] for each in store.xpending_range(stream, keys.GROUP, "-", "+", 9)}
+    assert holders == {WORKER.encode(), b"w-old"}
+    assert len(await claim(queue)) == 1, "what it has read and not leased"
+
+
+async def test_adapter_queues_share_the_levels_of_their_pool(queue: JobQueue, store: Redis) -> None:
+    await queued(queue, 1, tenant="a", pool=f"{POOL}+x-1")
+    await queued(queue, 1, tenant="b", pool=f"{POOL}+x-1")
+    await queue.acquire(0, WORKER, 2, LEASE_S, SlotUpdate(f"{POOL}+x-1", "", 0, 0))
+    assert store.zcard(LEVELS) >= 1
+    assert not store.exists(f"{keys.base(0)}{keys.LEVELS}:{POOL}+x-1:{DEFAULT}")

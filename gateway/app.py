@@ -129,6 +129,7 @@ def _make_gateway(
     gateway_id = f"gw-{secrets.token_hex(6)}"
     servers = Servers(settings.redis_url, settings.shards)
     queue = JobQueue(servers, quotas=_quotas(settings))
+    queue.share_rules = settings.fair_shares.rules
     if settings.wait_replicas:
         queue.replicated = ReplicatedSubmits(servers, settings.wait_replicas)
     relay = Relay(queue, servers, gateway_id, metrics, settings.stream_buffer_bytes)

@@ -10,6 +10,7 @@ from load_tests.autoscale import command as autoscale
 from load_tests.bench import compare, run
 from load_tests.capacity import command as capacity
 from load_tests.dashboards import command as dashboards
+from load_tests.fairness import command as fairness
 from load_tests.faults import command as faults
 from load_tests.job_queue import command as queue
 from load_tests.rolling import command as rolling
@@ -37,6 +38,7 @@ COMMANDS = {
     "capacity": cast(Command, capacity),
     "dashboards": cast(Command, dashboards),
     "soak": cast(Command, soak),
+    "fairness": cast(Command, fairness),
     "faults": cast(Command, faults),
     "rolling": cast(Command, rolling),
     "vllm": cast(Command, vllm),

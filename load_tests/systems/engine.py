@@ -32,15 +32,14 @@ class EngineTiming:
 
         All settings but the engine's and `changes` have their defaults.
         """
-        return to_environment(
-            "",
-            engine="simulated",
-            sim_step_ms=self.step_ms,
-            sim_step_us_per_seq=self.step_us_per_seq,
-            sim_max_num_seqs=self.max_num_seqs,
-            sim_prefill_us_per_token=0,
-            **changes,
-        )
+        settings: dict[str, Any] = {
+            "engine": "simulated",
+            "sim_step_ms": self.step_ms,
+            "sim_step_us_per_seq": self.step_us_per_seq,
+            "sim_max_num_seqs": self.max_num_seqs,
+            "sim_prefill_us_per_token": 0,
+        }
+        return to_environment("", **(settings | changes))
 
 
 PACED = EngineTiming(step_ms=10, step_us_per_seq=250)

@@ -5,10 +5,28 @@ from __future__ import annotations
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from shared.job.fair_shares import ShareRules
 from shared.platform import cluster_url, sentinel_url
 from shared.platform.settings import ProcessSettings
+
+_RULES = ShareRules()
+
+
+class ShareEntry(BaseModel):
+    """How tenants share a pool: see `ShareRules`, whose defaults these are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    half_life_s: float = Field(_RULES.half_life_s, ge=0, le=86_400)
+    ahead: float = Field(_RULES.ahead, ge=0, le=1)
+    lift: float = Field(_RULES.lift, ge=0, le=1)
+
+    @property
+    def rules(self) -> ShareRules:
+        """As the queue has them."""
+        return ShareRules(self.half_life_s, self.ahead, self.lift)
 
 
 class FleetSettings(ProcessSettings):
@@ -62,6 +80,12 @@ class FleetSettings(ProcessSettings):
         ge=1,
         description="a worker that is connected and gives no sign of life (one each 0.5 s, from a "
         "thread of its own) for so long loses its jobs",
+    )
+
+    fair_shares: ShareEntry = Field(
+        ShareEntry(),
+        description="how tenants share a full pool: `half_life_s`, `ahead`, `lift`; with 0, 0, 1 "
+        "these are VTC's rules",
     )
 
     @field_validator("redis_url")

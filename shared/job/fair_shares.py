@@ -2,9 +2,9 @@
 level is next.
 
 A tenant's level is what it was served lately in a pool's lane: tokens of its prompts and twice
-those of its answers, over its weight. It halves every `HALF_LIFE_S`. This is VTC's counter
-("Fairness in Serving Large Language Models", OSDI'24) with two changes: it forgets, and what a job
-is expected to cost is charged as it is claimed. `scripts/common/turns.lua` keeps the levels.
+those of its answers, over its weight. This is VTC's counter ("Fairness in Serving Large Language
+Models", OSDI'24) with two changes: it forgets, and a part of what an answer is expected to cost is
+charged as its job is claimed. `scripts/common/turns.lua` keeps the levels.
 """
 
 from __future__ import annotations
@@ -13,15 +13,29 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-HALF_LIFE_S: Final = 20.0
-"""With a shorter one a burst is forgotten too soon, with a longer one a tenant that was alone
-waits longer when others come: on VTC's trace 10 to 45 s are within 3 %."""
-LIFT: Final = 0.5
-"""A tenant that comes back has at least this part of the lowest level that waits."""
 OUTPUT_COST: Final = 2.0
 """Of a generated token; a token of a prompt costs 1."""
-EXPECTED_COST: Final = 400.0
-"""Of a worker's first jobs."""
+FIRST_TOKENS: Final = 200.0
+"""Of prompt and answer each, where a worker has seen no job yet."""
+EXPECTED_COST: Final = 2 * FIRST_TOKENS
+"""Of a job with so many."""
+
+
+class ShareRules(NamedTuple):
+    """How levels change. With 0, 0 and 1 these are VTC's own rules."""
+
+    half_life_s: float = 20.0
+    """In this time a level halves; 0: never. After a short one a burst is forgotten too soon, with
+    a long one a tenant that was alone waits longer when others come."""
+    ahead: float = 0.5
+    """The part of an expected answer that is charged as its job is claimed."""
+    lift: float = 0.5
+    """A tenant that comes back has at least this part of the lowest level that waits."""
+
+    @property
+    def half_life_us(self) -> int:
+        """As the scripts get it."""
+        return int(self.half_life_s * 1e6)
 
 
 def cost(prompt_tokens: int, output_tokens: int) -> float:

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from shared.job.advertised_slots import SlotUpdate
-from shared.job.fair_shares import HALF_LIFE_S, Account
+from shared.job.fair_shares import Account, ShareRules
 from shared.job.job import NO_SHARE, LeasedJob, NewJob, Share
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.store.redis import keys
@@ -26,6 +26,7 @@ from tests.redis.conftest import (
 )
 
 COST = 400.0
+HALF_LIFE_S = ShareRules().half_life_s
 TURNS = keys.turns(0, POOL, DEFAULT)
 LEVELS = f"{keys.base(0)}{keys.LEVELS}:{POOL}:{DEFAULT}"
 CLOCK = keys.base(0) + keys.LEVEL_CLOCK

@@ -1,54 +1,78 @@
 """What the tenants of a worker's jobs have been served, as their levels count it (fair_shares.py).
 
-A claim charges what a job is expected to cost; the renewals of the leases report the difference to
-what it has cost so far, and at its end. A report that is lost with a connection is not repeated:
-levels forget it within a minute.
+A claim charges what a job is expected to cost. The difference to what it has cost so far, and at
+its end, is reported with renewals, and with claims where several tenants wait. A report that is
+lost with a connection is not repeated: levels forget it.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 
-from shared.job.fair_shares import EXPECTED_COST, OUTPUT_COST, Account, cost
+from shared.job.fair_shares import FIRST_TOKENS, NOTHING, OUTPUT_COST, Account, ShareRules, cost
+from shared.job.job import LeasedJob
 from worker.core.job_run import JobRun
 
 _HISTORY = 20
-"""Jobs that the mean is made of, about: the latest."""
+"""Jobs that the means are made of, about: the latest."""
+_REPORT_S = 1.0
+"""Between two reports of the jobs that run; those that end are reported with the next claim."""
 
 
 class Charges:
     """The charges of one worker. `runs` are its jobs, by id."""
 
-    def __init__(self, pool: str, runs: Mapping[str, JobRun]) -> None:
-        self.expected_cost = EXPECTED_COST
-        """Of a new job: its prompt and half of its answer. The rest is charged as it comes."""
-        self._expected_output = EXPECTED_COST / OUTPUT_COST
+    def __init__(self, pool: str, runs: Mapping[str, JobRun], rules: ShareRules) -> None:
         self._pool = pool
         self._runs = runs
+        self._ahead = rules.ahead * OUTPUT_COST
+        self._prompt_tokens = self._output_tokens = FIRST_TOKENS  # means of the latest jobs
         self._jobs = 0
         self._charged: dict[JobRun, float] = {}  # those that run: so far, over the weight
         self._ended: dict[int, defaultdict[Account, float]] = {}
+        self._reported_at: dict[int, float] = {}
+        self._shared_until = 0.0
+
+    @property
+    def expected_cost(self) -> float:
+        """What is charged as a job is claimed."""
+        return self._prompt_tokens + self._ahead * self._output_tokens
+
+    def started(self, job: LeasedJob) -> None:
+        """A job begins."""
+        if job.share.charged:
+            self._shared_until = time.monotonic() + _REPORT_S
 
     def ended(self, run: JobRun, *, released: bool) -> None:
         """A run has ended; `released`: its job has not, so that it is no example."""
+        buffer = run.buffer
         if not released:
             self._jobs = min(_HISTORY, self._jobs + 1)
-            expected = run.buffer.prompt_tokens + run.buffer.completion_tokens
-            self.expected_cost += (expected - self.expected_cost) / self._jobs
-            difference = run.buffer.completion_tokens - self._expected_output
-            self._expected_output += difference / self._jobs
+            self._prompt_tokens += (buffer.prompt_tokens - self._prompt_tokens) / self._jobs
+            self._output_tokens += (buffer.completion_tokens - self._output_tokens) / self._jobs
         self._charge(run, 0.0, self._ended.setdefault(run.job.shard, defaultdict(float)))
         self._charged.pop(run, None)
 
-    def take(self, shard: int) -> dict[Account, float]:
+    def take(self, shard: int) -> Mapping[Account, float]:
         """What is to be added to the levels in a shard, once."""
+        self._reported_at[shard] = time.monotonic()
         charges = self._ended.pop(shard, None) or defaultdict(float)
         for run in self._runs.values():
             if run.job.shard == shard:
-                left = max(0.0, self._expected_output - run.buffer.new_tokens)
-                self._charge(run, left, charges)
+                left = max(0.0, self._output_tokens - run.buffer.new_tokens)
+                self._charge(run, self._ahead * left, charges)
         return charges
+
+    def take_with_claim(self, shard: int) -> Mapping[Account, float]:
+        """As `take`, where several tenants wait; mostly only of the jobs that have ended."""
+        now = time.monotonic()
+        if now > self._shared_until:
+            return NOTHING
+        if now > self._reported_at.get(shard, 0.0) + _REPORT_S:
+            return self.take(shard)
+        return self._ended.pop(shard, NOTHING)
 
     def _charge(self, run: JobRun, expected: float, charges: defaultdict[Account, float]) -> None:
         job = run.job

@@ -73,6 +73,7 @@ class Worker:
         self._id = settings.worker_id or f"w-{socket.gethostname()[:32]}-{secrets.token_hex(3)}"
         servers = Servers(settings.redis_url, settings.shards)
         self._queue = JobQueue(servers)
+        self._queue.share_rules = settings.fair_shares.rules
         self._pool = pool
         self._around = around
         self._metrics = WorkerMetrics(registry)

@@ -76,7 +76,7 @@ class WorkerLoop:
         )
         self.homes = HomeShards(member)
         self.advertised_slots = AdvertisedSlots(member, self._assignable, self.homes)
-        self.charges = Charges(member.pool, self.runs)
+        self.charges = Charges(member.pool, self.runs, queue.share_rules)
         self.lease = Lease(member, self.runs.buffers, self.runs.lease_lost, self.charges.take)
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
         self.control = ControlChannel(
@@ -100,7 +100,7 @@ class WorkerLoop:
     def _consumer(self, shards: range) -> QueueConsumer:
         queue, pool, worker_id, lease_s = self._member
         return QueueConsumer(
-            ClaimConnection(queue, shards, worker_id, lease_s, lambda: self.charges.expected_cost),
+            ClaimConnection(queue, shards, worker_id, lease_s, self.charges),
             pool,
             self.advertised_slots,
             self.adapter_queues,
@@ -150,6 +150,7 @@ class WorkerLoop:
         run = JobRun(job, self._engine, self.publisher, self._metrics, queue, self._around)
         self.runs[job.id] = run
         self.slots.add(run)
+        self.charges.started(job)
         run.task = task = asyncio.create_task(self._execute(run, previous), name=run.job.id)
         self.runs.tasks.add(task)
         task.add_done_callback(self.runs.tasks.discard)

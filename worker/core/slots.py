@@ -9,12 +9,16 @@ from worker.core.claim_policy import ClaimDecision, SlotSnapshot, decide, free_s
 from worker.core.job_run import JobRun
 from worker.engines.interface import Engine
 
+_BYTES_PER_TOKEN = 4
+"""Of a body whose prompt the engine has not counted yet: about."""
+
 
 class SlotAccounting:
     """The slots of one engine. `runs` are the worker's jobs, by job id.
 
     A job takes one slot from its claim on; once it has reached the engine, the engine's own load
-    counts its sequences instead.
+    counts its sequences instead. So does its prompt take room in the KV cache, until its first
+    token shows that the engine has counted it.
     """
 
     def __init__(
@@ -23,8 +27,8 @@ class SlotAccounting:
         self._engine = engine
         self._runs = runs
         self._kv_high_watermark = kv_high_watermark
-        self._slots = engine.capacity.max_num_seqs
-        self._starting: list[JobRun] = []  # those that may not have reached the engine yet
+        self._capacity = engine.capacity
+        self._without_output: list[JobRun] = []
         self._watches: list[asyncio.Event] = []
         self.requested = 0
         """How many jobs the claims in flight may bring."""
@@ -51,12 +55,12 @@ class SlotAccounting:
 
     def add(self, run: JobRun) -> None:
         """Count a job that was just claimed."""
-        self._starting.append(run)
+        self._without_output.append(run)
 
     def free(self) -> int:
         """Slots that no job takes or is about to take. Called at every engine step."""
-        if self._starting:
-            self._starting = [run for run in self._starting if self._is_starting(run)]
+        if self._without_output:
+            self._without_output = list(filter(self._has_no_output, self._without_output))
         return free_slots(self._snapshot())
 
     def overcommitted(self) -> int:
@@ -73,17 +77,24 @@ class SlotAccounting:
         return decide(self._snapshot(self.requested), claimers)
 
     def _snapshot(self, requested: int = 0) -> SlotSnapshot:
-        load = self._engine.load()
+        load, capacity, starting, prompt_tokens = self._engine.load(), self._capacity, requested, 0
+        for run in filter(self._has_no_output, list(self._without_output)):
+            starting += not run.buffer.reached_engine
+            estimate = run.buffer.prompt_tokens or len(run.job.body) // _BYTES_PER_TOKEN
+            prompt_tokens += min(estimate, capacity.max_model_len)
+        kv_usage = load.kv_usage
+        if capacity.kv_tokens:
+            kv_usage += prompt_tokens / capacity.kv_tokens
         return SlotSnapshot(
-            slots=self._slots,
+            slots=capacity.max_num_seqs,
             unfinished=load.unfinished,
-            starting=requested + sum(map(self._is_starting, list(self._starting))),
-            kv_usage=load.kv_usage,
+            starting=starting,
+            kv_usage=kv_usage,
             kv_high_watermark=self._kv_high_watermark,
             draining=self.draining or self._engine.dead,
             isolated=self.isolated,
             paused=self.paused,
         )
 
-    def _is_starting(self, run: JobRun) -> bool:
-        return not run.buffer.reached_engine and self._runs.get(run.job.id) is run
+    def _has_no_output(self, run: JobRun) -> bool:
+        return not run.buffer.completion_tokens and self._runs.get(run.job.id) is run

@@ -29,6 +29,8 @@ class Capacity:
     """Longest prompt and answer together, in tokens."""
     max_loras: int = 0
     """LoRA adapters in one step; 0: the engine takes none."""
+    kv_tokens: int = 0
+    """Tokens that the KV cache holds; 0: not known."""
 
 
 class Load(NamedTuple):

@@ -7,11 +7,11 @@ returns less than it asked for is already followed by the blocking pop of the wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from shared.job.advertised_slots import SlotUpdate
-from shared.job.fair_shares import EXPECTED_COST
+from shared.job.fair_shares import EXPECTED_COST, NOTHING, Account
 from shared.job.replies import Acquired
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
@@ -23,10 +23,21 @@ _SILENCE_S = 2.0
 """How much later than its time-out the reply to a blocking pop may come."""
 
 
+class ClaimCharges(Protocol):
+    """What a claim charges."""
+
+    @property
+    def expected_cost(self) -> float:
+        """For each job that it takes, where several tenants wait."""
+
+    def take_with_claim(self, shard: int) -> Mapping[Account, float]:
+        """For what the worker's jobs have cost beyond that."""
+
+
 class ClaimConnection:
     """One worker's connection for these shards, which share a client. Methods raise StoreError.
 
-    `expected_cost`: of a job that is claimed next.
+    `charges`: what claims report; without, a claim charges what jobs cost on average.
     """
 
     def __init__(
@@ -35,13 +46,13 @@ class ClaimConnection:
         shards: range,
         worker: str,
         lease_s: float,
-        expected_cost: Callable[[], float] = lambda: EXPECTED_COST,
+        charges: ClaimCharges | None = None,
     ) -> None:
         self.shards = shards
         self._queue = queue
         self._worker = worker
         self._lease_s = lease_s
-        self._cost = expected_cost
+        self._charges = charges
         redis = queue.servers.of(shards[0])
         self._connection = PipelinedConnection(redis, BLOCK_S + _SILENCE_S)
 
@@ -53,7 +64,11 @@ class ClaimConnection:
     def acquire(self, shard: int, count: int, slots: SlotUpdate) -> Coroutine[Any, Any, Acquired]:
         """`Store.acquire`: sent when this returns; await the reply. `open` it before."""
         scripts = self._queue.scripts(shard)
-        arguments = pack_acquire(self._worker, count, self._lease_s, slots, self._cost())
+        cost, charges = EXPECTED_COST, NOTHING
+        if self._charges is not None:
+            cost, charges = self._charges.expected_cost, self._charges.take_with_claim(shard)
+        rules = self._queue.share_rules
+        arguments = pack_acquire(self._worker, count, self._lease_s, slots, rules, cost, charges)
         return _acquired(scripts.start_on(self._connection, "acquire", shard, arguments))
 
     def pop_wake_up(self, pools: Iterable[str]) -> asyncio.Future[list[bytes] | None]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate, advertiser
 from shared.job.errors import FlotillaError
-from shared.job.fair_shares import EXPECTED_COST, NOTHING, Account
+from shared.job.fair_shares import EXPECTED_COST, NOTHING, Account, ShareRules
 from shared.job.job import LeasedJob, NewJob, checked_shard, shard_of
 from shared.job.lanes import LANES
 from shared.job.packing import pack
@@ -45,6 +45,7 @@ class JobQueue(JobReader, Store):
 
     replicated: ReplicatedSubmits | None = None
     """Makes submits wait for replicas."""
+    share_rules = ShareRules()
 
     async def close(self) -> None:
         """Close the queue's own connections; `servers` stays open."""
@@ -60,11 +61,11 @@ class JobQueue(JobReader, Store):
     async def submit_all(
         self, shard: int, jobs: Sequence[NewJob], max_depth: int
     ) -> list[SubmitReply]:
-        arguments = pack_submit(jobs, max_depth, self.quotas)
+        arguments = pack_submit(jobs, max_depth, self.quotas, self.share_rules.lift)
         return parse_submit(jobs, await self.run("submit", shard, arguments))
 
     def start_submit(self, shard: int, jobs: Sequence[NewJob], max_depth: int) -> Future[Any]:
-        arguments = pack_submit(jobs, max_depth, self.quotas)
+        arguments = pack_submit(jobs, max_depth, self.quotas, self.share_rules.lift)
         scripts = self.scripts(shard)
         if self.replicated is not None:
             return asyncio.ensure_future(self.replicated.submit(scripts, shard, arguments))
@@ -144,7 +145,8 @@ class JobQueue(JobReader, Store):
         slots: SlotUpdate,
         expected_cost: float = EXPECTED_COST,
     ) -> Acquired:
-        arguments = pack_acquire(worker, count, lease_s, slots, expected_cost)
+        rules = self.share_rules
+        arguments = pack_acquire(worker, count, lease_s, slots, rules, expected_cost, NOTHING)
         return parse_acquired(await self.run("acquire", shard, arguments))
 
     async def emit(
@@ -191,7 +193,7 @@ class JobQueue(JobReader, Store):
         jobs: Iterable[LeasedJob],
         charges: Mapping[Account, float] = NOTHING,
     ) -> Renewal:
-        arguments = pack_renew(worker, fence_token, lease_s, jobs, charges)
+        arguments = pack_renew(worker, fence_token, lease_s, jobs, self.share_rules, charges)
         return parse_renewal(await self.run("renew", shard, arguments))
 
     async def reject_unreceived(

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from shared.job.fair_shares import EXPECTED_COST, Account, cost
+from shared.job.fair_shares import EXPECTED_COST, Account, ShareRules, cost
 from shared.job.job import NO_SHARE, Share
 from worker.core.charges import Charges
 
+RULES = ShareRules()
 A, B = Account("pool", "default", "a"), Account("pool", "default", "b")
 
 
@@ -27,6 +28,10 @@ def run(tenant: str = "a", *, generation: int = 1, shard: int = 0, share: Any = 
     return Run(job=job, buffer=buffer)
 
 
+def make(runs: Any, rules: ShareRules = RULES) -> Charges:
+    return Charges("pool", runs, rules)
+
+
 def generated(a_run: Any, prompt: int, output: int) -> None:
     a_run.buffer.prompt_tokens = prompt
     a_run.buffer.completion_tokens = a_run.buffer.new_tokens = output
@@ -38,7 +43,7 @@ def reported(charges: Charges, *takes: int) -> float:
 
 def test_a_job_costs_its_prompt_and_twice_its_answer() -> None:
     job = run()
-    charges = Charges("pool", {"1": job})
+    charges = make({"1": job})
     total = 0.0
     for output in (1, 50, 300, 500):
         generated(job, 30, output)
@@ -53,7 +58,7 @@ def test_a_job_costs_its_prompt_and_twice_its_answer() -> None:
 def test_what_was_charged_at_the_claim_is_corrected() -> None:
     job = run(share=Share("default", 1.0, EXPECTED_COST))
     generated(job, 10, 5)
-    charges = Charges("pool", {})
+    charges = make({})
     charges.ended(job, released=False)
     assert charges.take(0)[A] == cost(10, 5) - EXPECTED_COST
 
@@ -61,7 +66,7 @@ def test_what_was_charged_at_the_claim_is_corrected() -> None:
 def test_half_of_an_expected_answer_is_charged_before_it_comes() -> None:
     job = run()
     generated(job, 100, 0)
-    charges = Charges("pool", {"1": job})
+    charges = make({"1": job})
     assert charges.take(0)[A] == 100 + EXPECTED_COST / 2
     generated(job, 100, 50)
     assert charges.take(0)[A] == pytest.approx(50), "the rest of it is expected no more"
@@ -70,7 +75,7 @@ def test_half_of_an_expected_answer_is_charged_before_it_comes() -> None:
 def test_a_weight_divides_the_cost() -> None:
     job = run(share=Share("default", 4.0, 0.0))
     generated(job, 100, 50)
-    charges = Charges("pool", {})
+    charges = make({})
     charges.ended(job, released=False)
     assert charges.take(0)[A] == 50
 
@@ -79,7 +84,7 @@ def test_shards_and_tenants_are_apart() -> None:
     jobs = {"1": run(), "2": run("b"), "3": run("b", shard=1)}
     for job in jobs.values():
         generated(job, 1000, 0)
-    charges = Charges("pool", jobs)
+    charges = make(jobs)
     assert set(charges.take(0)) == {A, B}
     assert set(charges.take(1)) == {B}
     assert charges.take(2) == {}
@@ -88,18 +93,18 @@ def test_shards_and_tenants_are_apart() -> None:
 def test_the_prompt_of_a_continued_job_was_charged_before() -> None:
     job = run(generation=2)
     generated(job, 100, 50)
-    charges = Charges("pool", {})
+    charges = make({})
     charges.ended(job, released=True)
     assert charges.take(0)[A] == cost(0, 50)
 
 
 def test_a_job_of_the_release_before_is_not_charged() -> None:
-    charges = Charges("pool", {"1": run(share=NO_SHARE)})
+    charges = make({"1": run(share=NO_SHARE)})
     assert charges.take(0) == {}
 
 
 def test_the_expected_cost_follows_the_last_jobs() -> None:
-    charges = Charges("pool", {})
+    charges = make({})
     for _ in range(100):
         job = run()
         generated(job, 10, 90)
@@ -109,3 +114,32 @@ def test_the_expected_cost_follows_the_last_jobs() -> None:
     generated(job, 5000, 5000)
     charges.ended(job, released=True)
     assert charges.expected_cost == pytest.approx(100, rel=0.01), "its end is not known"
+
+
+def test_by_vtcs_rules_an_answer_is_charged_as_it_comes() -> None:
+    job = run()
+    generated(job, 100, 0)
+    charges = make({"1": job}, ShareRules(0.0, 0.0, 1.0))
+    assert charges.expected_cost == EXPECTED_COST / 2
+    assert charges.take(0)[A] == 100
+    generated(job, 100, 50)
+    assert charges.take(0)[A] == 100
+
+
+def test_claims_report_only_where_tenants_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("worker.core.charges.time.monotonic", lambda: now)
+    running, ended = run(), run("b", share=Share("default", 1.0, EXPECTED_COST))
+    generated(running, 100, 1)
+    generated(ended, 10, 5)
+    charges = make({"1": running})
+    charges.take(0)
+    charges.ended(ended, released=False)
+    assert charges.take_with_claim(0) == {}
+    charges.started(ended.job)
+    assert set(charges.take_with_claim(0)) == {B}, "the other one was reported just now"
+    assert charges.take_with_claim(0) == {}
+    now += 1.5
+    charges.started(ended.job)
+    generated(running, 100, 300)
+    assert set(charges.take_with_claim(0)) == {A}

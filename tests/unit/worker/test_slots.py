@@ -35,8 +35,8 @@ class Worker:
         engine: Any = self.engine
         self.slots = SlotAccounting(engine, self.runs, kv_high_watermark=0.95)
 
-    def claim(self, job_id: str) -> OutputBuffer:
-        job = LeasedJob(job_id, 0, "l", 1, "f", 1, False, "/v1/embeddings", b"{}", "", False, 0.0)
+    def claim(self, job_id: str, body: bytes = b"{}") -> OutputBuffer:
+        job = LeasedJob(job_id, 0, "l", 1, "f", 1, False, "/v1/embeddings", body, "", False, 0.0)
         buffer = OutputBuffer(job, lambda _: None)
         self.runs[job_id] = run = SimpleNamespace(job=job, buffer=buffer)
         self.slots.add(run)  # type: ignore[arg-type]
@@ -96,3 +96,33 @@ def test_a_draining_worker_has_no_free_slots() -> None:
     worker = Worker()
     worker.slots.draining = True
     assert worker.free == 0
+
+
+def test_a_prompt_takes_room_in_the_kv_cache_until_the_first_token() -> None:
+    worker = Worker()
+    worker.engine.capacity = Capacity(max_num_seqs=8, max_model_len=500, kv_tokens=1000)
+    worker.slots = SlotAccounting(worker.engine, worker.runs, kv_high_watermark=0.8)  # type: ignore[arg-type]
+    first = worker.claim("a")
+    first.prompt(0, 400)
+    worker.engine.unfinished = 1
+    assert worker.free == 7
+    second = worker.claim("b")
+    second.prompt(0, 450)
+    worker.engine.unfinished = 2
+    assert worker.free == 0
+    second.delta(0, 0, [1], "x")
+    assert worker.free == 6, "the engine's own figure counts it now"
+
+
+def test_a_body_is_an_estimate_of_its_prompt() -> None:
+    worker = Worker()
+    worker.engine.capacity = Capacity(max_num_seqs=8, max_model_len=500, kv_tokens=1000)
+    worker.slots = SlotAccounting(worker.engine, worker.runs, kv_high_watermark=0.6)  # type: ignore[arg-type]
+    worker.claim("a", body=b"x" * 1_000_000)
+    assert worker.free == 7, "no prompt is longer than 500 tokens"
+    worker.claim("b", body=b"x" * 400)
+    assert worker.free == 6
+    worker.claim("c", body=b"x" * 400)
+    assert worker.free == 0
+    worker.runs.pop("a")
+    assert worker.free == 6

@@ -49,6 +49,7 @@ class SimulatedEngine:
             max_num_seqs=settings.sim_max_num_seqs,
             max_model_len=settings.sim_max_model_len,
             max_loras=settings.sim_max_loras,
+            kv_tokens=settings.sim_kv_tokens,
         )
         self._batch = Batch(settings.sim_max_num_seqs, settings.sim_kv_tokens)
         self._api = SimulatedApi(pool, self)

@@ -95,6 +95,7 @@ class VllmEngine:
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_model_len=config.model_config.max_model_len,
             max_loras=config.lora_config.max_loras if config.lora_config else 0,
+            kv_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
         )
 
     @property

@@ -1,16 +1,17 @@
 -- Lease at most `count` jobs of a pool's lanes to one worker, best lane first, in the order of turns (turns.lua).
 -- KEYS: base
--- ARGV: pool, worker, count, lease_ms, lease_id_seed, slots, acknowledged, expected_cost, lane...
+-- ARGV: pool, worker, count, lease_ms, lease_id_seed, slots, acknowledged, expected_cost, half_life_us, charges, lane...
 --       lease_id_seed: 12 characters, 4 are added for each job; slots: to advertise, `count` included;
 --       acknowledged: what the worker believes to be left of the slots it advertised last ('': unknown);
---       expected_cost: of a job, charged for each where several tenants wait (fair_shares.py).
+--       expected_cost: of a job, charged for each where several tenants wait (fair_shares.py); half_life_us, charges:
+--       as for renew.
 -- Reply: {now_us, advertised, fence_token, 1 if suspects wait, job...}; a job: {id, lease_id, generation,
 --       attempt, created_us, stream, endpoint, body, watchers, watched, origin, tenant, lane, weight or '', charged or ''}
 -- Slots are advertised only where no job is left waiting (submit.lua).
 -- Invariant: taking and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local expected_cost = tonumber(ARGV[8])
-local FIRST_LANE, FIRST_JOB = 9, 4
+local FIRST_LANE, FIRST_JOB = 11, 4
 local ROUNDS = 64 -- what leads to no job takes no slot, so a claim goes on; this bounds one call
 local MOST_AT_ONCE = 4 -- of one tenant, where others wait
 local now = int(now_us())
@@ -99,6 +100,8 @@ local function take_lane(name)
   return free() > 0 and rounds < ROUNDS
 end
 
+share_rules.half_life_us = tonumber(ARGV[9])
+charge_all(ARGV[10])
 local empty = true
 local function exist(key_of) return redis.call('EXISTS', unpack(lane_keys(pool, key_of))) > 0 end
 local someone_waits = exist(waiting_key) or exist(turns_key)

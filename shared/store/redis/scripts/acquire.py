@@ -5,25 +5,33 @@ Comes from `worker/core/queue_consumer.py`; the jobs go on in `worker/core/loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate
+from shared.job.fair_shares import Account, ShareRules
 from shared.job.job import NO_ORIGIN, NO_SHARE, LeasedJob, Origin, Share, shard_in
 from shared.job.lanes import SHARED_LANES
 from shared.job.replies import Acquired, AcquiredSuspect
 from shared.store.redis.pipelined_connection import Argument
+from shared.store.redis.scripts.renew import pack_charges
 from shared.store.redis.scripts.submit import unique_token
 
 
 def pack_acquire(
-    worker: str, count: int, lease_s: float, slots: SlotUpdate, expected_cost: float
+    worker: str,
+    count: int,
+    lease_s: float,
+    slots: SlotUpdate,
+    rules: ShareRules,
+    expected_cost: float,
+    charges: Mapping[Account, float],
 ) -> tuple[Argument, ...]:
     """The script's arguments."""
     lease_ms = int(lease_s * 1000)
     return (
         slots.pool, worker, count, lease_ms, unique_token(), slots.slots, slots.acknowledged,
-        expected_cost, *SHARED_LANES,
+        expected_cost, rules.half_life_us, pack_charges(charges), *SHARED_LANES,
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shared.job.adapter_queues import ADAPTER_MARK
-from shared.job.fair_shares import HALF_LIFE_S, LIFT
 from shared.job.frames import ControlKind, FrameKind
 from shared.job.lanes import CLIENT_LANES, RETRY_LANE, SUSPECT_FROM, SUSPECT_LANE
 from shared.job.record import LastLease, Request
@@ -83,8 +82,6 @@ def _tables() -> str:
         "SUSPECT_LANE": f"'{SUSPECT_LANE}'",
         "SUSPECT_FROM": str(SUSPECT_FROM),
         "ADAPTER_MARK": f"'{ADAPTER_MARK}'",
-        "HALF_LIFE_US": str(int(HALF_LIFE_S * 1e6)),
-        "LIFT": str(LIFT),
         "CLIENT_LANES": _lua_list(CLIENT_LANES),
         "IS_CLIENT_LANE": _lua_table((lane, "true") for lane in CLIENT_LANES),
         "CONVERSATION_PREFIX": f"'{CONVERSATION_PREFIX}'",

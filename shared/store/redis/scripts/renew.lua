@@ -1,8 +1,9 @@
 -- Renew the leases of one worker's jobs of this shard, and reply what it needs to write.
 -- KEYS: base
--- ARGV: worker, fence_token, next_fence_token, lease_ms, charges, id, lease_id...
---       next_fence_token: becomes the worker's token if `fence_token` is not valid any more; charges: msgpack of flat
---       `<pool>:<lane>`, tenant, cost to add to its level (turns.lua), '' if there is none.
+-- ARGV: worker, fence_token, next_fence_token, lease_ms, half_life_us, charges, id, lease_id...
+--       next_fence_token: becomes the worker's token if `fence_token` is not valid any more; half_life_us: of levels
+--       (turns.lua), 0: they never halve; charges: msgpack of flat `<pool>:<lane>`, tenant, cost to add to its level,
+--       '' if there is none.
 -- Reply: {fence_token, id, state, watchers, watched, ...}; state: '' where the job is the worker's own, else
 --       what became of the job
 -- Invariant: only the holder renews; XCLAIM by anyone else would take the job away from its new worker. A
@@ -11,11 +12,9 @@ local worker, fence_token = ARGV[1], ARGV[2]
 if not is_fence_valid(worker, fence_token) then fence_token = ARGV[3] end
 redis.call('PEXPIRE', key('steps', worker), STEP_LOG_MS)
 local reply = {fence_token}
-if ARGV[5] ~= '' then
-  local charges = cmsgpack.unpack(ARGV[5])
-  for i = 1, #charges, 3 do charge(charges[i], charges[i + 1], charges[i + 2]) end
-end
-for i = 6, #ARGV, 2 do
+share_rules.half_life_us = tonumber(ARGV[5])
+charge_all(ARGV[6])
+for i = 7, #ARGV, 2 do
   local id = ARGV[i]
   local job = load_job(id, {'watchers', 'watched'})
   local state = job and job.state or 'gone'

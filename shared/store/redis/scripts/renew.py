@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from shared.job.fair_shares import Account
+from shared.job.fair_shares import Account, ShareRules
 from shared.job.job import LeasedJob
 from shared.job.packing import pack
 from shared.job.replies import Renewal
@@ -20,14 +20,16 @@ def pack_renew(
     fence_token: str,
     lease_s: float,
     jobs: Iterable[LeasedJob],
+    rules: ShareRules,
     charges: Mapping[Account, float],
 ) -> tuple[Argument, ...]:
     """The script's arguments."""
-    head = worker, fence_token, unique_token(), int(lease_s * 1000)
-    return (*head, _pack_charges(charges), *held_pairs(jobs))
+    head = worker, fence_token, unique_token(), int(lease_s * 1000), rules.half_life_us
+    return (*head, pack_charges(charges), *held_pairs(jobs))
 
 
-def _pack_charges(charges: Mapping[Account, float]) -> bytes:
+def pack_charges(charges: Mapping[Account, float]) -> bytes:
+    """What is added to levels; empty if that is nothing."""
     flat: list[object] = []
     for account, cost in charges.items():
         if cost:

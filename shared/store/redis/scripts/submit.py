@@ -25,10 +25,12 @@ from shared.job.replies import JoinedJob, SubmitReply
 from shared.store.redis.pipelined_connection import Argument
 
 
-def pack_submit(jobs: Sequence[NewJob], max_depth: int, quotas: Quotas) -> tuple[Argument, ...]:
+def pack_submit(
+    jobs: Sequence[NewJob], max_depth: int, quotas: Quotas, lift: float
+) -> tuple[Argument, ...]:
     """The script's arguments; the jobs are of one shard."""
     packed = pack([pack_job(job) for job in jobs])
-    return packed, max_depth, unique_token(), quotas.jobs, quotas.kept_bytes
+    return packed, max_depth, unique_token(), quotas.jobs, quotas.kept_bytes, lift
 
 
 def parse_submit(jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:

@@ -3,6 +3,7 @@
 -- levels are scaled back before they are too large for a number.
 -- The sets of waiting jobs per tenant are an order only: what is in them may have ended meanwhile, or wait elsewhere.
 local MOST_HALVINGS = 180 -- numbers have room for 1,000
+local share_rules -- of this call (ShareRules)
 local growth -- of charges, at the time of this call
 local joined -- of this call: tenants that have a turn
 
@@ -30,10 +31,11 @@ local function scale_levels(factor)
 end
 
 local function charge_growth()
+  if share_rules.half_life_us == 0 then return 1 end
   if not growth then
     local clock, now = base .. WORD.level_clock, now_us()
     local from = tonumber(call('GET', clock) or '')
-    local halvings = from and (now - from) / HALF_LIFE_US
+    local halvings = from and (now - from) / share_rules.half_life_us
     if not from or halvings > MOST_HALVINGS then
       scale_levels(from and 2 ^ -halvings or 0) -- without the clock no level means anything
       redis.call('SET', clock, int(now))
@@ -49,6 +51,13 @@ local function charge(name, tenant, cost)
   return tonumber(call('ZINCRBY', levels_key(name), cost * charge_growth(), tenant))
 end
 
+-- `packed`: msgpack of flat `<pool>:<lane>`, tenant, cost; '' for nothing.
+local function charge_all(packed)
+  if packed == '' then return end
+  local charges = cmsgpack.unpack(packed)
+  for i = 1, #charges, 3 do charge(charges[i], charges[i + 1], charges[i + 2]) end
+end
+
 local function level_of(name, tenant) return tonumber(call('ZSCORE', levels_key(name), tenant) or '') or 0 end
 
 -- Have a queued job's tenant come to its turn. One that has had none is lifted to a part of the lowest level.
@@ -62,8 +71,8 @@ local function join_turns(name, tenant, created_us, id)
   local lowest = tonumber(first[first[1] == tenant and 4 or 2] or '')
   if not lowest then return end
   local level = level_of(name, tenant)
-  if LIFT * lowest > level then
-    level = LIFT * lowest
+  if share_rules.lift * lowest > level then
+    level = share_rules.lift * lowest
     call('ZADD', levels_key(name), level, tenant)
   end
   call('ZADD', turns, level, tenant)

@@ -1,0 +1,1 @@
+"""How a full pool is shared between tenants, measured on a trace."""

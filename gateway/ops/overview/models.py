@@ -39,7 +39,7 @@ class LaneOverview(_Shown):
 
 
 class TenantOverview(_Shown):
-    """The jobs of a tenant in a pool; of several with many jobs, an estimate from a sample."""
+    """The jobs of a tenant in a pool; where many run, `running` is an estimate from a sample."""
 
     tenant: str
     waiting: int

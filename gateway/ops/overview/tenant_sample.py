@@ -1,4 +1,4 @@
-"""How many jobs of each pool each tenant has, estimated from a sample of those that wait or run."""
+"""How many jobs of each pool each tenant has; of those that run, estimated from a sample."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import chain
 
 from gateway.ops.overview.models import TenantOverview
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.tenants import oldest_waiting, tenants_of
+from shared.store.redis.tenants import tenants_of, waiting_by_tenant
 
 _MOST_WAITING = 100
-"""The oldest waiting jobs of a pool, whose tenants are read."""
+"""Tenants with waiting jobs in one lane and shard, which are counted."""
 _MOST_RUNNING = 200
 _MOST_REMEMBERED = 5000
 
@@ -42,12 +42,12 @@ class TenantSample:
                 for pool, total in totals.items()
             }
         busy = {pool: names for pool, names in queues.items() if totals.get(pool, (0, 0))[0]}
-        waiting_ids = await oldest_waiting(self._queue, busy, _MOST_WAITING)
+        waiting = await waiting_by_tenant(self._queue, busy, _MOST_WAITING)
         running = {pool: list(ids)[:_MOST_RUNNING] for pool, ids in running_ids.items()}
-        await self._learn(chain(*waiting_ids.values(), *running.values()))
+        await self._learn(chain(*running.values()))
         found = {}
-        for pool, (n_waiting, n_running) in totals.items():
-            waits = self._counted(waiting_ids.get(pool, ()), n_waiting)
+        for pool, (_, n_running) in totals.items():
+            waits = waiting.get(pool, Counter())
             runs = self._counted(running.get(pool, ()), n_running)
             tenants = [_overview(name, waits[name], runs[name]) for name in waits | runs]
             found[pool] = sorted(tenants, key=lambda t: (-t.waiting - t.running, t.tenant))

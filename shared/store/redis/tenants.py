@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgpack
 
 from shared.job.job import shard_of
-from shared.job.lanes import WAITING_LANES
+from shared.job.lanes import CLIENT_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 
@@ -50,25 +51,33 @@ async def kept_of(queue: JobQueue, tenants: Sequence[str]) -> list[Kept]:
     return found
 
 
-async def oldest_waiting(
+async def waiting_by_tenant(
     queue: JobQueue, queues: Mapping[str, Sequence[str]], most: int
-) -> dict[str, list[str]]:
-    """The ids of about `most` jobs that wait longest, of each pool.
+) -> dict[str, Counter[str]]:
+    """How many jobs wait of each tenant, of each pool; not those in the `retry` lane.
 
-    `queues`: pool -> its queues. Raises StoreError if any server is away.
+    `queues`: pool -> its queues. Of more than `most` tenants in one lane and shard, those that come
+    first. Raises StoreError if any server is away.
     """
-    most = max(1, most // queue.shards)
     pipeline, places = queue.servers.pipeline(), []
     for pool, names in queues.items():
         for name in names:
-            for lane in WAITING_LANES:
+            for lane in CLIENT_LANES:
                 for shard in range(queue.shards):
-                    places.append(pool)
-                    pipeline.of(shard).zrange(keys.waiting(shard, name, lane), 0, most - 1)
-    found: dict[str, list[str]] = {}
-    for pool, reply in zip(places, await pipeline.execute(raise_on_error=False), strict=True):
-        if isinstance(reply, list):
-            found.setdefault(pool, []).extend(raw.decode(errors="replace") for raw in reply)
+                    places.append((pool, name, lane, shard))
+                    pipeline.of(shard).zrange(keys.turns(shard, name, lane), 0, most - 1)
+    replies = await pipeline.execute(raise_on_error=False)
+    pipeline, counted = queue.servers.pipeline(), []
+    for (pool, name, lane, shard), reply in zip(places, replies, strict=True):
+        for raw in reply if isinstance(reply, list) else ():
+            tenant = raw.decode(errors="replace")
+            counted.append((pool, tenant))
+            pipeline.of(shard).zcard(keys.waiting_of(shard, name, lane, tenant))
+    found: dict[str, Counter[str]] = {}
+    replies = await pipeline.execute(raise_on_error=False)
+    for (pool, tenant), count in zip(counted, replies, strict=True):
+        if isinstance(count, int) and count:  # a turn may be left over
+            found.setdefault(pool, Counter())[tenant] += count
     return found
 
 

@@ -116,9 +116,11 @@ async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
     for job in jobs:
         own = checked_shard(job.id)
         pipeline.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
+        own_lane, older = (job.pool, job.lane), ("-inf", job.created_us)
         for shard in range(queue.shards):
-            of_tenant = keys.waiting_of(shard, job.pool, job.lane, job.tenant)
-            pipeline.of(shard).zcount(of_tenant, "-inf", job.created_us)
+            pipeline.of(shard).zcount(keys.waiting(shard, *own_lane), *older)
+        for shard in range(queue.shards):
+            pipeline.of(shard).zcount(keys.waiting_of(shard, *own_lane, job.tenant), *older)
     replies = iter(await pipeline.execute(raise_on_error=False, partial=True))
 
     def counts() -> list[int]:
@@ -130,10 +132,12 @@ async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
         waiting[place], tenants[place] = sum(counts()), max(counts(), default=1)
     found: list[int | None] = []
     for job in jobs:
-        waits, rank = damaged_is_empty(next(replies)), sum(counts())
+        waits, in_lane, rank = damaged_is_empty(next(replies)), sum(counts()), sum(counts())
         *better, own_lane = ((job.pool, lane) for lane in _up_to(job))
+        if tenants[own_lane] > 1 and rank:
+            in_lane = min(waiting[own_lane], rank * tenants[own_lane])
         ahead = sum(waiting[each] for each in better) if rank else 0  # requeued: before all lanes
-        position = ahead + min(waiting[own_lane], rank * max(1, tenants[own_lane]))
+        position = ahead + in_lane
         found.append(None if waits is None else max(1, position))
     return found
 

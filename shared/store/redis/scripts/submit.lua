@@ -5,8 +5,9 @@
 --       gateway that waits for the answer or '', and with an idempotency key: its name, the body's hash, time in
 --       ms for which it is kept (else false, false, false); origin (job.py) or false; of a response in a conversation
 --       its turn, else false: {conversation, version that was read, msgpack of its input (flat id, JSON, ...), bytes of the
---       body before the input, ttl_ms of the conversation}; weight of its tenant, if it is not 1}; max_depth: jobs that may wait in a lane; lease_id_seed: 12 characters, 4 are added
---       for each job; max_jobs, max_kept_bytes: that one tenant may have here, 0: no limit; lift: see ShareRules.
+--       body before the input, ttl_ms of the conversation}; weight of its tenant, if it is not 1}; max_depth: jobs that may wait
+--       in a lane; lease_id_seed: 12 characters, 4 are added for each job; max_jobs, max_kept_bytes: that one tenant may
+--       have here, 0: no limit; lift: see ShareRules.
 -- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there),
 --       jobs waiting in the lane (0: it need not wait), ...; or 'jobs' | 'bytes' (the tenant has too much), how much; or
 --       'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...
@@ -89,8 +90,8 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   end
   -- A microsecond apart: jobs of one call keep their order and have positions of their own.
   local now = start_us + n - 1
-  local job = setmetatable({n = n, id = id, body = body, watchers = gateway, watched = '', origin = origin or '', weight = weight or '',
-                            created_us = int(now), attempts = 0, generation = 0}, request_of(request))
+  local job = setmetatable({id = id, body = body, watchers = gateway, watched = '', origin = origin or '',
+                            weight = weight or '', created_us = int(now), attempts = 0, generation = 0}, request_of(request))
   local pool, name, depth, is_new = job.pool, job.pool .. ':' .. job.lane, 0, false
   if someone_waits[pool] == nil then
     local names = lane_keys(pool, waiting_key)

@@ -18,7 +18,7 @@ local function may_start(id, job)
     finish_without_result(id, job, 'expire', deadline_code(job), {})
     return false
   end
-  leave_waiting(id, job)
+  defer('ZREM', waiting_key(lane_waited_in(job)), id)
   return true
 end
 

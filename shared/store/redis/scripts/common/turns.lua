@@ -78,9 +78,12 @@ local function join_turns(name, tenant, created_us, id)
   call('ZADD', turns, level, tenant)
 end
 
--- A job is queued no more.
+-- A queued job has ended. (A claim takes it out of its tenant's set itself: acquire.lua.)
 local function leave_waiting(id, job)
-  local waits_in = lane_waited_in(job)
-  defer('ZREM', waiting_key(waits_in), id)
-  if job.queue == waits_in and job.tenant then defer('ZREM', tenant_key(waits_in, job.tenant), id) end
+  local lane = lane_waited_in(job)
+  defer('ZREM', waiting_key(lane), id)
+  if job.queue == lane and job.tenant then
+    local set = tenant_key(lane, job.tenant)
+    if call('ZREM', set, id) == 1 and redis.call('EXISTS', set) == 0 then call('ZREM', turns_key(lane), job.tenant) end
+  end
 end

@@ -11,16 +11,19 @@ import csv
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from load_tests.fairness.difference import Call
 from load_tests.harness.errors import RunError
 from load_tests.systems.engine import MODEL
 
 _TEXT = re.compile(rb'"text":"([^"]*)"')
+_T = TypeVar("_T")
+_AT_ONCE = 64
+_MOST_LATE_S = 2.0
 _TOKEN = "tok "
 """Four bytes are one token of the simulated engine."""
 _COLUMNS = {"client", "at_s", "prompt_tokens", "output_tokens"}
@@ -71,7 +74,7 @@ class _Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Note the time of the tokens in it."""
         self._parts.append(data)
-        tokens = data.count(b'"text":"')
+        tokens = 0 if self._call.detached else data.count(b'"text":"')
         self._call.token_times_s.extend([self._clock.now()] * tokens)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,6 +98,9 @@ class _Clock:
     def __init__(self, speed: float) -> None:
         self._speed, self._began = speed, time.monotonic()
 
+    def start(self) -> None:
+        self._began = time.monotonic()
+
     def now(self) -> float:
         return (time.monotonic() - self._began) * self._speed
 
@@ -105,18 +111,41 @@ class _Clock:
 async def play(
     trace: Sequence[Call], ports: Sequence[int], speed: float, *, one_tenant: bool
 ) -> list[Call]:
-    """Send all calls and wait for their answers. `one_tenant`: all with the same key."""
-    loop, clock, streams = asyncio.get_running_loop(), _Clock(speed), []
+    """Send all calls and wait for their answers. `one_tenant`: all with the same key.
+
+    Detached ones are submitted before the clock starts. Raises RunError if this process was too
+    slow to send the others in time.
+    """
     calls = [replace(call, token_times_s=[]) for call in trace]
-    for n, call in enumerate(calls):
-        await clock.wait_until(call.at_s)
-        port = ports[n % len(ports)]
+    clock = _Clock(speed)
+
+    async def send(n: int, call: Call) -> asyncio.Future[None]:
         request = _request(call, n, key_of("all" if one_tenant else call.tenant))
         stream = _Stream(call, request, clock)
-        await loop.create_connection(lambda stream=stream: stream, "127.0.0.1", port)  # type: ignore[misc]
-        streams.append(stream.done)
+        loop, port = asyncio.get_running_loop(), ports[n % len(ports)]
+        await loop.create_connection(lambda: stream, "127.0.0.1", port)
+        return stream.done
+
+    numbered = list(enumerate(calls))
+    detached = [each for each in numbered if each[1].detached]
+    for some in batched(detached, _AT_ONCE):
+        await asyncio.gather(*[await send(*each) for each in some])
+    clock.start()
+    streams = []
+    for n, call in numbered:
+        if not call.detached:
+            await clock.wait_until(call.at_s)
+            streams.append(await send(n, call))
+            if clock.now() > call.at_s + _MOST_LATE_S:
+                raise RunError(f"call {n} was sent {clock.now() - call.at_s:.1f} s late: --speed")
     await asyncio.gather(*streams)
     return calls
+
+
+def batched(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    """The items, `size` at a time."""
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
 
 
 def _request(call: Call, n: int, key: str) -> bytes:

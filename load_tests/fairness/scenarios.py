@@ -32,8 +32,8 @@ def _call(rng: random.Random, tenant: str, at_s: float, *, detached: bool = Fals
 
 def _flood() -> Scenario:
     rng = random.Random(_SEED)
-    flood = [_call(rng, "a", n / 250, detached=True) for n in range(10_000)]
-    steady = [_call(rng, "b", 45.0 + n) for n in range(300)]
+    flood = [_call(rng, "a", 0.0, detached=True) for _ in range(10_000)]
+    steady = [_call(rng, "b", 30.0 + n) for n in range(300)]
     return Scenario("a submits 10,000 jobs, b calls once a second", [*flood, *steady], {}, (0, 0))
 
 

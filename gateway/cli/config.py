@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from gateway.cli.command import AsJson, examples
 from gateway.cli.exit_codes import ExitCode
@@ -153,6 +153,10 @@ def _shown(value: Any) -> Any:
         return _HIDDEN
     if isinstance(value, tuple):
         return [_shown(each) for each in value]
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {name: _shown(each) for name, each in value.items()}
     if isinstance(value, Path):
         return str(value)
     return without_password(value) if isinstance(value, str) and "://" in value else value

@@ -51,6 +51,10 @@ def test_check_lists_the_pools(folder: Path) -> None:
         ("prot: 1\n", "did you mean port?"),
         ("pools: {a: {model: m}, b: {model: m}}\n", "both serve 'm'"),
         ("pools: {a: {modle: m}}\n", "pools.a.modle='m': Extra inputs"),
+        ("tenants: {a: {weight: 0}}\n", "tenants.a.weight=0: Input should be greater"),
+        ("tenants: {a: {wait: 1}}\n", "tenants.a.wait=1: Extra inputs"),
+        ("tenants: {'a b': {}}\n", "'a b' is no tenant"),
+        ("fair_shares: {lift: 2}\n", "fair_shares.lift=2: Input should be less"),
     ],
 )
 def test_check_names_what_is_wrong(folder: Path, text: str, problem: str) -> None:
@@ -93,6 +97,16 @@ def test_show_says_where_each_value_comes_from() -> None:
     result = runner.invoke(main.app, ["config", "show", "--origin", "--all"])
     assert "shards: 1" in result.stdout
     assert result.stdout.count("# default") > 50
+
+
+def test_show_prints_what_is_nested(folder: Path) -> None:
+    nested = "tenants: {a: {weight: 2}}\nfair_shares: {lift: 1, ahead: 0}\n"
+    (folder / "flotilla.yaml").write_text(nested)
+    result = runner.invoke(main.app, ["config", "show"])
+    assert parse(result.stdout, "stdout") == {
+        "tenants": {"a": {"weight": 2.0}},
+        "fair_shares": {"half_life_s": 20.0, "ahead": 0.0, "lift": 1.0},
+    }
 
 
 def test_show_says_so_when_nothing_differs_from_the_defaults(folder: Path) -> None:

@@ -457,7 +457,7 @@ async def test_no_worker_ever_holds_more_jobs_than_slots(
     def count(loop: WorkerLoop, job: LeasedJob) -> None:
         nonlocal most
         start(loop, job)
-        entering = sum(map(loop.slots._is_starting, loop.slots._starting))
+        entering = sum(not run.buffer.reached_engine for run in loop.runs.values())
         most = max(most, loop._engine.load().unfinished + entering)
 
     monkeypatch.setattr(WorkerLoop, "_start", count)

@@ -91,11 +91,12 @@ class VllmEngine:
             self._group = asyncio.create_task(group_health.until_broken(self._engine))
         self._app = app
         self._entry = self._guards.around(app)
+        cache = config.cache_config
         self._capacity = Capacity(
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_model_len=config.model_config.max_model_len,
             max_loras=config.lora_config.max_loras if config.lora_config else 0,
-            kv_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
+            kv_tokens=(cache.num_gpu_blocks or 0) * (cache.block_size or 0),
         )
 
     @property

@@ -1,9 +1,9 @@
 """`fairness`: play a trace of several tenants against a full fleet, under three orders.
 
 The rows are first come, first served (all calls belong to one tenant), VTC by its own rules, and
-Flotilla's. All go through the same gateways, queue and worker; the engine, the half-life and the
-leases are `--speed` times as fast as in the trace. Exit status 1 if a call failed, or an answer
-differs between two runs.
+Flotilla's, without and with running jobs that are handed back. All go through the same gateways,
+queue and worker; the engine, the half-life and the leases are `--speed` times as fast as in the
+trace. Exit status 1 if a call failed, or an answer differs between two runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from typing import Any
 from load_tests.fairness import scenarios
 from load_tests.fairness.difference import Call, differences
 from load_tests.fairness.player import key_of, play, read_trace
-from load_tests.fairness.scenarios import SCENARIOS
+from load_tests.fairness.scenarios import SCENARIOS, Scenario
 from load_tests.harness.errors import RunError
 from load_tests.harness.fleet import Fleet, FleetShape
 from load_tests.harness.session import (
@@ -34,12 +34,18 @@ from load_tests.harness.session import (
 )
 from load_tests.harness.spread import percentile
 from load_tests.harness.table import Table
+from load_tests.vllm.systems import VllmFleet, VllmServe
 from shared.job.fair_shares import ShareRules
 
 HELP = "share a full pool between the tenants of a trace: service difference, waits"
 
-_VTC = ShareRules(half_life_s=0.0, ahead=0.0, lift=1.0)
-_RULES = {"fcfs": ShareRules(), "vtc": _VTC, "shares": ShareRules()}
+_VTC = ShareRules(half_life_s=0.0, ahead=0.0, lift=1.0, hand_backs_s=0.0)
+_RULES = {
+    "fcfs": ShareRules(hand_backs_s=0.0),
+    "vtc": _VTC,
+    "shares": ShareRules(hand_backs_s=0.0),
+    "hand_back": ShareRules(),
+}
 """Row -> its rules."""
 _STEP_MS, _PREFILL_US, _SLOTS, _KV_TOKENS = 42.4, 214.0, 32, 10_000
 """An A10G with Llama-7B, as VTC's paper has it: measured there, but for the step's length."""
@@ -53,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options = {
         "--trace": (Path, "CSV: client, at_s, prompt_tokens, output_tokens"),
         "--scenario": ("", f"in place of a trace: {', '.join(SCENARIOS)}"),
+        "--vllm": (False, "the scenario on real vLLM: behind its own server, and behind a fleet"),
+        "--model": ("", "with --vllm: folder of a model (default: the demo model)"),
+        "--engine-args": ("", "with --vllm: its options"),
         "--shards": (1, "shards of one Redis"),
         "--rows": (",".join(_RULES), "which orders"),
         "--runs": (1, "runs of each"),
@@ -136,10 +145,35 @@ def _scenario(arguments: argparse.Namespace) -> int:
     if arguments.scenario not in SCENARIOS:
         raise SystemExit(f"--scenario: there are {', '.join(SCENARIOS)}")
     scenario = SCENARIOS[arguments.scenario]()
+    if arguments.vllm:
+        return _on_vllm(scenario, arguments)
     with session() as processes:
         folder = processes.folder / "fleet"
         calls = asyncio.run(_run(folder, "shares", scenario.calls, arguments, scenario.weights))
     print_tables([scenarios.table(scenario, calls)], arguments)
+    return _status(calls)
+
+
+def _on_vllm(scenario: Scenario, arguments: argparse.Namespace) -> int:
+    """Play it against `vllm serve`, then against a fleet with the same engine."""
+    tenants = sorted({call.tenant for call in scenario.calls})
+    keys = ",".join(f"{tenant}:{key_of(tenant)}" for tenant in tenants)
+    options = {"model": arguments.model, "engine_args": arguments.engine_args}
+    status = 0
+    for base in (VllmServe, VllmFleet):
+        system = base.variant(base.name, **options, settings={"api_keys": keys})
+        with session() as processes:
+            started = system(processes)
+            started.start()
+            fields = {**system.body_fields, "stream_options": {"include_usage": True}}
+            calls = asyncio.run(play(scenario.calls, started.ports, 1.0, fields=fields))
+        table = scenarios.table(scenario, calls)
+        print_tables([replace(table, title=f"{system.name}: {table.title}")], arguments)
+        status |= _status(calls)
+    return status
+
+
+def _status(calls: Sequence[Call]) -> int:
     problems = [call.problem for call in calls if call.problem]
     if problems:
         print_progress(f"{len(problems)} calls failed: {problems[0]}")
@@ -155,7 +189,9 @@ async def _run(
 ) -> list[Call]:
     speed, rules = arguments.speed, _RULES[row]
     tenants = sorted({"all", *(call.tenant for call in trace)})
-    shares = rules._replace(half_life_s=rules.half_life_s / speed)
+    shares = rules._replace(
+        half_life_s=rules.half_life_s / speed, hand_backs_s=rules.hand_backs_s * speed
+    )
     settings: dict[str, Any] = {
         "sim_max_num_seqs": _SLOTS,
         "sim_kv_tokens": _KV_TOKENS,

@@ -11,9 +11,10 @@ import csv
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from load_tests.fairness.difference import Call
@@ -21,6 +22,7 @@ from load_tests.harness.errors import RunError
 from load_tests.systems.engine import MODEL
 
 _TEXT = re.compile(rb'"text":"([^"]*)"')
+_USAGE = re.compile(rb'"completion_tokens":(\d+)')
 _T = TypeVar("_T")
 _AT_ONCE = 64
 _MOST_LATE_S = 2.0
@@ -81,7 +83,8 @@ class _Stream(asyncio.Protocol):
         """The answer has ended."""
         call, answer = self._call, b"".join(self._parts)
         call.text = b"".join(_TEXT.findall(answer)).decode()
-        found = len(call.token_times_s)
+        usage = _USAGE.findall(answer)  # where it was asked for: an event may have several tokens
+        found = int(usage[-1]) if usage else len(call.token_times_s)
         if call.detached:
             call.problem = "" if answer.startswith(b"HTTP/1.1 202") else answer[:200].decode()
         elif not answer.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in answer:
@@ -109,10 +112,16 @@ class _Clock:
 
 
 async def play(
-    trace: Sequence[Call], ports: Sequence[int], speed: float, *, one_tenant: bool
+    trace: Sequence[Call],
+    ports: Sequence[int],
+    speed: float,
+    *,
+    one_tenant: bool = False,
+    fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Call]:
     """Send all calls and wait for their answers. `one_tenant`: all with the same key.
 
+    `fields`: what requests have that those to the simulated engine have not.
     Detached ones are submitted before the clock starts. Raises RunError if this process was too
     slow to send the others in time.
     """
@@ -120,7 +129,7 @@ async def play(
     clock = _Clock(speed)
 
     async def send(n: int, call: Call) -> asyncio.Future[None]:
-        request = _request(call, n, key_of("all" if one_tenant else call.tenant))
+        request = _request(call, n, key_of("all" if one_tenant else call.tenant), fields)
         stream = _Stream(call, request, clock)
         loop, port = asyncio.get_running_loop(), ports[n % len(ports)]
         await loop.create_connection(lambda: stream, "127.0.0.1", port)
@@ -148,7 +157,7 @@ def batched(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
         yield items[at : at + size]
 
 
-def _request(call: Call, n: int, key: str) -> bytes:
+def _request(call: Call, n: int, key: str, fields: Mapping[str, Any]) -> bytes:
     number = f"{n:07d} "
     prompt = (number + _TOKEN * call.prompt_tokens)[: 4 * call.prompt_tokens]
     wanted: dict[str, Any] = {
@@ -157,6 +166,7 @@ def _request(call: Call, n: int, key: str) -> bytes:
         "max_tokens": call.output_tokens,
         "ignore_eos": True,
         "stream": not call.detached,
+        **fields,
     }
     path = "/v1/completions"
     if call.detached:

@@ -37,6 +37,16 @@ def _flood() -> Scenario:
     return Scenario("a submits 10,000 jobs, b calls once a second", [*flood, *steady], {}, (0, 0))
 
 
+def _crowd() -> Scenario:
+    """As `flood`, small enough for real vLLM, and streamed, as its own server has no jobs."""
+    rng = random.Random(_SEED)
+    calls = [_call(rng, "a", n / 1000) for n in range(2000)]
+    calls += [_call(rng, "b", 3.0 + n) for n in range(30)]
+    for call in calls:
+        call.prompt_tokens = min(call.prompt_tokens, 250)
+    return Scenario("a sends 2,000 calls in 2 s, b one a second", calls, {}, (0, 0))
+
+
 def _equal() -> Scenario:
     rng, tenants = random.Random(_SEED), [f"t{n}" for n in range(10)]
     calls = [_call(rng, each, n / 500) for n in range(150) for each in tenants]
@@ -53,6 +63,7 @@ def _weighted() -> Scenario:
 
 SCENARIOS: Mapping[str, Callable[[], Scenario]] = {
     "flood": _flood,
+    "crowd": _crowd,
     "equal": _equal,
     "weighted": _weighted,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from load_tests.harness.http import free_port, get, metric_sum, responds_ok
@@ -61,12 +62,15 @@ class VllmFleet(VllmServe):
 
     name = "fleet"
     fast_paths: ClassVar[str] = "auto"
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Others of gateway and worker."""
 
     def start(self) -> None:
         """Start Redis, the worker, the gateway."""
         common: dict[str, Any] = {
             "redis_url": self.start_redis().url,
             "fast_paths": self.fast_paths,
+            **self.settings,
         }
         if self.model:
             common |= {"model": self.model, "served_model_name": MODEL_NAME}

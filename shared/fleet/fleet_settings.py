@@ -22,11 +22,12 @@ class ShareEntry(BaseModel):
     half_life_s: float = Field(_RULES.half_life_s, ge=0, le=86_400)
     ahead: float = Field(_RULES.ahead, ge=0, le=1)
     lift: float = Field(_RULES.lift, ge=0, le=1)
+    hand_backs_s: float = Field(_RULES.hand_backs_s, ge=0, le=100)
 
     @property
     def rules(self) -> ShareRules:
         """As the queue has them."""
-        return ShareRules(self.half_life_s, self.ahead, self.lift)
+        return ShareRules(self.half_life_s, self.ahead, self.lift, self.hand_backs_s)
 
 
 class FleetSettings(ProcessSettings):
@@ -84,8 +85,9 @@ class FleetSettings(ProcessSettings):
 
     fair_shares: ShareEntry = Field(
         ShareEntry(),
-        description="how tenants share a full pool: `half_life_s`, `ahead`, `lift`; with 0, 0, 1 "
-        "these are VTC's rules",
+        description="how tenants share a full pool: `half_life_s`, `ahead`, `lift` (with 0, 0, 1 "
+        "these are VTC's rules), and `hand_backs_s`, the running jobs that a full worker hands "
+        "back per second",
     )
 
     @field_validator("redis_url")

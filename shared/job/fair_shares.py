@@ -31,6 +31,9 @@ class ShareRules(NamedTuple):
     """The part of an expected answer that is charged as its job is claimed."""
     lift: float = 0.5
     """A tenant that comes back has at least this part of the lowest level that waits."""
+    hand_backs_s: float = 0.4
+    """Running jobs that a full worker hands back per second, at most, as another tenant is far
+    behind or a better lane waits (worker/core/hand_backs.py); 0: none."""
 
     @property
     def half_life_us(self) -> int:

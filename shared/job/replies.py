@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from shared.job.errors import FlotillaError
+from shared.job.fair_shares import Account
 from shared.job.job import LeasedJob
 from shared.job.job_log import Entry
 
@@ -44,6 +45,16 @@ class Acquired(NamedTuple):
     jobs: list[LeasedJob]
     suspects: bool
     """Suspects of the pool wait in the shard."""
+
+
+class NextTurn(NamedTuple):
+    """Who is next in a pool."""
+
+    account: Account
+    """The tenant, and the best lane that has waiting jobs."""
+    level: float
+    levels: Mapping[Account, float]
+    """Those that were asked for."""
 
 
 class AcquiredSuspect(NamedTuple):

@@ -431,7 +431,10 @@ class WorkerMetrics:
             ["reason"],
             registry=registry,
         )
-        for reason in ("handed_over", "drained", "engine_died", "id_taken", "run_failed", "asleep"):
+        for reason in (
+            *("handed_back", "handed_over", "drained", "engine_died", "id_taken", "run_failed"),
+            "asleep",
+        ):
             self.released.labels(reason)
         self.retried = Counter(
             "flotilla_jobs_retried_total",

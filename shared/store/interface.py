@@ -6,14 +6,14 @@ Its one implementation is `shared/store/redis`. Values of `shared/job` go in and
 from __future__ import annotations
 
 from asyncio import Future, Lock
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from shared.job.advertised_slots import SlotUpdate
 from shared.job.fair_shares import Account
 from shared.job.job import Job, LeasedJob, NewJob
 from shared.job.job_log import Entry
-from shared.job.replies import Acquired, LogPart, Renewal, SubmitReply
+from shared.job.replies import Acquired, LogPart, NextTurn, Renewal, SubmitReply
 from shared.job.states import JobState
 
 
@@ -193,11 +193,17 @@ class Store(Protocol):
         new states. Where a server is away the leases run out.
         """
 
+    async def next_turn(
+        self, shard: int, pool: str, accounts: Collection[Account]
+    ) -> NextTurn | None:
+        """Whose turn it is in the pool's best lane with waiting jobs; None: no one's."""
+
     async def release(
-        self, jobs: Iterable[LeasedJob], reason: str, *, blame: bool
+        self, jobs: Iterable[LeasedJob], reason: str, *, blame: bool, in_turn: bool = ...
     ) -> dict[str, str]:
         """Give up jobs; returns their new states. `blame` counts the attempt against each.
 
+        They are the next ones of their pool; `in_turn`: the first ones of their tenants, instead.
         Jobs of the shards that can be reached are given up before an error is raised.
         """
 

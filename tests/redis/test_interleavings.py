@@ -526,7 +526,8 @@ class Fleet:
         for worker in self.workers:
             for run in worker.runs.values():
                 run.discarded = run.discarded or run.job in chosen
-        assert await self.queue.release(chosen, "why", blame=blame) == expected
+        in_turn = self.random.random() < 0.5
+        assert await self.queue.release(chosen, "why", blame=blame, in_turn=in_turn) == expected
         self.invalidate_fence(expected)
 
     async def reject_unreceived(self) -> None:

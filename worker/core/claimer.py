@@ -17,6 +17,7 @@ from collections.abc import Callable
 from shared.job.job import LeasedJob
 from shared.platform.backoff import Backoff
 from shared.store.interface import StoreError
+from worker.core.hand_backs import HandBacks
 from worker.core.home_shards import HomeShards
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.slots import SlotAccounting
@@ -40,6 +41,7 @@ class Claimer:
         consumer: QueueConsumer,
         slots: SlotAccounting,
         homes: HomeShards,
+        hand_backs: HandBacks,
         claimers: int,
         start: Callable[[LeasedJob], None],
     ) -> None:
@@ -48,6 +50,7 @@ class Claimer:
         self._consumer = consumer
         self._slots = slots
         self._homes = homes
+        self._hand_backs = hand_backs
         self._claimers = claimers
         self._start = start
         self._stopped = False
@@ -82,7 +85,8 @@ class Claimer:
         decision = self._slots.next_claim(self._claimers)
         if decision.count == 0:
             await self._consumer.forward_wake_up()
-            await self._wait_for_change()
+            if not await self._exchange():
+                await self._wait_for_change()
             return
         self._slots.requested += decision.count
         try:
@@ -97,6 +101,24 @@ class Claimer:
                 await self._wait_for_change()
             else:  # no more jobs are queued
                 await self._wait_for_wake_up()
+
+    async def _exchange(self) -> bool:
+        """Hand a job back and claim another one; False if there is no reason to."""
+        shard = self._consumer.next_shard()
+        run = None if shard is None else await self._hand_backs.find(shard)
+        if run is None:
+            return False
+        self._slots.requested += 1  # no other claimer takes the slot
+        self._slots.exchanged += 1
+        try:
+            await self._hand_backs.hand_back(run)
+            jobs = await self._consumer.claim(1)
+        finally:
+            self._slots.requested -= 1
+            self._slots.exchanged -= 1
+        for job in jobs:
+            self._start(job)
+        return True
 
     async def _wait_for_change(self) -> None:
         with contextlib.suppress(TimeoutError):

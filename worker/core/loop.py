@@ -24,6 +24,7 @@ from worker.core.charges import Charges
 from worker.core.claimer import Claimer
 from worker.core.control_channel import ControlChannel
 from worker.core.engine_steps import EngineProgress
+from worker.core.hand_backs import HandBacks
 from worker.core.home_shards import HomeShards
 from worker.core.isolation import Isolation
 from worker.core.job_run import JobRun, Outcome
@@ -89,10 +90,11 @@ class WorkerLoop:
         self._isolation = Isolation(
             member, self.advertised_slots, self.slots, self.runs, self._start_suspect
         )
+        hand_backs = HandBacks(member, self.runs, self.slots, self.releases, self.charges)
         self._consumers = [self._consumer(shards) for shards in queue.servers.groups]
         self._claimers = [
-            Claimer(consumer, self.slots, self.homes, len(self._consumers), self._start)
-            for consumer in self._consumers
+            Claimer(each, self.slots, self.homes, hand_backs, len(self._consumers), self._start)
+            for each in self._consumers
         ]
         engine.on_step = self._on_step
         _export_load(engine, metrics)

@@ -45,6 +45,17 @@ class QueueConsumer:
         self._shards = deque(connection.shards)
         self._blocking_pop: asyncio.Future[list[bytes] | None] | None = None
 
+    def next_shard(self) -> int | None:
+        """The shard that the next claim looks at first, another one at each call.
+
+        None: there are adapter queues, which have turns of their own, or the claim would have to
+        wait for the end of a blocking pop.
+        """
+        if self._adapter_queues.names or self._blocking_pop is not None:
+            return None
+        self._shards.rotate(-1)
+        return self._shards[0]
+
     async def claim(self, count: int, *, left_over: int = 0) -> list[LeasedJob]:
         """Lease at most `count` jobs, best lane first. Raises StoreError.
 

@@ -42,9 +42,10 @@ class Releases:
         for state in states.values():
             log.warning("job released (%s), it is %s now", reason, state)
 
-    async def some(self, runs: Sequence[JobRun], reason: str) -> None:
+    async def some(self, runs: Sequence[JobRun], reason: str, *, in_turn: bool = False) -> None:
         """Abort some runs and release their jobs at once, without blame.
 
+        `in_turn`: see `Store.release`.
         If Redis does not answer for 10 s, their leases expire.
         """
         _trace(runs, reason)
@@ -56,7 +57,8 @@ class Releases:
             return
         self._runs.unreleased += runs  # for `all`, should this be cancelled
         # Sent behind all output that was, so the jobs' logs are complete.
-        await _repeat(lambda: self._release([run.job for run in runs], reason, blame=False))
+        jobs = [run.job for run in runs]
+        await _repeat(lambda: self._release(jobs, reason, blame=False, in_turn=in_turn))
         for run in runs:
             self._runs.unreleased.remove(run)
 
@@ -79,8 +81,10 @@ class Releases:
             if jobs:
                 await self._release(jobs, reason, blame=blamed)
 
-    async def _release(self, jobs: Sequence[LeasedJob], reason: str, *, blame: bool) -> None:
-        states = await self._queue.release(jobs, reason, blame=blame)
+    async def _release(
+        self, jobs: Sequence[LeasedJob], reason: str, *, blame: bool, in_turn: bool = False
+    ) -> None:
+        states = await self._queue.release(jobs, reason, blame=blame, in_turn=in_turn)
         self._metrics.released.labels(reason).inc(len(states))
         for job_id, state in states.items():
             log.info("job released (%s), it is %s now", reason, state, extra={"job_id": job_id})

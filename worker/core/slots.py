@@ -32,6 +32,9 @@ class SlotAccounting:
         self._watches: list[asyncio.Event] = []
         self.requested = 0
         """How many jobs the claims in flight may bring."""
+        self.exchanged = 0
+        """How many of those take the place of a job that is handed back, however full the engine
+        is: it may not have ended that one yet."""
         self.draining = False
         self.isolated = False
         """The worker claims nothing but suspects."""
@@ -65,7 +68,7 @@ class SlotAccounting:
 
     def overcommitted(self) -> int:
         """Slots of the claims in flight that other jobs have taken since those were decided."""
-        return max(0, self.requested - self.free())
+        return max(0, self.requested - self.exchanged - self.free())
 
     @property
     def decision(self) -> ClaimDecision:

@@ -26,12 +26,13 @@ _TAKEN_BACK = {
     "engine_died": "The engine of {worker} ended",
     "run_failed": "{worker} failed while it ran the job",
     "not_received": "{worker} did not receive the job",
+    "handed_back": "{worker} handed the job back: a tenant far behind, or a better lane, waited",
     "handed_over": "{worker} drained and handed the job over",
     "drained": "{worker} drained and gave the job back",
     "asleep": "{worker} gave the job back before its engine slept",
     "id_taken": "{worker} ended because another worker has its id",
 }
-_HANDED_OVER = frozenset({"handed_over", "drained", "asleep"})
+_HANDED_OVER = frozenset({"handed_back", "handed_over", "drained", "asleep"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def _without_fencing() -> None:
 
 def _without_log() -> None:
     """A requeue deletes the job's log, so the next attempt begins anew."""
-    head = "local function queue_again(id, job, attempts, fields)"
+    head = "local function queue_again(id, job, attempts, fields, in_turn)"
     _replace_in_scripts((head, f"{head} redis.call('DEL', key('log', id))"))
 
 

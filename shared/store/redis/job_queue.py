@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from asyncio import Future
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate, advertiser
@@ -19,7 +19,7 @@ from shared.job.fair_shares import EXPECTED_COST, NOTHING, Account, ShareRules
 from shared.job.job import LeasedJob, NewJob, checked_shard, shard_of
 from shared.job.lanes import LANES
 from shared.job.packing import pack
-from shared.job.replies import Acquired, JoinedJob, Renewal, Repaired, SubmitReply
+from shared.job.replies import Acquired, JoinedJob, NextTurn, Renewal, Repaired, SubmitReply
 from shared.job.result import piece_field
 from shared.job.states import JobState
 from shared.store.interface import Store, StoreUnavailable
@@ -28,6 +28,7 @@ from shared.store.redis.job_reader import JobReader
 from shared.store.redis.replicated_submit import ReplicatedSubmits
 from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
 from shared.store.redis.scripts.emit import Step, pack_emit, parse_emit
+from shared.store.redis.scripts.next_turn import pack_next_turn, parse_next_turn
 from shared.store.redis.scripts.renew import held_pairs, pack_renew, parse_renewal
 from shared.store.redis.scripts.runner import ids, job_states
 from shared.store.redis.scripts.submit import (
@@ -206,14 +207,20 @@ class JobQueue(JobReader, Store):
                 states |= job_states(await self.run("reject_unreceived", shard, arguments))
         return states
 
+    async def next_turn(
+        self, shard: int, pool: str, accounts: Collection[Account]
+    ) -> NextTurn | None:
+        arguments = pack_next_turn(pool, accounts, self.share_rules)
+        return parse_next_turn(pool, accounts, await self.run("next_turn", shard, arguments))
+
     async def release(
-        self, jobs: Iterable[LeasedJob], reason: str, *, blame: bool
+        self, jobs: Iterable[LeasedJob], reason: str, *, blame: bool, in_turn: bool = False
     ) -> dict[str, str]:
         by_shard: dict[int, list[LeasedJob]] = {}
         for job in jobs:
             by_shard.setdefault(job.shard, []).append(job)
         calls = [
-            self.run("release", shard, (reason, int(blame), *held_pairs(held)))
+            self.run("release", shard, (reason, int(blame), int(in_turn), *held_pairs(held)))
             for shard, held in by_shard.items()
         ]
         states: dict[str, str] = {}

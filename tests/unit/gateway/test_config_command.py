@@ -105,7 +105,7 @@ def test_show_prints_what_is_nested(folder: Path) -> None:
     result = runner.invoke(main.app, ["config", "show"])
     assert parse(result.stdout, "stdout") == {
         "tenants": {"a": {"weight": 2.0}},
-        "fair_shares": {"half_life_s": 20.0, "ahead": 0.0, "lift": 1.0},
+        "fair_shares": {"half_life_s": 20.0, "ahead": 0.0, "lift": 1.0, "hand_backs_s": 0.4},
     }
 
 

@@ -43,18 +43,24 @@ local function has_progress(job, last)
   return last > math.max(job.from_seq, tonumber(job.restart_seq) or 0)
 end
 
--- Put a job into the retry lane, or a suspect into its own. `attempts`: how many count against it.
-local function queue_again(id, job, attempts, fields)
+-- Put a job into the retry lane, or back into that of its request (`in_turn`), or a suspect into its own. `attempts`: how
+-- many count against it.
+local function queue_again(id, job, attempts, fields, in_turn)
   leave_queue(job)
   flush_writes()
   drop_pieces(id)
   local suspect = attempts >= SUSPECT_FROM
-  local queue = suspect and suspects_of(job.pool) or job.pool .. ':' .. RETRY_LANE
+  local own_lane = job.pool .. ':' .. job.lane
+  local queue = suspect and suspects_of(job.pool) or in_turn and own_lane or job.pool .. ':' .. RETRY_LANE
   local entry = call('XADD', queue_key(queue), '*', 'job', id)
   local no_holder = {'', '', job.generation, attempts, job.lease_ms, '', 0}
   redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry,
              'lease', cmsgpack.pack(no_holder), unpack(fields))
-  call('ZADD', waiting_key(suspect and queue or job.pool .. ':' .. job.lane), job.created_us, id)
+  call('ZADD', waiting_key(suspect and queue or own_lane), job.created_us, id)
+  if queue == own_lane then
+    join_turns(queue, job.tenant, job.created_us, id)
+    flush_writes()
+  end
   wake_workers(job.pool, suspect and MOST_WAKE_UPS or 1) -- any of them may run nothing
   return TO.requeue
 end
@@ -70,8 +76,8 @@ local function give_up(id, job, reason, attempts, fields)
 end
 
 -- Take a job from its worker. `blame`: the attempt counts against the job (its worker was lost with it), unless
--- it has made progress. Returns the new state.
-local function requeue_or_fail(id, job, reason, blame)
+-- it has made progress. `in_turn`: see queue_again. Returns the new state.
+local function requeue_or_fail(id, job, reason, blame, in_turn)
   flush_step_log(id, job)
   local last = next_seq(id) - 1
   local fields = history_field(id, job, reason, last)
@@ -88,7 +94,7 @@ local function requeue_or_fail(id, job, reason, blame)
     give_up(id, job, reason, attempts, fields)
     return TO.fail
   end
-  return queue_again(id, job, attempts, fields)
+  return queue_again(id, job, attempts, fields, in_turn)
 end
 
 -- Take a job from a worker whose engine can't continue what earlier attempts have generated. It begins anew,

@@ -1,0 +1,131 @@
+"""A full worker hands running jobs back for a tenant that is far behind, or for a better lane.
+
+A job that is handed back keeps its log and waits for its tenant's next turn; whichever worker
+claims it then continues the answer where it stopped. `worker/core/claimer.py` asks, and claims.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from shared.job.fair_shares import Account
+from shared.job.lanes import CLIENT_LANES
+from shared.job.replies import NextTurn
+from worker.core.charges import Charges
+from worker.core.job_run import JobRun
+from worker.core.membership import Membership
+from worker.core.releases import Releases
+from worker.core.runs import Runs
+from worker.core.slots import SlotAccounting
+
+log = logging.getLogger("flotilla.worker")
+
+LEAST_TOKENS: Final = 32
+"""That an attempt has generated before its job is handed back: each time the prompt and all tokens
+are computed again."""
+MOST_LEASES: Final = 2
+"""Of a job that is handed back; one that has had more stays where it is."""
+_GAP_JOBS: Final = 2
+"""So many jobs of mean cost a tenant must be behind."""
+_STEP_TOKENS: Final = 100
+"""What a hand-back costs beside the tokens that are computed again, as so many of them."""
+_LOOKS: Final = 8
+"""In the time of one hand-back."""
+
+
+def account_of(run: JobRun, pool: str) -> Account:
+    """What its job is charged to."""
+    return Account(pool, run.job.share.lane, run.job.tenant)
+
+
+def candidates(runs: Iterable[JobRun], shard: int) -> list[JobRun]:
+    """The runs of a shard whose jobs may be handed back."""
+    return [
+        run
+        for run in runs
+        if run.job.shard == shard
+        and run.job.share.lane in CLIENT_LANES
+        and run.job.generation <= MOST_LEASES
+        and run.buffer.movable
+        and run.buffer.new_tokens >= LEAST_TOKENS
+        and not (run.buffer.discarded or run.final_state)
+    ]
+
+
+def choose(runs: Collection[JobRun], turn: NextTurn, gap: float) -> JobRun | None:
+    """Which of the runs makes room for the job whose turn it is; None: none of them.
+
+    Jobs of worse lanes do, of the worst first; else those of tenants in the same lane whose level
+    is more than `gap` above. Of these it is the one whose tenant is furthest ahead for each token
+    that must be computed again.
+    """
+    pool, lane = turn.account.pool, turn.account.lane
+    best: tuple[int, float] | None = None
+    found = None
+    for run in runs:
+        account, buffer = account_of(run, pool), run.buffer
+        worse = CLIENT_LANES.index(account.lane) - CLIENT_LANES.index(lane)
+        ahead = turn.levels[account] - (0 if worse else turn.level)
+        if worse < 0 or (worse == 0 and ahead <= gap):
+            continue
+        tokens = buffer.prompt_tokens + buffer.completion_tokens
+        order = worse, ahead / (tokens + _STEP_TOKENS)
+        if best is None or order > best:
+            best, found = order, run
+    return found
+
+
+class HandBacks:
+    """The hand-backs of one worker: at most `hand_backs_s` per second (ShareRules)."""
+
+    def __init__(
+        self,
+        member: Membership,
+        runs: Runs,
+        slots: SlotAccounting,
+        releases: Releases,
+        charges: Charges,
+    ) -> None:
+        self._queue, self._pool = member.queue, member.pool
+        self._runs = runs
+        self._slots = slots
+        self._releases = releases
+        self._charges = charges
+        self._per_s = member.queue.share_rules.hand_backs_s
+        self._next_look = self._next_hand_back = 0.0
+
+    async def find(self, shard: int) -> JobRun | None:
+        """The run that makes room for a waiting job of the shard, if one does. Raises StoreError.
+
+        The worker has no free slot, or its KV cache is full.
+        """
+        if not self._is_due():
+            return None
+        found = candidates(self._runs.values(), shard)
+        accounts = list(dict.fromkeys(account_of(run, self._pool) for run in found))
+        turn = await self._queue.next_turn(shard, self._pool, accounts) if found else None
+        if turn is None:
+            return None
+        # Some may have ended meanwhile.
+        left = [run for run in candidates(found, shard) if self._runs.get(run.job.id) is run]
+        return choose(left, turn, _GAP_JOBS * self._charges.expected_cost)
+
+    async def hand_back(self, run: JobRun) -> None:
+        """Release the job of a run; its slot is for the job that `find` has seen waiting."""
+        period, now = 1 / self._per_s, time.monotonic()
+        # What a look came late does not make the next one later.
+        self._next_hand_back = max(self._next_hand_back, now - period / 4) + period
+        log.debug("handed back", extra=run.job.log_fields)
+        await self._releases.some([run], "handed_back", in_turn=True)
+
+    def _is_due(self) -> bool:
+        now, slots = time.monotonic(), self._slots
+        if self._per_s == 0 or now < max(self._next_look, self._next_hand_back):
+            return False
+        if slots.draining or slots.isolated or not slots.usable:
+            return False
+        self._next_look = now + 1 / self._per_s / _LOOKS
+        return True

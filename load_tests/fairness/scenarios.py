@@ -96,7 +96,8 @@ def table(scenario: Scenario, calls: Sequence[Call]) -> Table:
         "answer\nmean s",
         "share /\nweight",
     ]
-    return Table(f"{scenario.what}; Jain's index {_jain(scenario, served):.4f}", head, rows)
+    index = f"; Jain's index {_jain(scenario, served):.4f}" if served else ""
+    return Table(f"{scenario.what}{index}", head, rows)
 
 
 def _jain(scenario: Scenario, served: Mapping[str, float]) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from statistics import mean
 
 from load_tests.fairness.difference import Call
@@ -22,6 +24,7 @@ class Scenario:
     calls: Sequence[Call]
     weights: Mapping[str, float]
     compared_s: tuple[float, float]
+    """Also that of the starts whose distance is shown."""
 
 
 def _call(rng: random.Random, tenant: str, at_s: float, *, detached: bool = False) -> Call:
@@ -61,11 +64,24 @@ def _weighted() -> Scenario:
     return Scenario("three tenants with weights 1, 2, 4", calls, weights, (30, 330))
 
 
+def _newcomers(count: int) -> Scenario:
+    """The last answers of `old`, which was alone, are about as late as those of the others."""
+    rng = random.Random(_SEED)
+    calls = [_call(rng, "old", n / 250) for n in range(900)]
+    calls += [
+        _call(rng, f"new{tenant}", 120.0 + n / 250)
+        for n in range(900 // count)
+        for tenant in range(count)
+    ]
+    return Scenario(f"{count} tenants come to one that was alone", calls, {}, (115, 260))
+
+
 SCENARIOS: Mapping[str, Callable[[], Scenario]] = {
     "flood": _flood,
     "crowd": _crowd,
     "equal": _equal,
     "weighted": _weighted,
+    **{f"newcomers{count}": partial(_newcomers, count) for count in (1, 4, 16)},
 }
 
 
@@ -86,7 +102,10 @@ def table(scenario: Scenario, calls: Sequence[Call]) -> Table:
             expected = scenario.weights[tenant] / sum(scenario.weights.values())
             share = f"{served[tenant] / sum(served.values()) / expected:.3f}"
         waited = [f"{percentile(waits, at):.1f}" for at in (0.5, 0.99, 1.0)]
-        rows.append([tenant, str(len(waits)), *waited, f"{mean(lengths):.1f}", share])
+        starts = sorted(call.first_s for call in answered if call.tenant == tenant)
+        gaps = [after - before for before, after in pairwise(starts) if low < before < high]
+        longest = f"{max(gaps):.1f}" if gaps else "-"
+        rows.append([tenant, str(len(waits)), *waited, f"{mean(lengths):.1f}", share, longest])
     head = [
         "tenant",
         "answers",
@@ -95,6 +114,7 @@ def table(scenario: Scenario, calls: Sequence[Call]) -> Table:
         "max s",
         "answer\nmean s",
         "share /\nweight",
+        "without\na start s",
     ]
     index = f"; Jain's index {_jain(scenario, served):.4f}" if served else ""
     return Table(f"{scenario.what}{index}", head, rows)

@@ -66,5 +66,11 @@ def test_shares_are_compared_with_the_weights() -> None:
     calls = [call("one", 0.0, 1.0, 1.0, 10), call("two", 0.0, 1.0, 1.0, 24)]
     scenario = Scenario("x", calls, {"one": 1.0, "two": 2.0}, (0.0, 100.0))
     table = scenarios.table(scenario, calls)
-    assert [row[-1] for row in table.rows] == ["1.000", "1.000"]
+    assert [row[-2] for row in table.rows] == ["1.000", "1.000"]
     assert "1.0000" in table.title
+
+
+def test_the_longest_time_without_a_start_is_shown() -> None:
+    calls = [call("old", 0.0, at, 1.0, 10) for at in (5.0, 12.0, 40.0, 43.0, 90.0)]
+    table = scenarios.table(Scenario("x", calls, {}, (10.0, 60.0)), calls)
+    assert [row[-1] for row in table.rows] == ["47.0"], "from 43 on; one that begins before 10 does not count"

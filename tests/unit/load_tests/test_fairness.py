@@ -73,4 +73,4 @@ def test_shares_are_compared_with_the_weights() -> None:
 def test_the_longest_time_without_a_start_is_shown() -> None:
     calls = [call("old", 0.0, at, 1.0, 10) for at in (5.0, 12.0, 40.0, 43.0, 90.0)]
     table = scenarios.table(Scenario("x", calls, {}, (10.0, 60.0)), calls)
-    assert [row[-1] for row in table.rows] == ["47.0"], "from 43 on; one that begins before 10 does not count"
+    assert [row[-1] for row in table.rows] == ["47.0"], "one that begins before 10 does not count"

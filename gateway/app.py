@@ -149,7 +149,7 @@ def _make_gateway(
         relay,
         Unwatcher(queue, gateway_id, relay.has_readers),
         metrics,
-        fleet.wait_reason,
+        fleet,
         partial(full, queue, fleet),
     )
     factory = JobFactory(settings, pools, gateway_id, relay.is_served, relay.n_readers.__getitem__)

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.log_event import LogEvent
-from gateway.core.progress import progress_comment
+from gateway.core.progress import Progress, ToldWait, read_progress
 from gateway.core.reader import Reader
 from gateway.core.received_events import ReceivedEvents, StreamPosition
 from gateway.core.send_body import send_body
@@ -61,6 +61,7 @@ class JobAnswer:
         "_response",
         "_span",
         "_streams",
+        "_told",
         "error",
         "job_id",
         "tenant",
@@ -92,6 +93,7 @@ class JobAnswer:
         self._had = None if resumed_at is None else ReceivedEvents(resumed_at)
         self._headers = headers
         self._opening = opening
+        self._told: ToldWait | None = None
         self._queued = queued
         self._reader = reader
         self._received = received
@@ -149,11 +151,14 @@ class JobAnswer:
                 return False
             data = b"".join([event.payload for event in events if event.kind == FrameKind.CHUNK])
             if had is not None:
-                data = self._not_received_yet(had, data, events)
+                all_read = self._reader.is_current and not (events and events[-1].last)
+                data = had.rest(data, all_read=all_read, ended=self._ended)
             if data:
                 self._observe_write(time.monotonic())
             elif not events and (had is None or had.complete or had.position.awaited):
-                data = await progress_comment(self._context, self.job_id, self._queued)
+                progress = await read_progress(self._context, self.job_id, self._queued)
+                data = progress.comment
+                self._tell(progress)
             if data and events and events[-1].kind == FrameKind.DONE:
                 await self._send_chunk(data, more=False)
                 return True
@@ -184,7 +189,15 @@ class JobAnswer:
             self._observe_first_write(now)
         reader.last_write_at = now
 
+    def _tell(self, progress: Progress) -> None:
+        """The client is about to read how long its job may wait."""
+        if not self._response.started:
+            self._headers = [*self._headers, *progress.headers]
+        self._told = self._told or progress.told(self._context, self.tenant)
+
     def _observe_first_write(self, now: float) -> None:
+        if self._told is not None:
+            self._told.ended(now)
         if self._had is None:
             self._context.metrics.ttft.observe(now - self._received)
         if self._span is not None:
@@ -195,20 +208,6 @@ class JobAnswer:
             await self._response.write(data, more=more)
         else:
             await self._response.start(200, [*sse.HEADERS, *self._id_headers()], data, more=more)
-
-    def _not_received_yet(
-        self, had: ReceivedEvents, data: bytes, events: Sequence[LogEvent]
-    ) -> bytes:
-        """The rest of `data`, which the client of a resumed answer does not have.
-
-        Raises BadRequest or StreamReset if the log does not begin with the events it has.
-        """
-        data = had.behind(data)
-        if self._reader.is_current and not (events and events[-1].last):
-            had.check_end()
-            if self._ended:
-                raise StreamReset("Redis has lost the log of this job.")
-        return data
 
     async def _end_stream(self, last: LogEvent) -> None:
         had = self._had
@@ -258,7 +257,7 @@ class JobAnswer:
 
     async def _on_silence(self) -> bool:
         """There is no answer yet; True if the request is answered without it."""
-        await progress_comment(self._context, self.job_id, self._queued)
+        await read_progress(self._context, self.job_id, self._queued)
         return False
 
     async def _send_whole(self, whole: WholeAnswer, *headers: tuple[bytes, bytes]) -> None:

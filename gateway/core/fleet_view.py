@@ -15,6 +15,7 @@ from shared.fleet.model_names import ModelNames, declared_models, merged
 from shared.fleet.pools import Pools
 from shared.fleet.registry import HEARTBEAT_S, Heartbeat, ModelInfo, WorkerInfo, without_failed
 from shared.fleet.scale_decisions import Scale
+from shared.fleet.told_waits import ToldWaits
 from shared.fleet.wait_estimate import SlotTurnover, WaitEstimate
 from shared.fleet.worker_losses import WorkerLosses
 from shared.job.adapter_queues import pool_of
@@ -57,6 +58,8 @@ class FleetView:
         self.heartbeats: list[Heartbeat] = []
         """The heartbeats of the same workers."""
         self.losses = WorkerLosses()
+        self.told_waits = ToldWaits()
+        """How far the waits that this gateway has told were off."""
         self.switches = Switches(frozenset(), frozenset())
         self.scales: dict[str, Scale] = {}
         """The last decision for each autoscaled pool."""
@@ -170,12 +173,18 @@ class FleetView:
         """The time in Unix seconds by Redis' clock, as of the last refresh plus the time since."""
         return time.monotonic() + self._redis_ahead_s
 
-    def wait_estimate(self, pool: str, position: int) -> WaitEstimate:
-        """How long the job at `position` (from 1) of the pool may wait, and why."""
+    def wait_estimate(self, pool: str, position: int, tenant: str = "") -> WaitEstimate:
+        """How long the job at `position` (from 1) of the pool may wait, and why.
+
+        `tenant`: whose job it is, for the range.
+        """
         read_s_ago = time.monotonic() - self._read_at
         turnover = SlotTurnover(self._durations.mean_s(pool_of(pool)), read_s_ago)
         workers, scale = self.workers_of(pool), self.scales.get(pool_of(pool))
-        return wait_estimate.wait_estimate(position, workers, scale, self.now_s(), turnover)
+        found = wait_estimate.wait_estimate(position, workers, scale, self.now_s(), turnover)
+        if found.wait_s is None:
+            return found
+        return found._replace(range_s=self.told_waits.range_s(pool_of(pool), tenant, found.wait_s))
 
     def wait_reason(self, pool: str) -> str:
         """Why the pool's jobs wait, in words, if no worker is ready; else empty."""

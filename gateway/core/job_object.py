@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.core.fleet_view import FleetView
+from gateway.core.progress import waiting_headers
 from gateway.core.transcripts import read_transcript
 from shared.job.adapter_queues import pool_of
 from shared.job.errors import StreamReset, job_error
@@ -76,21 +77,29 @@ async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]
     return fields
 
 
-async def full(queue: JobQueue, fleet: FleetView, job: Job) -> Body:
+async def full(
+    queue: JobQueue, fleet: FleetView, job: Job, headers: dict[str, str] | None = None
+) -> Body:
     """All fields, as JSON: position while it is queued, text so far once it was started, result.
 
     The result is put in as the bytes that the worker has stored. `usage` is what the worker counted
     at the end, here as in a list. `usage_so_far` is the sum of the journal, over all attempts: for
     a job that runs, or that was not ended by its worker.
+
+    `headers`: those of the response; they get what tells of the wait.
     """
     fields = summary(job)
     if job.state is JobState.QUEUED:
         rank = fields["position"] = await position(queue, job)
         if rank is not None:
-            wait_s, reason = fleet.wait_estimate(job.pool, rank)
-            fields["estimated_wait_s"] = None if wait_s is None else round(wait_s, 1)
-            if reason:
-                fields["wait_reason"] = reason
+            wait = fleet.wait_estimate(job.pool, rank, job.tenant)
+            fields["estimated_wait_s"] = None if wait.wait_s is None else round(wait.wait_s, 1)
+            if wait.range_s:
+                fields["estimated_wait_range_s"] = [round(each, 1) for each in wait.range_s]
+            if wait.reason:
+                fields["wait_reason"] = wait.reason
+            if headers is not None:
+                headers |= waiting_headers(rank, wait)
         if job.suspect:
             fields["wait_reason"] = _SUSPECT
     if job.state is not JobState.QUEUED or job.attempts:

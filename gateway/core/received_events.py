@@ -66,6 +66,18 @@ class ReceivedEvents:
         self._rest = b""
         return data[begin:]
 
+    def rest(self, data: bytes, *, all_read: bool, ended: bool) -> bytes:
+        """As `behind`. `all_read`: the log has no more now; `ended`: nor will it.
+
+        Raises BadRequest or StreamReset if the log does not begin with the events the client has.
+        """
+        data = self.behind(data)
+        if all_read:
+            self.check_end()
+            if ended:
+                raise StreamReset("Redis has lost the log of this job.")
+        return data
+
     def check_end(self) -> None:
         """Call it at the stream's end. Raises StreamReset or BadRequest if the client has more."""
         if self.complete or self.position.awaited:

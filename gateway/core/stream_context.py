@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from gateway.core.fleet_view import FleetView
 from gateway.core.relay import Relay
 from gateway.core.unwatcher import Unwatcher
 from gateway.gateway_settings import GatewaySettings
@@ -24,7 +25,6 @@ class StreamContext:
     relay: Relay
     unwatcher: Unwatcher
     metrics: GatewayMetrics
-    wait_reason: Callable[[str], str]
-    """Why the jobs of a pool wait, in words; empty if a worker is ready."""
+    fleet: FleetView
     job_object: Callable[[Job], Awaitable[Body]]
     """A job as the API shows it."""

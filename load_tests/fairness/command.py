@@ -35,6 +35,7 @@ from load_tests.harness.session import (
 from load_tests.harness.spread import percentile
 from load_tests.harness.table import Table
 from load_tests.vllm.systems import VllmFleet, VllmServe
+from shared.fleet.told_waits import LEAST_S
 from shared.job.fair_shares import ShareRules
 
 HELP = "share a full pool between the tenants of a trace: service difference, waits"
@@ -86,15 +87,27 @@ class Figures:
     tokens_s: float
     """Of prompts and answers."""
     failed: int
+    told: int
+    """Calls that were told a wait of 2 s (LEAST_S) of real time or more."""
+    told_error_p50: float
+    """Of these: |told - real| / real."""
+    told_error_p90: float
+    in_range: float
+    """The part of those with a told range whose wait was in it."""
 
     @classmethod
-    def of(cls, row: str, calls: Sequence[Call]) -> Figures:
+    def of(cls, row: str, calls: Sequence[Call], speed: float) -> Figures:
         """Those of a run."""
         answered = [call for call in calls if not call.problem]
         if not answered:
             raise RunError(f"no call was answered: {calls[0].problem}")
         found = differences(calls)
         ttft = [call.first_s - call.at_s for call in answered]
+        told = [call.told for call in answered if call.told]
+        told = [each for each in told if each.wait_s >= LEAST_S * speed]
+        errors = [abs(each.wait_s - each.real_s) / each.real_s for each in told] or [0.0]
+        ranges = [(each.range_s, each.real_s) for each in told if each.range_s]
+        held = [low <= real_s <= high for (low, high), real_s in ranges]
         tokens = sum(call.prompt_tokens + call.output_tokens for call in answered)
         return cls(
             row=row,
@@ -105,6 +118,10 @@ class Figures:
             ttft_p95_s=percentile(ttft, 0.95),
             tokens_s=tokens / max(call.end_s for call in answered),
             failed=len(calls) - len(answered),
+            told=len(told),
+            told_error_p50=percentile(errors, 0.5),
+            told_error_p90=percentile(errors, 0.9),
+            in_range=mean(held) if held else 0.0,
         )
 
 
@@ -124,7 +141,7 @@ def main(arguments: argparse.Namespace) -> int:
             for row in rows:
                 folder = processes.folder / f"{row}-{number}"
                 calls = asyncio.run(_run(folder, row, trace, arguments))
-                found.append(Figures.of(row, calls))
+                found.append(Figures.of(row, calls, arguments.speed))
                 texts = texts or [call.text for call in calls]
                 different += sum(a.text != b for a, b in zip(calls, texts, strict=True))
                 print_progress(_line(found[-1]))
@@ -243,5 +260,10 @@ def _table(found: Sequence[Figures], rows: Sequence[str], runs: int) -> Table:
                 )
             ),
         ]
+        values += [
+            f"{mean(100 * getattr(each, name) for each in of_row):.0f}"
+            for name in ("told_error_p50", "told_error_p90", "in_range")
+        ]
         cells.append([row, *values, str(sum(each.failed for each in of_row))])
-    return Table(f"Fair shares ({runs} runs each)", [*head, "tokens/s", "failed"], cells)
+    head += ["tokens/s", "told wait\noff p50 %", "p90 %", "in range\n%", "failed"]
+    return Table(f"Fair shares ({runs} runs each)", head, cells)

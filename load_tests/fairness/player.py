@@ -17,11 +17,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from load_tests.fairness.difference import Call
+from load_tests.fairness.difference import Call, Told
 from load_tests.harness.errors import RunError
 from load_tests.systems.engine import MODEL
 
 _TEXT = re.compile(rb'"text":"([^"]*)"')
+_TOLD = re.compile(rb"x-flotilla-estimated-start: ([0-9.]+)\r\n", re.IGNORECASE)
+_RANGE = re.compile(rb"x-flotilla-estimated-start-range: ([0-9.]+)-([0-9.]+)\r\n", re.IGNORECASE)
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 _T = TypeVar("_T")
 _AT_ONCE = 64
@@ -67,6 +69,7 @@ class _Stream(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._call, self._request, self._clock = call, request, now
         self._parts: list[bytes] = []
+        self._head_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
@@ -75,6 +78,7 @@ class _Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Note the time of the tokens in it."""
+        self._head_s = self._head_s or self._clock.now()
         self._parts.append(data)
         tokens = 0 if self._call.detached else data.count(b'"text":"')
         self._call.token_times_s.extend([self._clock.now()] * tokens)
@@ -91,6 +95,14 @@ class _Stream(asyncio.Protocol):
             call.problem = answer[:200].decode(errors="replace") or "no answer"
         elif found != call.output_tokens:
             call.problem = f"{found} tokens instead of {call.output_tokens}"
+        if call.token_times_s and (told := _TOLD.search(answer)):
+            speed = self._clock.speed
+            found_range = _RANGE.search(answer)
+            low_high = None
+            if found_range:
+                low_high = speed * float(found_range[1]), speed * float(found_range[2])
+            real_s = call.first_s - self._head_s
+            call.told = Told(speed * float(told[1]), low_high, real_s)
         if not self.done.done():
             self.done.set_result(None)
 
@@ -99,16 +111,16 @@ class _Clock:
     """Seconds of the trace, which runs `speed` times as fast as real time."""
 
     def __init__(self, speed: float) -> None:
-        self._speed, self._began = speed, time.monotonic()
+        self.speed, self._began = speed, time.monotonic()
 
     def start(self) -> None:
         self._began = time.monotonic()
 
     def now(self) -> float:
-        return (time.monotonic() - self._began) * self._speed
+        return (time.monotonic() - self._began) * self.speed
 
     async def wait_until(self, at_s: float) -> None:
-        await asyncio.sleep(max(0.0, at_s - self.now()) / self._speed)
+        await asyncio.sleep(max(0.0, at_s - self.now()) / self.speed)
 
 
 async def play(

@@ -24,6 +24,8 @@ class WaitEstimate(NamedTuple):
     """Seconds until a worker takes the job; None: not known."""
     reason: str
     """Why it waits, in words, if no worker is ready; else empty."""
+    range_s: tuple[float, float] | None = None
+    """The wait is between these in four of five cases; None: not known."""
 
 
 class SlotTurnover(NamedTuple):

@@ -276,6 +276,12 @@ class GatewayMetrics:
             _SECONDS,
         )
         registry.register(self.ttft)
+        self.told_wait = FastHistogram(
+            "flotilla_told_wait_ratio",
+            "How long a streamed call waited for its first output / what its client was told first",
+            (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 4.0),
+        )
+        registry.register(self.told_wait)
         answers = FastHistograms(
             "flotilla_answer_seconds",
             "From a request's arrival to the end of its answer",

@@ -171,7 +171,8 @@ def test_a_stream_of_a_queued_job_begins_with_an_early_comment(api: httpx.Client
     with api.stream("POST", CHAT, json=body(stream=True)) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
-        assert next(answer.iter_lines()) == ": queued, position 1"
+        assert answer.headers["x-flotilla-queue-position"] == "1"
+        assert next(answer.iter_lines()).startswith(": queued, position 1")
 
 
 def test_an_early_refusal_of_a_stream_has_its_own_status(api: httpx.Client) -> None:

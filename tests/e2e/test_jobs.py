@@ -185,7 +185,7 @@ def test_a_stream_of_a_queued_job_gets_comments_and_then_its_answer(api: httpx.C
     with api.stream("POST", CHAT, json=request("waits", stream=True, max_tokens=3)) as answer:
         for line in answer.iter_lines():
             lines.append(line)
-            if line == ": queued, position 1" and blockers:
+            if line.startswith(": queued, position 1") and blockers:
                 for blocker in blockers:
                     api.post(f"/jobs/{blocker['id']}/cancel")
                 blockers = []

@@ -11,6 +11,7 @@ from redis import Redis
 
 from gateway.core import job_object
 from gateway.core.fleet_view import FleetView
+from shared.fleet.wait_estimate import WaitEstimate
 from shared.job.job import LeasedJob
 from shared.job.job_log import make_journal
 from shared.store.redis import keys
@@ -29,7 +30,7 @@ from tests.redis.conftest import (
     output,
 )
 
-FLEET = cast(FleetView, SimpleNamespace(wait_estimate=lambda pool, rank: (None, "")))
+FLEET = cast(FleetView, SimpleNamespace(wait_estimate=lambda *_: WaitEstimate(None, "")))
 
 
 async def shown(queue: JobQueue, job_id: str) -> dict[str, Any]:

@@ -27,14 +27,11 @@ async def accepted(gateway: Gateway, call: NewCall) -> BodyResponse:
                 raise
             await gateway.submitter.submit(new)  # a replica without it is the master now
             job = await job_of(gateway.queue, gateway.settings, new.tenant, new.id)
-        return job, await full(gateway.queue, gateway.fleet, job)
+        return job, await full(gateway.queue, gateway.fleet, job, headers)
 
+    headers = {"retry-after": "1"}
     job, body = await read_again(read_back)  # an error would have the client make a second job
-    headers = {
-        "x-flotilla-job-id": job.id,
-        "location": f"/jobs/{job.id}",
-        "retry-after": "1",
-    }
+    headers |= {"x-flotilla-job-id": job.id, "location": f"/jobs/{job.id}"}
     if joined:
         gateway.metrics.replayed.inc()
         headers["idempotent-replayed"] = "true"

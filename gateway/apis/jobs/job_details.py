@@ -88,6 +88,6 @@ async def _why(gateway: Gateway, job: Job) -> Why:
         paused=pool in fleet.switches.paused,
         wait_reason=fleet.wait_reason(pool),
     )
-    wait_s = fleet.wait_estimate(job.pool, position).wait_s if position else None
+    wait_s = fleet.wait_estimate(job.pool, position, job.tenant).wait_s if position else None
     message = (shown["error"] or {}).get("message", "")
     return explain(job, situation, position, wait_s, message, fleet.now_s())

@@ -141,7 +141,7 @@ async def get_job(
     if wait and not job.state.terminal:
         job = await _changed(gateway, tenant, job, wait)
     headers = _job_header(job) | ({} if job.state.terminal else {"retry-after": "1"})
-    return BodyResponse(await full(gateway.queue, gateway.fleet, job), headers=headers)
+    return BodyResponse(await full(gateway.queue, gateway.fleet, job, headers), headers=headers)
 
 
 @router.get("/{job_id}/result", openapi_extra=shows("Job", 202, errors=ANSWER_ERRORS))
@@ -150,7 +150,8 @@ async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Res
     job = await _job(gateway, tenant, job_id)
     if not job.state.terminal:
         headers = _job_header(job) | {"retry-after": "1"}
-        return BodyResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
+        body = await full(gateway.queue, gateway.fleet, job, headers)
+        return BodyResponse(body, 202, headers)
     whole = whole_answer(gateway.queue, job)
     if whole is not None:
         headers = {**job.headers, **_job_header(job), "content-type": whole.content_type}

@@ -17,6 +17,8 @@ from gateway.core.answer import JobAnswer
 from gateway.core.log_event import ReadMode
 from gateway.core.relay import Relay
 from gateway.core.unwatcher import Unwatcher
+from shared.fleet.told_waits import ToldWaits
+from shared.fleet.wait_estimate import WaitEstimate
 from shared.job.chunk_template import DeltaEncoder
 from shared.job.errors import QueueFull
 from shared.job.frames import FrameKind, encode
@@ -121,7 +123,10 @@ class Call:
             queue=queue,
             relay=self.relay,
             metrics=metrics,
+            fleet=SimpleNamespace(wait_estimate=self.estimate, told_waits=ToldWaits()),
         )
+        self.wait = WaitEstimate(None, "")
+        """What clients are told."""
         self.job = NewJob(
             id=JOB,
             tenant="t",
@@ -143,6 +148,9 @@ class Call:
             self.gateway, self.job, self.queued, reader, time.monotonic(), b"req-1"
         )
         self.task = asyncio.create_task(self.answer({}, self.client.receive, self.client.send))
+
+    def estimate(self, *_: object) -> WaitEstimate:
+        return self.wait
 
     def log(self, *chunks: bytes) -> list[bytes]:
         """Entries of the log; returns their frames."""
@@ -191,7 +199,8 @@ def events(*texts: str) -> bytes:
 
 
 def in_state(state: JobState) -> Any:
-    return SimpleNamespace(state=state, result=b"", result_bytes=0, status=200)
+    fields = {"pool": "p", "tenant": "t", "result": b"", "result_bytes": 0, "status": 200}
+    return SimpleNamespace(state=state, **fields)
 
 
 async def turns(count: int = 10) -> None:
@@ -495,6 +504,54 @@ async def test_a_comment_is_sent_in_a_silence_after_chunks(
         event("1"),
     ]
     assert call.client.complete
+
+
+async def told(call: Call) -> tuple[dict[bytes, bytes], bytes]:
+    async def commented() -> bool:
+        return bool(call.client.parts)
+
+    await eventually(commented, "a comment")
+    return dict(call.client.sent[0]["headers"]), call.client.parts[0]
+
+
+async def test_a_client_that_waits_is_told_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.core.progress.position", third)
+    monkeypatch.setattr("gateway.core.answer._FIRST_COMMENT_S", 0.01)
+    call = Call()
+    call.queue.job = in_state(JobState.QUEUED)
+    call.wait = WaitEstimate(12.34, "", (8.0, 21.0))
+    headers, comment = await told(call)
+    assert comment == b": queued, position 3, starts in about 12.3 s (8.0 s to 21.0 s)\n\n"
+    assert headers[b"x-flotilla-queue-position"] == b"3"
+    assert headers[b"x-flotilla-estimated-start"] == b"12.3"
+    assert headers[b"x-flotilla-estimated-start-range"] == b"8.0-21.0"
+    call.say(event("0"))
+    call.end()
+    await call.over()
+    assert call.registry.get_sample_value("flotilla_told_wait_ratio_count") == 1
+    assert call.registry.get_sample_value("flotilla_told_wait_ratio_sum") < 1, "it took no 12 s"
+
+
+@pytest.mark.parametrize("wait", [WaitEstimate(None, "no worker runs"), WaitEstimate(1.0, "")])
+async def test_what_is_not_known_is_not_told_and_a_short_wait_not_compared(
+    wait: WaitEstimate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.core.progress.position", third)
+    monkeypatch.setattr("gateway.core.answer._FIRST_COMMENT_S", 0.01)
+    call = Call()
+    call.queue.job = in_state(JobState.QUEUED)
+    call.wait = wait
+    headers, comment = await told(call)
+    assert (b"x-flotilla-estimated-start" in headers) == (wait.wait_s is not None)
+    assert b"x-flotilla-estimated-start-range" not in headers
+    assert comment.startswith(b": queued, position 3")
+    assert comment.endswith(
+        b"; no worker runs\n\n" if wait.reason else b", starts in about 1.0 s\n\n"
+    )
+    call.say(event("0"))
+    call.end()
+    await call.over()
+    assert call.registry.get_sample_value("flotilla_told_wait_ratio_count") == 0
 
 
 async def test_a_job_is_not_gone_before_its_submit_is_acknowledged() -> None:

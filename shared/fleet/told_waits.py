@@ -1,0 +1,48 @@
+"""What waits were, over what was told of them: the range of the next one. Pure.
+
+Who comes next decides how long a tenant waits, so no single figure is right. Where the last waits
+of a tenant were 0.8 to 1.5 times as long as told, so will be most of its next ones.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Final
+
+LEAST_S: Final = 2.0
+"""Shorter waits are not compared: the first output takes a part of that by itself."""
+_KEPT: Final = 100
+_LEAST: Final = 20
+"""So many must be known."""
+_MOST_TENANTS: Final = 1_000
+_ALL: Final = ""
+"""In place of a tenant, which never has an empty name."""
+_LOW, _HIGH = 0.1, 0.9
+
+
+class ToldWaits:
+    """The last waits by pool and tenant, of at most 1,000 tenants: the latest."""
+
+    def __init__(self) -> None:
+        self._ratios: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
+
+    def ended(self, pool: str, tenant: str, told_s: float, real_s: float) -> None:
+        """A wait that was told, at least `LEAST_S`, is over."""
+        for name in {tenant, _ALL}:
+            ratios = self._ratios.setdefault((pool, name), deque(maxlen=_KEPT))
+            ratios.append(real_s / told_s)
+            self._ratios.move_to_end((pool, name))
+        while len(self._ratios) > _MOST_TENANTS:
+            self._ratios.popitem(last=False)
+
+    def range_s(self, pool: str, tenant: str, told_s: float) -> tuple[float, float] | None:
+        """Four of five waits that are told so are in between; None: too few are known.
+
+        They are those of the tenant, or of the pool where the tenant has had too few.
+        """
+        for name in (tenant, _ALL):
+            ratios = sorted(self._ratios.get((pool, name), ()))
+            if len(ratios) >= _LEAST:
+                low, high = (ratios[int(part * (len(ratios) - 1) + 0.5)] for part in (_LOW, _HIGH))
+                return told_s * low, told_s * high
+        return None

@@ -167,6 +167,21 @@ async def test_jobs_of_all_shards_are_claimed_and_wake_the_consumer(redis_url: s
             assert [each.id for each in await consumer.claim(1, left_over=1)] == [job.id]
 
 
+async def test_looks_do_not_change_whose_turn_a_shard_has(redis_url: str) -> None:
+    async with open_queue(redis_url, shards=4) as queue, opened(queue) as consumer:
+        claimed: list[int] = []
+        for shard in range(4):
+            for _ in range(4):
+                await submit(queue, id=f"job_{shard:03x}{new_job_id(1)[7:]}")
+        for _ in range(4):  # a full worker: a look follows each claim
+            claimed += [job.shard for job in await consumer.claim(1)]
+            assert consumer.next_look() is not None
+        assert sorted(claimed) == [0, 1, 2, 3]
+        assert {consumer.next_look() for _ in range(4)} == {0, 1, 2, 3}
+        for first in (2, 2, 1):
+            assert [job.shard for job in await consumer.claim(1, first=first)] == [first]
+
+
 async def test_jobs_of_one_shard_are_kept_if_the_claim_on_the_next_fails(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,7 +104,7 @@ class Claimer:
 
     async def _exchange(self) -> bool:
         """Hand a job back and claim another one; False if there is no reason to."""
-        shard = self._consumer.next_shard()
+        shard = self._consumer.next_look() if self._hand_backs.is_due() else None
         run = None if shard is None else await self._hand_backs.find(shard)
         if run is None:
             return False
@@ -112,7 +112,7 @@ class Claimer:
         self._slots.exchanged += 1
         try:
             await self._hand_backs.hand_back(run)
-            jobs = await self._consumer.claim(1)
+            jobs = await self._consumer.claim(1, first=shard)
         finally:
             self._slots.requested -= 1
             self._slots.exchanged -= 1

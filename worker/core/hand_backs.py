@@ -102,8 +102,6 @@ class HandBacks:
 
         The worker has no free slot, or its KV cache is full.
         """
-        if not self._is_due():
-            return None
         found = candidates(self._runs.values(), shard)
         accounts = list(dict.fromkeys(account_of(run, self._pool) for run in found))
         turn = await self._queue.next_turn(shard, self._pool, accounts) if found else None
@@ -121,7 +119,8 @@ class HandBacks:
         log.debug("handed back", extra=run.job.log_fields)
         await self._releases.some([run], "handed_back", in_turn=True)
 
-    def _is_due(self) -> bool:
+    def is_due(self) -> bool:
+        """Whether to look for one now; then the next look is some time later."""
         now, slots = time.monotonic(), self._slots
         if self._per_s == 0 or now < max(self._next_look, self._next_hand_back):
             return False

@@ -43,24 +43,28 @@ class QueueConsumer:
         self._on_suspects = on_suspects
         self._overcommitted = overcommitted
         self._shards = deque(connection.shards)
+        self._looks = deque(connection.shards)
         self._blocking_pop: asyncio.Future[list[bytes] | None] | None = None
 
-    def next_shard(self) -> int | None:
-        """The shard that the next claim looks at first, another one at each call.
+    def next_look(self) -> int | None:
+        """A shard to look for a reason to hand a job back, another one at each call.
 
-        None: there are adapter queues, which have turns of their own, or the claim would have to
-        wait for the end of a blocking pop.
+        None: there are adapter queues, which have turns of their own, or the claim after it would
+        have to wait for the end of a blocking pop.
         """
         if self._adapter_queues.names or self._blocking_pop is not None:
             return None
-        self._shards.rotate(-1)
-        return self._shards[0]
+        self._looks.rotate(-1)
+        return self._looks[0]
 
-    async def claim(self, count: int, *, left_over: int = 0) -> list[LeasedJob]:
+    async def claim(
+        self, count: int, *, left_over: int = 0, first: int | None = None
+    ) -> list[LeasedJob]:
         """Lease at most `count` jobs, best lane first. Raises StoreError.
 
-        `left_over`: slots that stay free even if `count` jobs come. With some, the blocking pop
-        follows the claim at once, whatever it returns.
+        `first`: the shard to begin with; without, each comes first in turn. `left_over`: slots
+        that stay free even if `count` jobs come. With some, the blocking pop follows the claim at
+        once, whatever it returns.
         """
         blocking_pop, self._blocking_pop = self._blocking_pop, None
         popped = None
@@ -69,7 +73,10 @@ class QueueConsumer:
                 popped = await blocking_pop
         await self._connection.open()
         shards = tuple(self._shards)
-        self._shards.rotate(-1)  # so that each shard comes first in turn
+        if first is None:
+            self._shards.rotate(-1)
+        else:
+            shards = first, *(each for each in shards if each != first)
         self.held_back = False
         if self._adapter_queues.names:
             return await self._claim_in_turns(shards, count, popped)

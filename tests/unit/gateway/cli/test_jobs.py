@@ -76,6 +76,20 @@ def test_show(flotilla: Flotilla, stub: StubGateway) -> None:
     assert json.loads(flotilla("jobs", "show", "job_1", "--json").stdout)["text"] == "Hello there"
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [({}, "12 s"), ({"estimated_wait_range_s": [8.0, 21.5]}, "12 s (8.0 s to 22 s)")],
+)
+def test_show_tells_the_wait_of_a_queued_job(
+    flotilla: Flotilla, stub: StubGateway, fields: dict[str, Any], text: str
+) -> None:
+    waits = job(state="queued", started_at=None, position=3, estimated_wait_s=12.4, **fields)
+    stub.answers["GET /jobs/job_1"] = waits
+    stub.answers["GET /jobs/job_1/timeline"] = TIMELINE
+    lines = flotilla("jobs", "show", "job_1").stdout.splitlines()
+    assert [line.split(maxsplit=2)[2] for line in lines if "expected wait" in line] == [text]
+
+
 def test_why_and_timeline(flotilla: Flotilla, stub: StubGateway) -> None:
     stub.answers |= {"GET /jobs/job_1/why": WHY, "GET /jobs/job_1/timeline": TIMELINE}
     shown = flotilla("jobs", "why", "job_1").stdout.splitlines()

@@ -182,6 +182,18 @@ async def test_looks_do_not_change_whose_turn_a_shard_has(redis_url: str) -> Non
             assert [job.shard for job in await consumer.claim(1, first=first)] == [first]
 
 
+async def test_where_tenants_share_free_slots_are_divided_among_the_shards(redis_url: str) -> None:
+    async with open_queue(redis_url, shards=4) as queue, opened(queue) as consumer:
+        for _ in range(2):
+            await submit(queue, id=new_job_id(1), tenant="a")
+        await consumer.claim(1)
+        assert consumer.parts == 1, "one tenant"
+        await submit(queue, id=new_job_id(1), tenant="b")
+        while not (await consumer.claim(1))[0].share.charged:
+            await submit(queue, id=new_job_id(1), tenant="a")
+        assert consumer.parts == 4
+
+
 async def test_jobs_of_one_shard_are_kept_if_the_claim_on_the_next_fails(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,7 @@ class Claimer:
     async def _claim_once(self) -> None:
         self.turn_began = time.monotonic()
         self._changed.clear()
-        decision = self._slots.next_claim(self._claimers)
+        decision = self._slots.next_claim(self._claimers * self._consumer.parts)
         if decision.count == 0:
             await self._consumer.forward_wake_up()
             if not await self._exchange():

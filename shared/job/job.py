@@ -75,6 +75,8 @@ class Share(NamedTuple):
     weight: float
     charged: float
     """What its tenant was charged as it was claimed."""
+    in_time: bool = False
+    """It has a deadline that goes on while it waits again."""
 
 
 NO_SHARE = Share("", 1.0, 0.0)

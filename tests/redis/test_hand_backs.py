@@ -99,6 +99,22 @@ async def test_whose_turn_is_next(queue: JobQueue) -> None:
     assert turn.levels == {}
 
 
+@pytest.mark.parametrize(
+    ("deadlines", "in_time"),
+    [
+        ({}, False),
+        ({"queue_deadline_s": 60.0}, False),
+        ({"run_deadline_s": 60.0}, True),
+        ({"deadline_s": 60.0}, True),
+    ],
+)
+async def test_the_worker_knows_whose_deadline_would_go_on(
+    queue: JobQueue, deadlines: dict[str, float], in_time: bool
+) -> None:
+    await submit(queue, **deadlines)
+    assert (await claim_one(queue)).share.in_time == in_time
+
+
 # --- the worker ---
 
 

@@ -6,7 +6,8 @@
 --       expected_cost: of a job, charged for each where several tenants wait (fair_shares.py); half_life_us, charges:
 --       as for renew.
 -- Reply: {now_us, advertised, fence_token, 1 if suspects wait, job...}; a job: {id, lease_id, generation,
---       attempt, created_us, stream, endpoint, body, watchers, watched, origin, tenant, lane, weight or '', charged or ''}
+--       attempt, created_us, stream, endpoint, body, watchers, watched, origin, tenant, lane, weight or '', charged or '',
+--       '1' if it has a deadline that goes on while it waits again, else ''}
 -- Slots are advertised only where no job is left waiting (submit.lua).
 -- Invariant: taking and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]

@@ -52,5 +52,6 @@ local function lease(id, job, worker, lease_ms, lease_id, now, fields, charged)
   if generation == 1 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job, now) end
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
   return {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched,
-          job.origin, job.tenant, job.lane, job.weight, charged and tostring(charged) or ''}
+          job.origin, job.tenant, job.lane, job.weight, charged and tostring(charged) or '',
+          (job.run_ms ~= '' or job.total_ms ~= '') and '1' or ''}
 end

@@ -107,8 +107,10 @@ def tokens(log: list[Any]) -> list[int]:
 @pytest.mark.parametrize("name", BODIES)
 async def test_a_response_is_continued_after_any_token(name: str, vllm_engine: Engine) -> None:
     body = BODIES[name]
-    whole, journal = await answer(vllm_engine, body)
-    n = len(journal.log)
+    for _ in range(5):  # on a busy machine vLLM merges tokens until they are read
+        whole, journal = await answer(vllm_engine, body)
+        if (n := len(journal.log)) > 5:
+            break
     assert n > 5
     for k in sorted({1, n // 2, n - 1, n}):
         again, new = await answer(vllm_engine, body, journal.cut(k))

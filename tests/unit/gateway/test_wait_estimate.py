@@ -10,7 +10,7 @@ import pytest
 from shared.fleet.autoscale_types import Limits, Observation
 from shared.fleet.job_durations import WINDOW_S, JobDurations
 from shared.fleet.scale_decisions import Scale
-from shared.fleet.wait_estimate import SlotTurnover, wait_estimate
+from shared.fleet.wait_estimate import SlotTurnover, WaitEstimate, wait_estimate
 from shared.job.states import WorkerState
 from tests.unit.gateway.test_observation import NOW_S, worker
 
@@ -89,16 +89,16 @@ DRAINS = worker("w-3", state=WorkerState.DRAINING)
 def test_wait_estimate(
     position: int, workers: list[Any], scale: Scale | None, wait_s: float | None, reason: str
 ) -> None:
-    assert wait_estimate(position, workers, scale, NOW_S + 1, NOTHING) == (wait_s, reason)
+    assert wait_estimate(position, workers, scale, NOW_S + 1, NOTHING) == WaitEstimate(wait_s, reason)
 
 
 def test_a_stale_decision_of_the_autoscaler_gives_no_estimate() -> None:
     late_s = NOW_S + 95
-    assert wait_estimate(1, [], SCALE, late_s, NOTHING) == (
+    assert wait_estimate(1, [], SCALE, late_s, NOTHING) == WaitEstimate(
         None,
         "no worker is ready, and the autoscaler has been silent for 95 s",
     )
-    assert wait_estimate(9, [READY], SCALE, late_s, NOTHING) == (None, "")
+    assert wait_estimate(9, [READY], SCALE, late_s, NOTHING) == WaitEstimate(None, "")
 
 
 BUSY = worker(state=WorkerState.BUSY, jobs=8)
@@ -137,7 +137,7 @@ BUSY = worker(state=WorkerState.BUSY, jobs=8)
 def test_when_a_slot_becomes_free(
     position: int, workers: list[Any], scale: Scale | None, job_s: float | None, wait_s: float
 ) -> None:
-    estimate, _ = wait_estimate(position, workers, scale, NOW_S, SlotTurnover(job_s))
+    estimate = wait_estimate(position, workers, scale, NOW_S, SlotTurnover(job_s)).wait_s
     assert estimate == (None if wait_s is None else pytest.approx(wait_s))
 
 

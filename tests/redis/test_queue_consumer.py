@@ -167,6 +167,7 @@ async def test_jobs_of_all_shards_are_claimed_and_wake_the_consumer(redis_url: s
             assert [each.id for each in await consumer.claim(1, left_over=1)] == [job.id]
 
 
+@one_redis_only
 async def test_looks_do_not_change_whose_turn_a_shard_has(redis_url: str) -> None:
     async with open_queue(redis_url, shards=4) as queue, opened(queue) as consumer:
         claimed: list[int] = []
@@ -182,6 +183,7 @@ async def test_looks_do_not_change_whose_turn_a_shard_has(redis_url: str) -> Non
             assert [job.shard for job in await consumer.claim(1, first=first)] == [first]
 
 
+@one_redis_only
 async def test_where_tenants_share_free_slots_are_divided_among_the_shards(redis_url: str) -> None:
     async with open_queue(redis_url, shards=4) as queue, opened(queue) as consumer:
         for _ in range(2):

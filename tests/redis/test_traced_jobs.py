@@ -83,7 +83,7 @@ async def test_a_worker_gets_the_request_id_of_a_client_for_its_log_lines(
     (message,) = subscriber.messages()
     subscriber.close()
     _, (_, _, pushed) = decode_control(message)
-    expected = [b"", TENANT.encode(), b"default", b"", b""]
+    expected = [b"", TENANT.encode(), b"default", b"", b"", b""]
     assert pushed[10:] == expected, "it costs a byte without one"
     assert not store.hexists(keys.job(0, untraced.id), "origin")
     assert await origin_in_record(queue, untraced.id) == NO_ORIGIN

@@ -89,7 +89,8 @@ DRAINS = worker("w-3", state=WorkerState.DRAINING)
 def test_wait_estimate(
     position: int, workers: list[Any], scale: Scale | None, wait_s: float | None, reason: str
 ) -> None:
-    assert wait_estimate(position, workers, scale, NOW_S + 1, NOTHING) == WaitEstimate(wait_s, reason)
+    found = wait_estimate(position, workers, scale, NOW_S + 1, NOTHING)
+    assert found == WaitEstimate(wait_s, reason)
 
 
 def test_a_stale_decision_of_the_autoscaler_gives_no_estimate() -> None:

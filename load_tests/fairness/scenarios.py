@@ -69,7 +69,7 @@ def _newcomers(count: int) -> Scenario:
     rng = random.Random(_SEED)
     calls = [_call(rng, "old", n / 250) for n in range(900)]
     calls += [
-        _call(rng, f"new{tenant}", 120.0 + n / 250)
+        _call(rng, f"new{tenant}", 120.0 + (n * count + tenant) / 250)
         for n in range(900 // count)
         for tenant in range(count)
     ]

@@ -104,7 +104,7 @@ class Claimer:
 
     async def _exchange(self) -> bool:
         """Hand a job back and claim another one; False if there is no reason to."""
-        shard = self._consumer.next_look() if self._hand_backs.is_due() else None
+        shard = self._consumer.next_look() if self._hand_backs.is_due else None
         run = None if shard is None else await self._hand_backs.find(shard)
         if run is None:
             return False

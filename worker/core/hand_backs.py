@@ -6,7 +6,6 @@ claims it then continues the answer where it stopped. `worker/core/claimer.py` a
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Iterable
 from typing import Final
@@ -21,8 +20,6 @@ from worker.core.releases import Releases
 from worker.core.runs import Runs
 from worker.core.slots import SlotAccounting
 
-log = logging.getLogger("flotilla.worker")
-
 LEAST_TOKENS: Final = 32
 """That an attempt has generated before its job is handed back: each time the prompt and all tokens
 are computed again."""
@@ -30,7 +27,7 @@ MOST_LEASES: Final = 2
 """Of a job that is handed back; one that has had more stays where it is."""
 _GAP_JOBS: Final = 2
 """So many jobs of mean cost a tenant must be behind."""
-_STEP_TOKENS: Final = 100
+_FIXED_TOKENS: Final = 100
 """What a hand-back costs beside the tokens that are computed again, as so many of them."""
 _LOOKS: Final = 8
 """In the time of one hand-back."""
@@ -73,7 +70,7 @@ def choose(runs: Collection[JobRun], turn: NextTurn, gap: float) -> JobRun | Non
         if worse < 0 or (worse == 0 and ahead <= gap):
             continue
         tokens = buffer.prompt_tokens + buffer.completion_tokens
-        order = worse, ahead / (tokens + _STEP_TOKENS)
+        order = worse, ahead / (tokens + _FIXED_TOKENS)
         if best is None or order > best:
             best, found = order, run
     return found
@@ -103,10 +100,11 @@ class HandBacks:
 
         The worker has no free slot, or its KV cache is full.
         """
+        self._next_look = time.monotonic() + 1 / self._per_s / _LOOKS
         found = candidates(self._runs.values(), shard)
         accounts = list(dict.fromkeys(account_of(run, self._pool) for run in found))
         turn = await self._queue.next_turn(shard, self._pool, accounts) if found else None
-        if turn is None:
+        if turn is None or not self._slots.may_claim:
             return None
         # Some may have ended meanwhile.
         left = [run for run in candidates(found, shard) if self._runs.get(run.job.id) is run]
@@ -117,15 +115,11 @@ class HandBacks:
         period, now = 1 / self._per_s, time.monotonic()
         # What a look came late does not make the next one later.
         self._next_hand_back = max(self._next_hand_back, now - period / 4) + period
-        log.debug("handed back", extra=run.job.log_fields)
         await self._releases.some([run], "handed_back", in_turn=True)
 
+    @property
     def is_due(self) -> bool:
-        """Whether to look for one now; then the next look is some time later."""
-        now, slots = time.monotonic(), self._slots
-        if self._per_s == 0 or now < max(self._next_look, self._next_hand_back):
+        """Whether `find` may be called now."""
+        if self._per_s == 0 or time.monotonic() < max(self._next_look, self._next_hand_back):
             return False
-        if slots.draining or slots.isolated or not slots.usable:
-            return False
-        self._next_look = now + 1 / self._per_s / _LOOKS
-        return True
+        return self._slots.may_claim

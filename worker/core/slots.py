@@ -46,6 +46,11 @@ class SlotAccounting:
         """The engine can run jobs, and no operator has paused the worker."""
         return not (self._engine.dead or self.paused)
 
+    @property
+    def may_claim(self) -> bool:
+        """Nothing but the number of free slots limits what the worker claims."""
+        return self.usable and not (self.draining or self.isolated)
+
     def watch(self) -> asyncio.Event:
         """An event of the caller's own, which is set when slots may have become free."""
         self._watches.append(asyncio.Event())
@@ -68,7 +73,8 @@ class SlotAccounting:
 
     def overcommitted(self) -> int:
         """Slots of the claims in flight that other jobs have taken since those were decided."""
-        return max(0, self.requested - self.exchanged - self.free())
+        exchanged = self.exchanged if self.may_claim else 0
+        return max(0, self.requested - exchanged - self.free())
 
     @property
     def decision(self) -> ClaimDecision:

@@ -126,3 +126,20 @@ def test_a_body_is_an_estimate_of_its_prompt() -> None:
     assert worker.free == 0
     worker.runs.pop("a")
     assert worker.free == 6
+
+
+@pytest.mark.parametrize(
+    ("state", "leased"),
+    [({}, 1), ({"draining": True}, 0), ({"isolated": True}, 0), ({"paused": "by an operator"}, 0)],
+)
+def test_a_full_worker_claims_in_the_place_of_a_job_that_is_handed_back(
+    state: dict[str, Any], leased: int
+) -> None:
+    """The engine may not have ended that job yet. A worker that began to drain claims nothing."""
+    worker = Worker()
+    worker.engine.unfinished = 8
+    worker.slots.requested = worker.slots.exchanged = 1
+    for name, value in state.items():
+        setattr(worker.slots, name, value)
+    assert worker.slots.may_claim == bool(leased)
+    assert 1 - worker.slots.overcommitted() == leased

@@ -75,8 +75,6 @@ class Share(NamedTuple):
     weight: float
     charged: float
     """What its tenant was charged as it was claimed."""
-    in_time: bool = False
-    """It has a deadline that goes on while it waits again."""
 
 
 NO_SHARE = Share("", 1.0, 0.0)
@@ -156,6 +154,8 @@ class LeasedJob(NamedTuple):
     origin: Origin = NO_ORIGIN
     tenant: str = ""
     share: Share = NO_SHARE
+    has_deadline: bool = False
+    """It has a deadline that goes on if it has to wait again."""
 
     @property
     def log_fields(self) -> dict[str, str | int]:

@@ -1,4 +1,4 @@
-"""Running jobs that a full worker hands back: to the queue, and to other tenants' profit."""
+"""Running jobs that a full worker hands back to the queue."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_whose_turn_is_next(queue: JobQueue) -> None:
     assert await queue.next_turn(0, POOL, [A]) is None
     await charge(queue, "a", 900.0)
     await charge(queue, "b", 300.0)
-    assert await queue.next_turn(0, POOL, [A, B]) is None, "nobody waits"
+    assert await queue.next_turn(0, POOL, [A, B]) is None, "no job waits"
     await submit(queue, tenant="b")
     turn = await queue.next_turn(0, POOL, [A, B])
     assert turn is not None
@@ -100,7 +100,7 @@ async def test_whose_turn_is_next(queue: JobQueue) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deadlines", "in_time"),
+    ("deadlines", "has_deadline"),
     [
         ({}, False),
         ({"queue_deadline_s": 60.0}, False),
@@ -109,10 +109,10 @@ async def test_whose_turn_is_next(queue: JobQueue) -> None:
     ],
 )
 async def test_the_worker_knows_whose_deadline_would_go_on(
-    queue: JobQueue, deadlines: dict[str, float], in_time: bool
+    queue: JobQueue, deadlines: dict[str, float], has_deadline: bool
 ) -> None:
     await submit(queue, **deadlines)
-    assert (await claim_one(queue)).share.in_time == in_time
+    assert (await claim_one(queue)).has_deadline == has_deadline
 
 
 # --- the worker ---

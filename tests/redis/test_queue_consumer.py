@@ -11,6 +11,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from shared.job.fair_shares import ShareRules
 from shared.job.job import new_job_id
 from shared.job.replies import Acquired
 from shared.store.interface import StoreUnavailable
@@ -21,6 +22,7 @@ from tests.cluster import one_redis_only
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
+from worker.core.charges import Charges
 from worker.core.home_shards import HomeShards
 from worker.core.membership import Membership
 from worker.core.queue_consumer import QueueConsumer
@@ -31,10 +33,12 @@ DEADLINE_S = 3.0
 
 
 @contextlib.asynccontextmanager
-async def opened(queue: JobQueue, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
+async def opened(
+    queue: JobQueue, worker: str = "w-1", charges: Charges | None = None
+) -> AsyncIterator[QueueConsumer]:
     member = Membership(queue, POOL, worker, LEASE_S)
     consumer = QueueConsumer(
-        ClaimConnection(queue, queue.servers.groups[0], worker, LEASE_S),
+        ClaimConnection(queue, queue.servers.groups[0], worker, LEASE_S, charges),
         POOL,
         AdvertisedSlots(member, lambda: 0, HomeShards(member)),
         AdapterQueues(queue, POOL, 0, ()),
@@ -185,14 +189,19 @@ async def test_looks_do_not_change_whose_turn_a_shard_has(redis_url: str) -> Non
 
 @one_redis_only
 async def test_where_tenants_share_free_slots_are_divided_among_the_shards(redis_url: str) -> None:
-    async with open_queue(redis_url, shards=4) as queue, opened(queue) as consumer:
-        for _ in range(2):
-            await submit(queue, id=new_job_id(1), tenant="a")
-        await consumer.claim(1)
+    charges = Charges(POOL, {}, ShareRules())
+    async with (
+        open_queue(redis_url, shards=4) as queue,
+        opened(queue, charges=charges) as consumer,
+    ):
+        await submit(queue, id=new_job_id(1), tenant="a")
+        (alone,) = await consumer.claim(1)
+        charges.started(alone)
         assert consumer.parts == 1, "one tenant"
-        await submit(queue, id=new_job_id(1), tenant="b")
-        while not (await consumer.claim(1))[0].share.charged:
-            await submit(queue, id=new_job_id(1), tenant="a")
+        for tenant in "ab":
+            await submit(queue, id=new_job_id(1), tenant=tenant)
+        (one_of_two,) = await consumer.claim(1)
+        charges.started(one_of_two)
         assert consumer.parts == 4
 
 

@@ -59,6 +59,11 @@ class Charges:
         """What is charged as a job is claimed."""
         return self._prompt_tokens + self._ahead * self._output_tokens
 
+    @property
+    def tenants_share(self) -> bool:
+        """Jobs of several tenants waited at the last claims."""
+        return time.monotonic() <= self._shared_until
+
     def started(self, job: LeasedJob) -> None:
         """A job begins."""
         if job.share.charged:
@@ -86,10 +91,9 @@ class Charges:
 
     def take_with_claim(self, shard: int) -> Mapping[Account, float]:
         """As `take`, where several tenants wait; mostly only of the jobs that have ended."""
-        now = time.monotonic()
-        if now > self._shared_until:
+        if not self.tenants_share:
             return NOTHING
-        if now > self._reported_at.get(shard, 0.0) + self._report_s:
+        if time.monotonic() > self._reported_at.get(shard, 0.0) + self._report_s:
             return self.take(shard)
         return self._ended.pop(shard, NOTHING)
 

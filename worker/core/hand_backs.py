@@ -46,7 +46,7 @@ def candidates(runs: Iterable[JobRun], shard: int) -> list[JobRun]:
         if run.job.shard == shard
         and run.job.share.lane in CLIENT_LANES
         and run.job.generation <= MOST_LEASES
-        and not run.job.share.in_time
+        and not run.job.has_deadline
         and run.buffer.movable
         and run.buffer.new_tokens >= LEAST_TOKENS
         and not (run.buffer.discarded or run.final_state)

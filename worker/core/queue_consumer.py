@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -17,9 +16,6 @@ from shared.store.interface import StoreError
 from shared.store.redis.claim_connection import ClaimConnection
 from worker.core.adapter_claims import AdapterQueues
 from worker.core.slot_adverts import AdvertisedSlots
-
-_SHARED_S = 1.0
-"""So long after a claim of one of several tenants' jobs they count as several."""
 
 
 class QueueConsumer:
@@ -48,17 +44,16 @@ class QueueConsumer:
         self._overcommitted = overcommitted
         self._shards = deque(connection.shards)
         self._looks = deque(connection.shards)
-        self._shared_until = 0.0
         self._blocking_pop: asyncio.Future[list[bytes] | None] | None = None
 
     @property
     def parts(self) -> int:
         """How many claims the free slots are divided among.
 
-        Where tenants share, as many as shards: a claim that filled all slots from one shard would
-        have those that wait in the others wait for their turn, whoever is next there.
+        Where several tenants wait, one for each shard: if one claim filled all slots from one
+        shard, whoever is next in the others would wait until these have their turn.
         """
-        return len(self.shards) if time.monotonic() < self._shared_until else 1
+        return len(self.shards) if self._connection.tenants_share else 1
 
     def next_look(self) -> int | None:
         """A shard to look for a reason to hand a job back, another one at each call.
@@ -160,8 +155,6 @@ class QueueConsumer:
             if pop:
                 self._start_blocking_pop()
             left, leased, suspects = await sent
-            if any(job.share.charged for job in leased):
-                self._shared_until = time.monotonic() + _SHARED_S
             if suspects:
                 self._on_suspects()
             return leased

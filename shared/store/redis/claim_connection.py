@@ -30,6 +30,10 @@ class ClaimCharges(Protocol):
     def expected_cost(self) -> float:
         """For each job that it takes, where several tenants wait."""
 
+    @property
+    def tenants_share(self) -> bool:
+        """Jobs of several tenants waited at the last claims."""
+
     def take_with_claim(self, shard: int) -> Mapping[Account, float]:
         """For what the worker's jobs have cost beyond that."""
 
@@ -55,6 +59,11 @@ class ClaimConnection:
         self._charges = charges
         redis = queue.servers.of(shards[0])
         self._connection = PipelinedConnection(redis, BLOCK_S + _SILENCE_S)
+
+    @property
+    def tenants_share(self) -> bool:
+        """Jobs of several tenants waited at the last claims."""
+        return self._charges is not None and self._charges.tenants_share
 
     async def open(self) -> None:
         """Connect, and load the scripts, unless that is done."""

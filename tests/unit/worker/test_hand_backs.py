@@ -23,7 +23,8 @@ def run(tenant: str = "a", lane: str = DEFAULT, tokens: int = 100, **changes: An
         shard=changes.get("shard", 0),
         generation=changes.get("generation", 1),
         tenant=tenant,
-        share=Share(lane, 1.0, 0.0, changes.get("in_time", False)),
+        share=Share(lane, 1.0, 0.0),
+        has_deadline=changes.get("has_deadline", False),
     )
     buffer = SimpleNamespace(
         movable=changes.get("movable", True),
@@ -53,7 +54,7 @@ def turn(lane: str = DEFAULT, level: float = 0.0, **levels: float) -> NextTurn:
         {"final_state": "completed"},
         {"tokens": LEAST_TOKENS - 1},
         {"lane": ""},
-        {"in_time": True},
+        {"has_deadline": True},
     ],
 )
 def test_what_is_not_handed_back(changes: dict[str, Any]) -> None:

@@ -71,7 +71,8 @@ def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[
             waited_s=max(0, now - int(created_us)) / 1e6,
             origin=Origin.read(rest[0]) if rest and rest[0] else NO_ORIGIN,
             tenant=rest[1].decode() if len(rest) > 1 else "",
-            share=_share(*rest[2:6]),
+            share=_share(*rest[2:5]),
+            has_deadline=rest[5:] == [b"1"],
         )
         for (
             job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers,
@@ -81,10 +82,8 @@ def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[
 
 
 @lru_cache(maxsize=1024)  # most jobs have the same one
-def _share(
-    lane: bytes = b"", weight: bytes = b"", charged: bytes = b"", in_time: bytes = b""
-) -> Share:
+def _share(lane: bytes = b"", weight: bytes = b"", charged: bytes = b"") -> Share:
     """Of a gateway of the release before: none."""
     if not lane:
         return NO_SHARE
-    return Share(lane.decode(), float(weight or 1), float(charged or 0), in_time == b"1")
+    return Share(lane.decode(), float(weight or 1), float(charged or 0))

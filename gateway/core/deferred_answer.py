@@ -72,11 +72,13 @@ class DeferredAnswer(JobAnswer):
         job = await self._context.queue.get(self.job_id)
         if job is None:
             raise StreamReset("The queue has lost this job.")
+        body, told = await self._context.job_object(job)
         await self._send_whole(
-            WholeAnswer(202, "application/json", await self._context.job_object(job)),
+            WholeAnswer(202, "application/json", body),
             (b"location", f"/jobs/{self.job_id}".encode()),
             (b"retry-after", b"1"),
             *self._applied(in_time=False),
+            *((name.encode(), value.encode()) for name, value in told.items()),
         )
         return False
 

@@ -139,7 +139,7 @@ async def _follow(
 async def _end(context: StreamContext, job: Job) -> AsyncIterator[bytes]:
     """The last event, in parts. Raises _CutShort if it has begun and can't go on."""
     begin, begun = f"event: {job.state}\nid: {END_ID}\ndata: ".encode(), False
-    body = await context.job_object(job)
+    body, _ = await context.job_object(job)
     try:
         async for part in body.parts():
             # An event's data is one line; JSON has line ends between values only.

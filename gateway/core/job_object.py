@@ -77,18 +77,15 @@ async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]
     return fields
 
 
-async def full(
-    queue: JobQueue, fleet: FleetView, job: Job, headers: dict[str, str] | None = None
-) -> Body:
-    """All fields, as JSON: position while it is queued, text so far once it was started, result.
+async def full(queue: JobQueue, fleet: FleetView, job: Job) -> tuple[Body, dict[str, str]]:
+    """All fields, as JSON: position while it is queued, text so far once it was started, result;
+    and the headers of the response that tell how long the job may wait.
 
     The result is put in as the bytes that the worker has stored. `usage` is what the worker counted
     at the end, here as in a list. `usage_so_far` is the sum of the journal, over all attempts: for
     a job that runs, or that was not ended by its worker.
-
-    `headers`: those of the response; they get what tells of the wait.
     """
-    fields = summary(job)
+    fields, headers = summary(job), dict[str, str]()
     if job.state is JobState.QUEUED:
         rank = fields["position"] = await position(queue, job)
         if rank is not None:
@@ -98,16 +95,15 @@ async def full(
                 fields["estimated_wait_range_s"] = [round(each, 1) for each in wait.range_s]
             if wait.reason:
                 fields["wait_reason"] = wait.reason
-            if headers is not None:
-                headers |= waiting_headers(rank, wait)
+            headers = waiting_headers(rank, wait)
         if job.suspect:
             fields["wait_reason"] = _SUSPECT
     if job.state is not JobState.QUEUED or job.attempts:
         await _add_output(fields, queue, job)
     shown = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     if job.result_bytes and job.content_type.startswith("application/json"):
-        return Body(shown.removesuffix(b"}") + b',"result":', queue, job, tail=b"}")
-    return Body(shown)
+        return Body(shown.removesuffix(b"}") + b',"result":', queue, job, tail=b"}"), headers
+    return Body(shown), headers
 
 
 async def _add_output(fields: dict[str, Any], queue: JobQueue, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""What a client is told of its job while it gets no data: a comment, and headers before that."""
+"""The state of a job and how long it may wait, as headers and as comments of its stream."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _UNKNOWN = Progress("", sse.comment("waiting for the queue"))
 
 
 def waiting_headers(queue_position: int, wait: WaitEstimate | None) -> dict[str, str]:
-    """What tells of a job that waits. Seconds from now, as the clocks of clients differ."""
+    """Headers about a job that waits. Seconds from now, as the clocks of clients differ."""
     headers = {"x-flotilla-queue-position": str(queue_position)}
     if wait is not None and wait.wait_s is not None:
         headers["x-flotilla-estimated-start"] = f"{wait.wait_s:.1f}"

@@ -26,5 +26,5 @@ class StreamContext:
     unwatcher: Unwatcher
     metrics: GatewayMetrics
     fleet: FleetView
-    job_object: Callable[[Job], Awaitable[Body]]
+    job_object: Callable[[Job], Awaitable[tuple[Body, dict[str, str]]]]
     """A job as the API shows it."""

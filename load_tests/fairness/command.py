@@ -1,4 +1,4 @@
-"""`fairness`: play a trace of several tenants against a full fleet, under three orders.
+"""`fairness`: play a trace of several tenants against a full fleet, under four orders.
 
 The rows are first come, first served (all calls belong to one tenant), VTC by its own rules, and
 Flotilla's, without and with running jobs that are handed back. All go through the same gateways,
@@ -130,7 +130,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.scenario:
         return _scenario(arguments)
     if arguments.trace is None:
-        raise SystemExit("--trace: which one?")
+        raise SystemExit("--vllm needs --scenario" if arguments.vllm else "--trace: which one?")
     rows = arguments.rows.split(",")
     if unknown := set(rows) - set(_RULES):
         raise SystemExit(f"--rows: {', '.join(sorted(unknown))}; there are {', '.join(_RULES)}")
@@ -176,9 +176,9 @@ def _on_vllm(scenario: Scenario, arguments: argparse.Namespace) -> int:
     tenants = sorted({call.tenant for call in scenario.calls})
     keys = ",".join(f"{tenant}:{key_of(tenant)}" for tenant in tenants)
     options = {"model": arguments.model, "engine_args": arguments.engine_args}
+    fleet = VllmFleet.variant(VllmFleet.name, **options, settings={"api_keys": keys})
     status = 0
-    for base in (VllmServe, VllmFleet):
-        system = base.variant(base.name, **options, settings={"api_keys": keys})
+    for system in (VllmServe.variant(VllmServe.name, **options), fleet):
         with session() as processes:
             started = system(processes)
             started.start()

@@ -1,4 +1,4 @@
-"""What waits were, over what was told of them: the range of the next one. Pure.
+"""Waits of calls compared with what their clients were told, and the range that follows. Pure.
 
 Who comes next decides how long a tenant waits, so no single figure is right. Where the last waits
 of a tenant were 0.8 to 1.5 times as long as told, so will be most of its next ones.

@@ -16,11 +16,7 @@ from importlib.metadata import version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shared.job import errors
@@ -438,7 +434,12 @@ class WorkerMetrics:
             registry=registry,
         )
         for reason in (
-            *("handed_back", "handed_over", "drained", "engine_died", "id_taken", "run_failed"),
+            "handed_back",
+            "handed_over",
+            "drained",
+            "engine_died",
+            "id_taken",
+            "run_failed",
             "asleep",
         ):
             self.released.labels(reason)

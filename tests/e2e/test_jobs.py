@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -174,6 +175,9 @@ def test_events_of_a_queued_job_have_its_position(api: httpx.Client) -> None:
     job = submit(api, "patient", max_tokens=3)
     events = read_events(api, job["id"], at_most=2)
     assert [(name, data["position"]) for name, _, data in events] == [("queued", 1), ("queued", 1)]
+    prefer = {"prefer": "wait=0"}
+    last = api.post(CHAT, json=request("last", max_tokens=3), headers=prefer)
+    assert (last.status_code, last.headers["x-flotilla-queue-position"]) == (202, "2")
     for blocker in blockers:
         api.post(f"/jobs/{blocker['id']}/cancel")
     assert read_events(api, job["id"])[-1][0] == "completed"
@@ -185,7 +189,7 @@ def test_a_stream_of_a_queued_job_gets_comments_and_then_its_answer(api: httpx.C
     with api.stream("POST", CHAT, json=request("waits", stream=True, max_tokens=3)) as answer:
         for line in answer.iter_lines():
             lines.append(line)
-            if line.startswith(": queued, position 1") and blockers:
+            if re.fullmatch(r": queued, position 1(, starts in .+)?", line) and blockers:
                 for blocker in blockers:
                     api.post(f"/jobs/{blocker['id']}/cancel")
                 blockers = []

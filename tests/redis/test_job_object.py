@@ -36,7 +36,7 @@ FLEET = cast(FleetView, SimpleNamespace(wait_estimate=lambda *_: WaitEstimate(No
 async def shown(queue: JobQueue, job_id: str) -> dict[str, Any]:
     job = await queue.get(job_id)
     assert job is not None
-    body = await job_object.full(queue, FLEET, job)
+    body, _ = await job_object.full(queue, FLEET, job)
     shown: dict[str, Any] = json.loads(b"".join([part async for part in body.parts()]))
     return shown
 

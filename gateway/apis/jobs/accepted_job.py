@@ -5,7 +5,6 @@ from __future__ import annotations
 from gateway.core.call import NewCall
 from gateway.core.context import Gateway
 from gateway.core.job_lookup import job_of
-from gateway.core.job_object import full
 from gateway.core.send_body import BodyResponse
 from shared.job.errors import NotFound
 from shared.job.job import Job
@@ -18,7 +17,7 @@ async def accepted(gateway: Gateway, call: NewCall) -> BodyResponse:
     new = call.job
     joined = call.joined or await gateway.submitter.submit(new)
 
-    async def read_back() -> tuple[Job, Body]:
+    async def read_back() -> tuple[Job, Body, dict[str, str]]:
         """The job as it is in Redis now, submitted again if Redis has lost it meanwhile."""
         try:
             job = await job_of(gateway.queue, gateway.settings, new.tenant, joined or new.id)
@@ -27,11 +26,15 @@ async def accepted(gateway: Gateway, call: NewCall) -> BodyResponse:
                 raise
             await gateway.submitter.submit(new)  # a replica without it is the master now
             job = await job_of(gateway.queue, gateway.settings, new.tenant, new.id)
-        return job, await full(gateway.queue, gateway.fleet, job, headers)
+        return job, *await gateway.streams.job_object(job)
 
-    headers = {"retry-after": "1"}
-    job, body = await read_again(read_back)  # an error would have the client make a second job
-    headers |= {"x-flotilla-job-id": job.id, "location": f"/jobs/{job.id}"}
+    # An error would have the client make a second job.
+    job, body, headers = await read_again(read_back)
+    headers |= {
+        "x-flotilla-job-id": job.id,
+        "location": f"/jobs/{job.id}",
+        "retry-after": "1",
+    }
     if joined:
         gateway.metrics.replayed.inc()
         headers["idempotent-replayed"] = "true"

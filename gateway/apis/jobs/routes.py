@@ -20,7 +20,7 @@ from gateway.core.incoming import Incoming
 from gateway.core.job_events import END_ID, EventPosition, events
 from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.job_lookup import job_of, no_such_job
-from gateway.core.job_object import full, summaries
+from gateway.core.job_object import summaries
 from gateway.core.job_search import search
 from gateway.core.log_event import ReadMode
 from gateway.core.on_disconnect import keep_s
@@ -140,8 +140,9 @@ async def get_job(
     job = await _job(gateway, tenant, job_id)
     if wait and not job.state.terminal:
         job = await _changed(gateway, tenant, job, wait)
-    headers = _job_header(job) | ({} if job.state.terminal else {"retry-after": "1"})
-    return BodyResponse(await full(gateway.queue, gateway.fleet, job, headers), headers=headers)
+    body, headers = await gateway.streams.job_object(job)
+    headers |= _job_header(job) | ({} if job.state.terminal else {"retry-after": "1"})
+    return BodyResponse(body, headers=headers)
 
 
 @router.get("/{job_id}/result", openapi_extra=shows("Job", 202, errors=ANSWER_ERRORS))
@@ -149,9 +150,8 @@ async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Res
     """The answer that the endpoint would have given; 202 with the job until there is one."""
     job = await _job(gateway, tenant, job_id)
     if not job.state.terminal:
-        headers = _job_header(job) | {"retry-after": "1"}
-        body = await full(gateway.queue, gateway.fleet, job, headers)
-        return BodyResponse(body, 202, headers)
+        body, headers = await gateway.streams.job_object(job)
+        return BodyResponse(body, 202, headers | _job_header(job) | {"retry-after": "1"})
     whole = whole_answer(gateway.queue, job)
     if whole is not None:
         headers = {**job.headers, **_job_header(job), "content-type": whole.content_type}
@@ -208,7 +208,7 @@ async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Respons
     if await gateway.queue.cancel(job_id, tenant) is None:
         raise no_such_job(gateway.settings, job_id)
     job = await _job(gateway, tenant, job_id)
-    return BodyResponse(await full(gateway.queue, gateway.fleet, job))
+    return BodyResponse((await gateway.streams.job_object(job))[0])
 
 
 def _call_in(raw: bytes, fields: dict[str, Any]) -> Wrapped:

@@ -143,8 +143,8 @@ class Ended:
     async def get(self, job_id: str) -> Job:
         return job(state=self._state)
 
-    async def job_object(self, found: Job) -> Body:
-        return Body(b"{}")
+    async def job_object(self, found: Job) -> tuple[Body, dict[str, str]]:
+        return Body(b"{}"), {}
 
 
 @pytest.mark.parametrize(

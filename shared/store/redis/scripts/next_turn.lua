@@ -2,14 +2,15 @@
 -- KEYS: base
 -- ARGV: pool, half_life_us, flat lane, tenant...
 --       half_life_us: as for renew; lane, tenant: accounts whose levels are asked for, too.
--- Reply: {lane, tenant, level, level of each account...}, levels as of now; empty if nobody waits
+-- Reply: {lane, tenant, level, level of each account...}, levels as of now; empty if no job waits
 local pool = ARGV[1]
 share_rules.half_life_us = tonumber(ARGV[2])
+
+local function level(lane, tenant) return tostring(level_of(pool .. ':' .. lane, tenant) / charge_growth()) end
+
 for _, lane in ipairs(CLIENT_LANES) do
-  local name = pool .. ':' .. lane
-  local tenant = call('ZRANGE', turns_key(name), 0, 0)[1]
+  local tenant = call('ZRANGE', turns_key(pool .. ':' .. lane), 0, 0)[1]
   if tenant then
-    local function level(of_lane, of_tenant) return tostring(level_of(pool .. ':' .. of_lane, of_tenant) / charge_growth()) end
     local reply = {lane, tenant, level(lane, tenant)}
     for i = 3, #ARGV, 2 do reply[#reply + 1] = level(ARGV[i], ARGV[i + 1]) end
     return reply

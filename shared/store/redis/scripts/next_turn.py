@@ -23,7 +23,7 @@ def pack_next_turn(
 def parse_next_turn(
     pool: str, accounts: Collection[Account], reply: Sequence[bytes]
 ) -> NextTurn | None:
-    """The script's reply; None: nobody waits."""
+    """The script's reply; None: no job waits."""
     if not reply:
         return None
     lane, tenant = reply[0].decode(), reply[1].decode()

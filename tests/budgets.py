@@ -103,9 +103,9 @@ def budgets() -> list[Budget]:
     request, token, worker = files_of_walks()
     files, functions_, arguments = long_files(), long_functions(), wide_constructors()
     return [
-        Budget("lines of the core", total(*CORE), 20_587, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 50_200, 34_000),
-        Budget("lines of the load tests", total("load_tests"), 12_299, 9_000),
+        Budget("lines of the core", total(*CORE), 20_662, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 50_474, 34_000),
+        Budget("lines of the load tests", total("load_tests"), 12_379, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 6, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 8, 0),
         Budget(f"constructors above {ARGUMENTS} arguments", len(arguments), 4, 0),

@@ -9,14 +9,15 @@ from collections.abc import Collection
 
 from shared.fleet import wait_estimate
 from shared.fleet.desired_pool import Switches
-from shared.fleet.job_durations import JobDurations
 from shared.fleet.limits import GATEWAY_FLEET
 from shared.fleet.model_names import ModelNames, declared_models, merged
 from shared.fleet.pools import Pools
+from shared.fleet.recent_work import Pace, RecentWork
 from shared.fleet.registry import HEARTBEAT_S, Heartbeat, ModelInfo, WorkerInfo, without_failed
 from shared.fleet.scale_decisions import Scale
+from shared.fleet.slot_turnover import SlotTurnover
 from shared.fleet.told_waits import ToldWaits
-from shared.fleet.wait_estimate import SlotTurnover, WaitEstimate
+from shared.fleet.wait_estimate import WaitEstimate
 from shared.fleet.worker_losses import WorkerLosses
 from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
@@ -68,7 +69,8 @@ class FleetView:
         self._registry = registry
         self._scales = scales
         self._desired = desired
-        self._durations = JobDurations()
+        self._recent_work = RecentWork()
+        self._turnovers: dict[str, SlotTurnover | None] = {}  # by pool, of the latest heartbeats
         self._redis_ahead_s = time.time() - time.monotonic()  # a guess until Redis answers
         self._read_at = float("-inf")
         self._complete_at = time.monotonic()
@@ -120,7 +122,8 @@ class FleetView:
     def _set_workers(self, heartbeats: list[Heartbeat]) -> None:
         self.heartbeats = heartbeats
         self.workers = without_failed(heartbeats)
-        self._durations.update(self.workers, time.monotonic())
+        self._recent_work.update(self.workers, time.monotonic())
+        self._turnovers = {}
 
     async def model(self, name: str, version: str = "") -> ModelInfo:
         """A model by a client's name for it, with or without workers; empty: the default model.
@@ -178,13 +181,28 @@ class FleetView:
 
         `tenant`: whose job it is, for the range.
         """
-        read_s_ago = time.monotonic() - self._read_at
-        turnover = SlotTurnover(self._durations.mean_s(pool_of(pool)), read_s_ago)
-        workers, scale = self.workers_of(pool), self.scales.get(pool_of(pool))
-        found = wait_estimate.wait_estimate(position, workers, scale, self.now_s(), turnover)
+        pool = pool_of(pool)
+        workers, scale = self.workers_of(pool), self.scales.get(pool)
+        if pool not in self._turnovers:
+            self._turnovers[pool] = self._turnover(pool, workers)
+        found = wait_estimate.wait_estimate(
+            position,
+            workers,
+            scale,
+            self.now_s(),
+            self._turnovers[pool],
+            time.monotonic() - self._read_at,
+        )
         if found.wait_s is None:
             return found
-        return found._replace(range_s=self.told_waits.range_s(pool_of(pool), tenant, found.wait_s))
+        return found._replace(range_s=self.told_waits.range_s(pool, tenant, found.wait_s))
+
+    def _turnover(self, pool: str, workers: list[WorkerInfo]) -> SlotTurnover | None:
+        pace, scale = self._recent_work.pace(pool), self.scales.get(pool)
+        if pace is None and scale and scale.seen.job_s and not scale.stale(self.now_s()):
+            pace = Pace.of_job(scale.seen.job_s)
+        serving = [worker for worker in workers if worker.state.serving]
+        return SlotTurnover(pace, serving) if pace and serving else None
 
     def wait_reason(self, pool: str) -> str:
         """Why the pool's jobs wait, in words, if no worker is ready; else empty."""

@@ -23,7 +23,10 @@ class Told(NamedTuple):
 
     wait_s: float
     range_s: tuple[float, float] | None
-    real_s: float
+    start_s: float
+    """Until a worker took the job."""
+    first_s: float
+    """Until its first output, for which the range is."""
 
 
 @dataclass(slots=True)

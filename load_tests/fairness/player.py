@@ -24,10 +24,12 @@ from load_tests.systems.engine import MODEL
 _TEXT = re.compile(rb'"text":"([^"]*)"')
 _TOLD = re.compile(rb"x-flotilla-estimated-start: ([0-9.]+)\r\n", re.IGNORECASE)
 _RANGE = re.compile(rb"x-flotilla-estimated-start-range: ([0-9.]+)-([0-9.]+)\r\n", re.IGNORECASE)
+_JOB_ID = re.compile(rb"x-flotilla-job-id: (\S+)\r\n", re.IGNORECASE)
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 _T = TypeVar("_T")
 _AT_ONCE = 64
 _MOST_LATE_S = 2.0
+_LEAST_WAIT_S = 0.01
 _TOKEN = "tok "
 """Four bytes are one token of the simulated engine."""
 _COLUMNS = {"client", "at_s", "prompt_tokens", "output_tokens"}
@@ -67,9 +69,11 @@ class _Stream(asyncio.Protocol):
 
     def __init__(self, call: Call, request: bytes, now: _Clock) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._call, self._request, self._clock = call, request, now
+        self.call, self._request, self._clock = call, request, now
         self._parts: list[bytes] = []
-        self._head_s = 0.0
+        self.job_id = ""
+        """Of a call that was told a wait."""
+        self.head_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
@@ -78,14 +82,14 @@ class _Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Note the time of the tokens in it."""
-        self._head_s = self._head_s or self._clock.now()
+        self.head_s = self.head_s or self._clock.now()
         self._parts.append(data)
-        tokens = 0 if self._call.detached else data.count(b'"text":"')
-        self._call.token_times_s.extend([self._clock.now()] * tokens)
+        tokens = 0 if self.call.detached else data.count(b'"text":"')
+        self.call.token_times_s.extend([self._clock.now()] * tokens)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The answer has ended."""
-        call, answer = self._call, b"".join(self._parts)
+        call, answer = self.call, b"".join(self._parts)
         call.text = b"".join(_TEXT.findall(answer)).decode()
         usage = _USAGE.findall(answer)  # where it was asked for: an event may have several tokens
         found = int(usage[-1]) if usage else len(call.token_times_s)
@@ -101,8 +105,9 @@ class _Stream(asyncio.Protocol):
             low_high = None
             if found_range:
                 low_high = speed * float(found_range[1]), speed * float(found_range[2])
-            real_s = call.first_s - self._head_s
-            call.told = Told(speed * float(told[1]), low_high, real_s)
+            first_s = call.first_s - self.head_s
+            call.told = Told(speed * float(told[1]), low_high, first_s, first_s)
+            self.job_id = _JOB_ID.findall(answer)[0].decode()
         if not self.done.done():
             self.done.set_result(None)
 
@@ -140,12 +145,21 @@ async def play(
     calls = [replace(call, token_times_s=[]) for call in trace]
     clock = _Clock(speed)
 
-    async def send(n: int, call: Call) -> asyncio.Future[None]:
-        request = _request(call, n, key_of("all" if one_tenant else call.tenant), fields)
-        stream = _Stream(call, request, clock)
+    async def send(n: int, call: Call) -> asyncio.Task[None]:
+        key = key_of("all" if one_tenant else call.tenant)
+        stream = _Stream(call, _request(call, n, key, fields), clock)
         loop, port = asyncio.get_running_loop(), ports[n % len(ports)]
+        sent_s = clock.now()
         await loop.create_connection(lambda: stream, "127.0.0.1", port)
-        return stream.done
+        return loop.create_task(ended(stream, port, key, sent_s))
+
+    async def ended(stream: _Stream, port: int, key: str, sent_s: float) -> None:
+        await stream.done
+        told = stream.call.told
+        if told:
+            waited_s = speed * await _waited_s(port, key, stream.job_id)
+            start_s = max(_LEAST_WAIT_S, waited_s - (stream.head_s - sent_s))
+            stream.call.told = told._replace(start_s=start_s)
 
     numbered = list(enumerate(calls))
     detached = [each for each in numbered if each[1].detached]
@@ -161,6 +175,18 @@ async def play(
                 raise RunError(f"call {n} was sent {clock.now() - call.at_s:.1f} s late: --speed")
     await asyncio.gather(*streams)
     return calls
+
+
+async def _waited_s(port: int, key: str, job_id: str) -> float:
+    """How long a job waited for its first worker, by Redis' clock."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = (f"GET /jobs/{job_id} HTTP/1.1", "host: 127.0.0.1", f"authorization: Bearer {key}")
+    writer.write("\r\n".join((*head, "connection: close", "", "")).encode())
+    answer = await reader.read()
+    writer.close()
+    job = json.loads(answer.partition(b"\r\n\r\n")[2])
+    waited_s: float = job["attempts"][0]["started_at"] - job["created_at"]
+    return waited_s
 
 
 def batched(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:

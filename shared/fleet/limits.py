@@ -223,6 +223,13 @@ JOBS_EXPIRE = Limit(
     "jobs_expire", Unit.SHARE, 0.02, least=10, within_s=900,
     alerts=(Alert("FlotillaJobsExpire", WARNING, 300),),
 )  # fmt: skip
+TOLD_WAITS = Limit(
+    "told_waits", warning=2, least=20, within_s=1800,
+    alerts=(Alert("FlotillaToldWaitsWrong", WARNING, 600),),
+    text="Jobs of the pool {pool} wait {ratio:.1f} times as long as their clients are told.",
+    do="The queue grows, or one tenant's jobs wait for those of others: add workers.",
+)  # fmt: skip
+"""How long streamed calls waited over what they were told, the median."""
 DEAD_LETTERS = Limit(
     "dead_letters", warning=1, within_s=900, alerts=(Alert("FlotillaDeadLetters", WARNING),),
     text="{letters}, the newest {age} old.", do="Replay or drop them: `flotilla dead ls`.",

@@ -57,14 +57,22 @@ class WorkerInfo:
     """Their bodies."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    ages: tuple[float, ...] = ()
-    """How long its jobs have run, the oldest first; of many, a sample."""
+    job_steps: tuple[int, ...] = ()
+    """How many steps of the engine its jobs have run, the most first; of many, a sample."""
     job_ids: tuple[str, ...] = ()
     """Jobs that it runs; of many, the first ones."""
     clock_s: float = 0.0
     """Its own monotonic clock: the difference of two heartbeats is the time between them."""
     output_tokens: int = 0
     """Tokens generated since its start, those of running jobs included."""
+    prefilled_tokens: int = 0
+    """Prompt tokens of all jobs that have had output, those of running jobs included."""
+    steps: int = 0
+    """That the engine has made."""
+    busy_s: float = 0.0
+    """The time of these steps together."""
+    lengths: tuple[int, ...] = ()
+    """Jobs that have ended, by how many steps they ran (`recent_work.LENGTHS`)."""
     waits: tuple[int, ...] = ()
     """Its histogram of queue waits since its start: jobs in each of the metric's buckets."""
     failure: str = ""

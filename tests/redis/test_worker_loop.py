@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from shared.fleet.recent_work import length_bucket
 from shared.job.frames import FrameKind
 from shared.job.job_log import Transcript, read_journal
 from shared.job.states import JobEvent, JobState
@@ -283,3 +285,28 @@ async def test_a_run_that_fails_ends_although_its_job_can_not_be_released(
     loop._start(await claim_one(queue))
     await asyncio.wait(set(loop.runs.tasks), timeout=20)
     assert not loop.runs
+
+
+async def is_over(loop: WorkerLoop, job_id: str) -> bool:
+    steps = loop.runs.job_steps(loop.progress.steps)
+    assert all(0 <= each <= 42 for each in steps)
+    job = await loop._member.queue.get(job_id)
+    return job is not None and job.state.terminal and not loop.runs
+
+
+async def test_what_the_engine_has_done_is_counted_for_the_heartbeats(queue: JobQueue) -> None:
+    """A job takes a step for each token; the time between jobs belongs to no step."""
+    async with serving(queue, slots=4) as loop:
+        progress = loop.progress
+        for n_tokens in (10, 40):
+            job = await submit(queue, body=chat(n_tokens, ignore_eos=True))
+            await eventually(partial(is_over, loop, job.id), "it has ended")
+        assert 50 <= progress.steps <= 56
+        assert sum(progress.lengths) == 2
+        for n_tokens in (10, 40):
+            assert any(progress.lengths[length_bucket(n_tokens + more)] for more in range(3))
+        totals = loop.runs.totals
+        assert totals.prefilled_tokens == totals.prompt_tokens > 0
+        assert (totals.output_tokens, totals.completion_tokens) == (50, 50)
+        assert progress.busy_s >= 0.05, "a step takes 1 ms"
+        assert loop.runs.job_steps(progress.steps) == ()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 
+from shared.fleet.recent_work import LENGTHS, length_bucket
+from worker.core.job_run import JobRun
 from worker.core.output_buffer import OutputBuffer
 from worker.core.runs import Runs
 from worker.core.slots import SlotAccounting
@@ -55,6 +57,8 @@ class EngineSteps:
 
     def __init__(self, now: float) -> None:
         self.n = 0
+        self.busy_s = 0.0
+        """The time of these steps together."""
         self.last = now
         """When the last step ended, or the engine was seen idle."""
         self.stalled_s = 0.0
@@ -72,6 +76,7 @@ class EngineSteps:
         """The engine has ended a step."""
         took = min(now - self.last, self.stalled_s + _BETWEEN_LOOKS_S)
         self.n += 1
+        self.busy_s += took
         if self.n % _OF_LATE == 0:
             self._longest_before_s, self._longest_s = self._longest_s, 0.0
         if took > self._longest_s:
@@ -96,12 +101,36 @@ class EngineProgress:
         self._slots = slots
         self._steps = EngineSteps(time.monotonic())
         self._answered_tokens = 0
+        self.lengths = [0] * len(LENGTHS)
+        """Jobs that have ended here, by how many steps they ran: one for each of `LENGTHS`."""
+
+    @property
+    def steps(self) -> int:
+        """That the engine has made."""
+        return self._steps.n
+
+    @property
+    def busy_s(self) -> float:
+        """The time of these steps together."""
+        return self._steps.busy_s
 
     def on_step(self) -> None:
         """The engine has ended a step."""
         self._steps.step(time.monotonic())
 
-    def answered(self, buffer: OutputBuffer) -> None:
+    def begins(self, run: JobRun) -> None:
+        """A run begins, which is not among the others yet."""
+        run.began_step = self.steps
+        if not self._runs and self._engine.load().unfinished == 0:
+            self._steps.look(run.started, idle=True)  # the time until now belongs to no step
+
+    def ended(self, run: JobRun, *, released: bool) -> None:
+        """A run has ended; `released`: its job has not."""
+        self._answered(run.buffer)
+        if not released:
+            self.lengths[length_bucket(self.steps - run.began_step)] += 1
+
+    def _answered(self, buffer: OutputBuffer) -> None:
         """Remember the length of a job's prompt if it has had output."""
         if buffer.first_output_at is not None:
             self._answered_tokens = max(self._answered_tokens, buffer.prompt_tokens)
@@ -125,7 +154,7 @@ class EngineProgress:
             if run.buffer.first_output_at is None and run.started < in_step
         ]
         for run in self._runs.values():
-            self.answered(run.buffer)
+            self._answered(run.buffer)
         return stall_limit_s(
             most_s,
             n_steps=self._steps.n,

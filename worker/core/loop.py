@@ -150,6 +150,7 @@ class WorkerLoop:
             previous.abort()  # taken from this worker, and leased to it again since
         queue = self._member.queue
         run = JobRun(job, self._engine, self.publisher, self._metrics, queue, self._around)
+        self.progress.begins(run)
         self.runs[job.id] = run
         self.slots.add(run)
         self.charges.started(job)
@@ -178,7 +179,6 @@ class WorkerLoop:
             await run.trace.write(run.buffer, self._member.worker_id, self._member.queue)
 
     def _finish(self, run: JobRun, outcome: Outcome) -> None:
-        self.progress.answered(run.buffer)
         ending = run.final_state or ("engine_died" if self._engine.dead else outcome.value)
         log.debug("the run has ended: %s", ending)
         if run.trace is not None:
@@ -192,6 +192,7 @@ class WorkerLoop:
             self._metrics.prompt_tokens.inc(run.buffer.prompt_tokens)
             self._metrics.completion_tokens.inc(run.buffer.completion_tokens)
         released = run.released or outcome is Outcome.RELEASE
+        self.progress.ended(run, released=released)
         self.charges.ended(run, released=released)
         self.runs.remove(run, released=released)
         self.slots.changed()

@@ -19,8 +19,8 @@ from worker.core.run_trace import REVOKED
 
 log = logging.getLogger("flotilla.worker")
 
-_AGES = 16
-"""Most ages in a heartbeat."""
+_SAMPLE = 16
+"""Most jobs in a heartbeat."""
 
 
 @dataclass(slots=True)
@@ -33,6 +33,7 @@ class WorkTotals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     output_tokens: int = 0
+    prefilled_tokens: int = 0
 
     def add(self, run: JobRun) -> None:
         """Count a job that has ended, or was lost; released jobs do not count."""
@@ -67,6 +68,7 @@ class Runs(dict[str, JobRun]):
     def remove(self, run: JobRun, *, released: bool) -> None:
         """A run has ended; `released`: its job has not, and goes on elsewhere."""
         self._totals.output_tokens += run.buffer.new_tokens
+        self._totals.prefilled_tokens += run.buffer.prefilled_tokens
         if not released:
             self._totals.add(run)
         if self.get(run.job.id) is run:  # else the job runs again, under a newer lease
@@ -76,15 +78,19 @@ class Runs(dict[str, JobRun]):
     @property
     def totals(self) -> WorkTotals:
         """The sums, with the tokens of the jobs that run."""
-        running = sum(run.buffer.new_tokens for run in self.values())
-        return replace(self._totals, output_tokens=self._totals.output_tokens + running)
+        totals = replace(self._totals)
+        for buffer in self.buffers():
+            totals.output_tokens += buffer.new_tokens
+            totals.prefilled_tokens += buffer.prefilled_tokens
+        return totals
 
-    @property
-    def ages(self) -> tuple[float, ...]:
-        """Seconds since each run started, the oldest first; of many runs, an even sample."""
-        now = time.monotonic()
-        seconds = sorted((now - run.started for run in self.values()), reverse=True)
-        return tuple(round(age, 1) for age in seconds[:: -(-len(seconds) // _AGES) or 1])
+    def job_steps(self, steps: int) -> tuple[int, ...]:
+        """How many of the engine's `steps` each run has had, the most first.
+
+        Of many runs, an even sample.
+        """
+        each = sorted((steps - run.began_step for run in self.values()), reverse=True)
+        return tuple(each[:: -(-len(each) // _SAMPLE) or 1])
 
     def abort(self, job_id: str) -> None:
         """Abort a job that another process has ended, if it runs here."""

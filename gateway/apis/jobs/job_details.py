@@ -9,10 +9,10 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from gateway.apis.jobs.timeline import Timeline, timeline
-from gateway.apis.jobs.why import PoolSituation, Why, explain
+from gateway.apis.jobs.why import PoolSituation, Waiting, Why, explain
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.job_lookup import any_job_of, job_of
-from gateway.core.job_object import summaries
+from gateway.core.job_object import summaries, tenants_waiting
 from gateway.description.schema import shows
 from gateway.http.query import known_only
 from shared.api.endpoint import BodyKind, StreamFormat
@@ -88,6 +88,10 @@ async def _why(gateway: Gateway, job: Job) -> Why:
         paused=pool in fleet.switches.paused,
         wait_reason=fleet.wait_reason(pool),
     )
-    wait_s = fleet.wait_estimate(job.pool, position, job.tenant).wait_s if position else None
+    waiting = Waiting()
+    if position:
+        wait = fleet.wait_estimate(job.pool, position, job.tenant)
+        tenants = await tenants_waiting(gateway.queue, job)
+        waiting = Waiting(position, wait.wait_s, wait.range_s, tenants)
     message = (shown["error"] or {}).get("message", "")
-    return explain(job, situation, position, wait_s, message, fleet.now_s())
+    return explain(job, situation, waiting, message, fleet.now_s())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
@@ -44,6 +44,29 @@ class PoolSituation:
     """Why no worker is ready, if so."""
 
 
+class Waiting(NamedTuple):
+    """What is known of a job that waits."""
+
+    position: int | None = None
+    """In its queue, better lanes included."""
+    wait_s: float | None = None
+    """The estimate."""
+    range_s: tuple[float, float] | None = None
+    """What the wait is between in four of five cases."""
+    tenants: int = 0
+    """That have jobs waiting in its lane."""
+
+    @property
+    def estimate(self) -> str:
+        """The estimate, in words; empty: not known."""
+        if self.wait_s is None:
+            return ""
+        if self.range_s is None:
+            return duration(self.wait_s)
+        low, high = map(duration, self.range_s)
+        return f"{duration(self.wait_s)} ({low} to {high})"
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """A fact about a job or its pool."""
@@ -62,32 +85,22 @@ class Why(BaseModel):
     facts: list[Fact]
 
 
-def explain(
-    job: Job,
-    pool: PoolSituation,
-    position: int | None,
-    wait_s: float | None,
-    message: str,
-    now_s: float,
-) -> Why:
+def explain(job: Job, pool: PoolSituation, waiting: Waiting, message: str, now_s: float) -> Why:
     """The explanation for a job at the time `now_s`, Unix seconds by Redis' clock.
 
-    `position`, `wait_s`: in its queue, and the estimate, as far as they are known. `message`: of
-    the error it was answered with, if it was.
+    `message`: of the error it was answered with, if it was.
     """
     if job.state is JobState.QUEUED:
-        sentence = _why_it_waits(job, pool, position, wait_s, now_s)
+        sentence = _why_it_waits(job, pool, waiting, now_s)
     elif job.state is JobState.IN_PROGRESS:
         sentence = _how_it_runs(job, now_s)
     else:
         sentence = _how_it_ended(job, message)
-    facts = [Fact(*each) for each in _facts(job, pool, position, wait_s, message, now_s)]
+    facts = [Fact(*each) for each in _facts(job, pool, waiting, message, now_s)]
     return Why(job=job.id, state=job.state, sentence=sentence, facts=facts)
 
 
-def _why_it_waits(
-    job: Job, pool: PoolSituation, position: int | None, wait_s: float | None, now_s: float
-) -> str:
+def _why_it_waits(job: Job, pool: PoolSituation, waiting: Waiting, now_s: float) -> str:
     name = pool_of(job.pool)
     waited = f"It has waited {duration(now_s - job.created_at)}"
     if job.suspect:
@@ -99,8 +112,10 @@ def _why_it_waits(
         return f"{waited} because an operator has paused the pool {name}; resume the pool."
     if pool.wait_reason:
         return f"{waited} because in the pool {name} {pool.wait_reason}."
-    ahead = max(0, (position or 1) - 1)
-    estimate = "" if wait_s is None else f" It should start in about {duration(wait_s)}."
+    ahead = max(0, (waiting.position or 1) - 1)
+    estimate = f" It should start in about {waiting.estimate}." if waiting.estimate else ""
+    if waiting.tenants > 1:
+        estimate = f" {waiting.tenants} tenants take turns.{estimate}"
     if pool.slots and pool.running >= pool.slots:
         full = f"all {pool.slots} slots of the pool {name} are taken"
         return f"{waited} because {full}{' and ' + _are(ahead) if ahead else ''}.{estimate}"
@@ -141,20 +156,17 @@ def _how_it_ended(job: Job, message: str) -> str:
 
 
 def _facts(
-    job: Job,
-    pool: PoolSituation,
-    position: int | None,
-    wait_s: float | None,
-    message: str,
-    now_s: float,
+    job: Job, pool: PoolSituation, waiting: Waiting, message: str, now_s: float
 ) -> Iterator[tuple[str, str]]:
     yield "state", job.state
     yield "pool", f"{pool_of(job.pool)}, lane {job.lane}, model {job.model}"
     if job.state is JobState.QUEUED:
         yield "waited", duration(now_s - job.created_at)
-        if position is not None:
-            yield "position", f"{position} in its queue, better lanes included"
-        yield "estimated wait", "not known" if wait_s is None else duration(wait_s)
+        if waiting.position is not None:
+            yield "position", f"{waiting.position} in its queue, better lanes included"
+        if waiting.tenants > 1:
+            yield "turns", f"{waiting.tenants} tenants wait in its lane, and are served in turn"
+        yield "estimated wait", waiting.estimate or "not known"
         slots = f"{pool.running} of {pool.slots} slots busy on {pool.workers} workers"
         yield "pool now", f"{slots}, paused by an operator" if pool.paused else slots
         if pool.wait_reason:

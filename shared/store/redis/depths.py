@@ -142,6 +142,14 @@ async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
     return found
 
 
+async def tenants_waiting(queue: JobQueue, job: Job) -> int:
+    """How many tenants have jobs that wait in the job's lane and shard. Raises StoreError."""
+    pipeline, shard = queue.servers.pipeline(), checked_shard(job.id)
+    pipeline.of(shard).zcard(keys.turns(shard, job.pool, job.lane))
+    (found,) = await pipeline.execute(raise_on_error=False)
+    return damaged_is_empty(found) or 0
+
+
 def _up_to(job: Job) -> Sequence[str]:
     """The lanes whose jobs go before this one, and its own."""
     return CLIENT_LANES[: CLIENT_LANES.index(job.lane) + 1]

@@ -28,10 +28,11 @@ def test_a_tenant_with_few_waits_gets_the_range_of_its_pool() -> None:
     assert waits.range_s("p", "a", 4.0) == (4.0, 4.0)
     assert waits.range_s("p", "b", 4.0) == (8.0, 8.0)
     assert waits.range_s("p", "c", 4.0) == (4.0, 8.0), "those of both"
+    assert (waits.ratio("p"), waits.ratio("other")) == (1.0, None)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_four_of_five_waits_are_within_it(seed: int) -> None:
+def test_nine_of_ten_waits_are_within_it_while_nothing_changes(seed: int) -> None:
     rng = random.Random(seed)
     waits, within, told = ToldWaits(), 0, 0
     for n in range(3000):
@@ -41,7 +42,7 @@ def test_four_of_five_waits_are_within_it(seed: int) -> None:
             told += 1
             within += found[0] <= real <= found[1]
         waits.ended("p", "a", 10.0, real)
-    assert 0.75 <= within / told <= 0.85
+    assert 0.85 <= within / told <= 0.95
 
 
 def test_the_last_waits_count_and_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

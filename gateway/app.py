@@ -40,7 +40,7 @@ from shared.fleet.pools import Pools, load_pools
 from shared.job.quotas import Quotas
 from shared.platform import logs, tracing
 from shared.platform.malformed import MalformedValues
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.interface import StoreError
 from shared.store.redis import durability, eviction
@@ -59,15 +59,13 @@ from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.gateway")
 
+_ROUTERS = [each.router for each in (overview_route, probes, metrics_route, docs_route, page_route)]
 # Before the relay is subscribed, answers come from the job log only, which is slower.
 _SUBSCRIBE_S = 5.0
 
 
 def create_app(settings: GatewaySettings) -> FrontDoor:
-    """The ASGI application of one gateway; it connects to Redis when it starts.
-
-    Raises SettingsError.
-    """
+    """The ASGI application of one gateway, which connects when it starts. Raises SettingsError."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
@@ -108,8 +106,7 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     app.state.authenticator = authenticator
     errors.install(app, metrics)
     openapi.install(app, APIS, with_keys=bool(settings.tenants_by_key()))
-    ours = (overview_route, probes, metrics_route, docs_route, page_route)
-    for router in (*(each for api in APIS for each in api.routers), *(row.router for row in ours)):
+    for router in (*(each for api in APIS for each in api.routers), *_ROUTERS):
         app.include_router(router)
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)
@@ -120,6 +117,20 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
 
 def _quotas(settings: GatewaySettings) -> Quotas:
     return Quotas(settings.max_kept_jobs, settings.max_kept_conversations, settings.max_kept_bytes)
+
+
+def _fleet_view(
+    settings: GatewaySettings, pools: Pools, servers: Servers, metrics: GatewayMetrics
+) -> FleetView:
+    malformed = MalformedValues(metrics.malformed)
+    return FleetView(
+        Registry(servers.primary, malformed),
+        ScaleStore(servers.primary, malformed),
+        pools,
+        settings.default_model,
+        settings.allow_fields,
+        DesiredPools(servers.primary, malformed),
+    )
 
 
 def _make_gateway(
@@ -133,15 +144,7 @@ def _make_gateway(
     if settings.wait_replicas:
         queue.replicated = ReplicatedSubmits(servers, settings.wait_replicas)
     relay = Relay(queue, servers, gateway_id, metrics, settings.stream_buffer_bytes)
-    malformed = MalformedValues(metrics.malformed)
-    fleet = FleetView(
-        Registry(servers.primary, malformed),
-        ScaleStore(servers.primary, malformed),
-        pools,
-        settings.default_model,
-        settings.allow_fields,
-        DesiredPools(servers.primary, malformed),
-    )
+    fleet = _fleet_view(settings, pools, servers, metrics)
     streams = StreamContext(
         gateway_id,
         settings,
@@ -153,45 +156,26 @@ def _make_gateway(
         partial(full, queue, fleet),
     )
     factory = JobFactory(settings, pools, gateway_id, relay.is_served, relay.n_readers.__getitem__)
-    submitter = Submitter(
-        queue,
-        settings.max_queue_depth,
-        metrics,
-        {pool.name: pool.max_queue_depth for pool in pools.all if pools.declared},
-    )
-    eviction_monitor = eviction.EvictionMonitor(servers.all)
-    format_monitor = FormatMonitor(servers.primary, settings.shards)
-    tasks, tenants = TaskSupervisor(metrics.background_tasks), tenants_in(settings, DEFAULT_TENANT)
-    overview = Overview(
-        gateway_id,
-        queue,
-        fleet,
-        metrics,
-        eviction_monitor,
-        format_monitor,
-        tasks,
-        only_tenant=tenants[0].name if len(tenants) == 1 else "",
-        max_depth=lambda pool: submitter.max_depth(pool) * queue.shards,
-    )
-    sampler = Sampler(overview.take)
-    metrics.overview_streams.set_function(lambda: sampler.viewers)
+    depths = {pool.name: pool.max_queue_depth for pool in pools.all if pools.declared}
     gateway = Gateway(
         id=gateway_id,
         settings=settings,
         queue=queue,
         factory=factory,
-        submitter=submitter,
+        submitter=Submitter(queue, settings.max_queue_depth, metrics, depths),
         relay=relay,
         streams=streams,
         fleet=fleet,
-        tenants=tenants,
-        eviction=eviction_monitor,
-        format=format_monitor,
-        tasks=tasks,
+        tenants=tenants_in(settings, DEFAULT_TENANT),
+        eviction=eviction.EvictionMonitor(servers.all),
+        format=FormatMonitor(servers.primary, settings.shards),
+        tasks=TaskSupervisor(metrics.background_tasks),
         metrics=metrics,
         prometheus=registry,
-        on_fleet_change=sampler.outdate,
+        on_fleet_change=lambda: sampler.outdate(),  # made of this object
     )
+    sampler = Sampler(Overview(gateway).take)
+    metrics.overview_streams.set_function(lambda: sampler.viewers)
     gateway.add(sampler)
     for api in APIS:
         if api.start is not None:

@@ -21,7 +21,7 @@ from gateway.http.web_pages import WebPages
 from gateway.ops.overview.sampler import Sampler
 from shared.job.errors import FlotillaError
 from shared.platform import request_span
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 
 
 class FrontDoor:

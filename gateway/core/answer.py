@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from gateway.core.incoming import Incoming
 from gateway.core.log_event import LogEvent
 from gateway.core.progress import Progress, ToldWait, read_progress
 from gateway.core.reader import Reader
@@ -71,19 +71,15 @@ class JobAnswer:
         self,
         context: StreamContext,
         job: NewJob | Job,
-        queued: asyncio.Future[Any] | None,
         reader: Reader,
-        received: float,
-        request_id: bytes | None,
+        incoming: Incoming,
         resumed_at: StreamPosition | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
-        opening: bytes = b"",
     ) -> None:
-        """`queued` is done once the job is in the queue; if that fails, the caller fails `reader`.
+        """If the job does not get into the queue (`reader.queued`), the caller fails `reader`.
 
-        `received`: when the request came, on the monotonic clock in seconds. `resumed_at`: the job
-        was submitted by an earlier request, whose answer is taken up again here. `headers`: further
-        ones of the response. `opening`: events that a stream begins with, at once.
+        `resumed_at`: the job was submitted by an earlier request, whose answer is taken up again
+        here. `headers`: further ones of the response.
         """
         self._context = context
         # Not the job itself: its body may be large, and a stream long.
@@ -92,14 +88,14 @@ class JobAnswer:
         self._ended = isinstance(job, Job) and job.state.terminal
         self._had = None if resumed_at is None else ReceivedEvents(resumed_at)
         self._headers = headers
-        self._opening = opening
+        self._opening = resumed_at.opening if resumed_at else b""
         self._told: ToldWait | None = None
-        self._queued = queued
+        self._queued = reader.queued
         self._reader = reader
-        self._received = received
+        self._received = incoming.received
         self._response: ResponseWriter
         self._client_left = False
-        self._request_id = request_id
+        self._request_id = incoming.request_id
         self._span = request_span.current()
         self.error = ""
         """The code of the error that the request ended with; empty: none."""

@@ -51,10 +51,8 @@ async def answer_call(gateway: Gateway, incoming: Incoming, source: Endpoint | U
     if call.background:
         return await call.background.background_answer(job, queued, reader, incoming)
     if prefer:
-        return DeferredAnswer(
-            gateway.streams, job, queued, reader, incoming.received, request_id, prefer
-        )
-    return JobAnswer(gateway.streams, job, queued, reader, incoming.received, request_id)
+        return DeferredAnswer(gateway.streams, job, reader, incoming, prefer)
+    return JobAnswer(gateway.streams, job, reader, incoming)
 
 
 async def answer_of(
@@ -63,7 +61,6 @@ async def answer_of(
     position: StreamPosition,
     incoming: Incoming,
     headers: Sequence[tuple[bytes, bytes]] = (),
-    opening: bytes = b"",
     prefer: Prefer | None = None,
 ) -> JobAnswer:
     """The answer of a job that an earlier request has submitted; see JobAnswer."""
@@ -72,18 +69,13 @@ async def answer_of(
         span.join(job.origin.traceparent)
     chunks = job.stream and not prefer
     reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
-    received, request_id = incoming.received, incoming.request_id
     try:
         if not job.state.terminal:
             await gateway.queue.watch(job.id, gateway.id, follow=False)
         reader.resync()  # the log has what was published before this gateway watched
         if prefer:
-            return DeferredAnswer(
-                gateway.streams, job, None, reader, received, request_id, prefer, headers
-            )
-        return JobAnswer(
-            gateway.streams, job, None, reader, received, request_id, position, headers, opening
-        )
+            return DeferredAnswer(gateway.streams, job, reader, incoming, prefer, headers)
+        return JobAnswer(gateway.streams, job, reader, incoming, position, headers)
     except BaseException:
         gateway.relay.close(reader)
         raise

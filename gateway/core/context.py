@@ -17,7 +17,7 @@ from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
 from gateway.core.tenants import Tenant
 from gateway.gateway_settings import GatewaySettings
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.format_version import FormatMonitor

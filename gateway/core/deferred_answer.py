@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from gateway.core.answer import JobAnswer
+from gateway.core.incoming import Incoming
 from gateway.core.reader import Reader
 from gateway.core.stream_context import StreamContext
 from gateway.core.whole_answer import WholeAnswer
@@ -30,15 +30,13 @@ class DeferredAnswer(JobAnswer):
         self,
         context: StreamContext,
         job: NewJob | Job,
-        queued: asyncio.Future[Any] | None,
         reader: Reader,
-        received: float,
-        request_id: bytes | None,
+        incoming: Incoming,
         prefer: Prefer,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         """See JobAnswer. A streamed job is answered with 202 at once."""
-        super().__init__(context, job, queued, reader, received, request_id, headers=headers)
+        super().__init__(context, job, reader, incoming, headers=headers)
         self._prefer = prefer
         wait_s = 0 if self._streams else prefer.wait_s or 0
         self._until = asyncio.get_running_loop().time() + wait_s

@@ -19,7 +19,7 @@ from gateway.http.error_response import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
 from shared.job.errors import FlotillaError
 from shared.platform import request_span
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreUnavailable
 from shared.store.redis.lost_attempts import write_lost_attempts
 

@@ -21,6 +21,8 @@ class StreamPosition(NamedTuple):
     """Of their bytes; None: the client did not send it."""
     awaited: bool = False
     """The job may not have made them yet."""
+    opening: bytes = b""
+    """Those of these events that the stream begins with, at once."""
 
 
 class ReceivedEvents:

@@ -21,7 +21,7 @@ from shared.job.errors import StreamReset
 from shared.job.frames import decode
 from shared.job.job import shard_in
 from shared.platform import logs
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import Store, StoreError
 from shared.store.redis.servers import Servers
 from shared.store.redis.subscription import gateway_subscription

@@ -10,7 +10,7 @@ from gateway.core.relay import Relay
 from gateway.core.unwatcher import Unwatcher
 from gateway.gateway_settings import GatewaySettings
 from shared.job.job import Job
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.redis.job_queue import JobQueue
 from shared.store.stored_body import Body
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from shared.job.adapter_queues import pool_of
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import Store, StoreTimeout, StoreUnavailable
 
 _CALL_BYTES = 1 << 20

@@ -20,7 +20,7 @@ from typing import Any
 from gateway.listen_settings import LOOPBACK
 from shared.job.errors import AdminOnly, TooManyWrongKeys, Unauthorized
 from shared.platform.logs import RareWarning
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 
 log = logging.getLogger("flotilla.gateway")
 

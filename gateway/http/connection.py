@@ -17,22 +17,14 @@ from math import inf
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.http.auth import PEER, Peer, source_of
 from gateway.http.connection_limits import Connections
 from gateway.http.middleware import new_request_id
-from shared.job.errors import (
-    BadRequest,
-    FlotillaError,
-    HeadersTimeout,
-    HeadersTooLarge,
-    TooManyConnections,
-)
+from shared.job import errors
+from shared.job.errors import BadRequest, FlotillaError, HeadersTimeout, HeadersTooLarge
 
 _PARSE_BYTES = 16 << 10
 """Bytes given to the parser at once; the limits are checked in between."""
@@ -99,7 +91,7 @@ class Connection(HttpToolsProtocol):
             self._all.wait_for(self)
         else:
             self._refuse(
-                TooManyConnections(
+                errors.TooManyConnections(
                     "This gateway has reached its limit of connections; try again later."
                 )
             )
@@ -301,4 +293,5 @@ class Connection(HttpToolsProtocol):
             *error.headers(),
         ]
         head = b"".join(b"%b: %b\r\n" % field for field in fields)
-        self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
+        status = httptools_impl.STATUS_LINE[error.status]
+        self.transport.write(status + head + b"\r\n" + body)

@@ -21,7 +21,7 @@ from gateway.gateway_settings import GatewaySettings
 from gateway.http.auth import Peer
 from shared.job.errors import FlotillaError
 from shared.platform.logs import RareWarning
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 
 log = logging.getLogger("flotilla.gateway")
 

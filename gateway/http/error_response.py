@@ -20,7 +20,7 @@ from shared.job.errors import (
     RedisUnavailable,
     UnknownRoute,
 )
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreError
 
 log = logging.getLogger("flotilla.gateway")

@@ -16,7 +16,7 @@ from gateway.http.page_files import PAGE_FILES
 from shared.api.operator_actions import PATHS as OPERATOR_PATHS
 from shared.job.errors import FlotillaError
 from shared.platform import logs
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 
 _REQUEST_ID = re.compile(rb"^[A-Za-z0-9_.:-]{1,128}$")
 _DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")

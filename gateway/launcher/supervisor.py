@@ -13,29 +13,22 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from gateway.launcher import devices, ports, run_file
 from gateway.launcher.child import Command
 from gateway.launcher.console import Console
 from gateway.launcher.fleet_redis import CannotStartError, FleetRedis
+from gateway.launcher.http_probe import HttpProbe
 from gateway.launcher.launcher_settings import LauncherSettings
+from gateway.launcher.running_services import RunningServices
 from gateway.launcher.scaler import Scaler
 from gateway.launcher.service import GaveUpError, Service
-from gateway.launcher.welcome import PoolLine, how_many, progress, welcome
+from gateway.launcher.stop_signals import StopSignals
+from gateway.launcher.welcome import PoolLine, how_many, welcome
 from gateway.launcher.worker_children import Workers
 from gateway.maintenance import liveness_file
 from shared.fleet.pool import Pool
@@ -45,16 +38,11 @@ from shared.store.redis import redis_client as connections
 
 EXIT_FAILED = 1
 EXIT_FORCED = 130
-_PROGRESS_S = 10.0
-_HTTP_TIMEOUT_S = 2.0
-_LIST_TRIES = 50
-_LIST_POLL_S = 0.2
 # A worker ends its jobs within drain_deadline_s; then its engine needs time to stop.
 _WORKER_MARGIN_S = 15.0
 # The gateway ends open responses within grace_s; then the process needs time to stop.
 _GATEWAY_MARGIN_S = 7.0
 _REDIS_GRACE_S = 30.0
-
 
 _EXPECTED = (CannotStartError, GaveUpError, OSError)
 
@@ -88,29 +76,25 @@ class Supervisor:
         self._console = console
         self._gateway_port = settings.port or ports.free_port(settings.host)
         self._logs = _fresh_logs(folder / "logs")
-        self._stop = asyncio.Event()
-        self._force = asyncio.Event()
-        self._running: dict[Service, asyncio.Task[None]] = {}
+        self._signals = StopSignals()
+        self._running = RunningServices(self._say)
         self._at_end = contextlib.ExitStack()
-        self._failed = asyncio.Event()
-        self._failure: BaseException | None = None
         self._redis = FleetRedis(settings, folder, lock, self._service, self._say)
         self._gateway = self._service(
-            "gateway", self._gateway_command, lambda: self._serves(self._gateway_url)
+            "gateway", self._gateway_command, lambda: self._http.is_ready(self._gateway_url)
         )
         self._maintenance = self._service(
             "maintenance", self._maintenance_command, self._maintenance_is_alive
         )
         self._maintenance_started_at = 0.0
         self._workers = self._make_workers()
-        # Proxy variables are meant for the internet, never for this machine.
-        self._http = httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False)
+        self._http = HttpProbe()
 
     async def run(self) -> int:
         """Serve until a signal, or until a process can't be kept running; the exit status."""
-        with self._signals(), self._at_end:
+        with self._signals.handled(), self._at_end:
             serving = asyncio.create_task(self._serve(), name="serve")
-            stop = asyncio.create_task(self._stop.wait(), name="stop")
+            stop = asyncio.create_task(self._signals.stop.wait(), name="stop")
             await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
             problem = serving.exception() if serving.done() else None
@@ -119,10 +103,10 @@ class Supervisor:
             serving.cancel()
             await asyncio.wait({serving})
             await self._shut_down()
-            await self._http.aclose()
+            await self._http.close()
         if problem is not None and not isinstance(problem, _EXPECTED):
             raise problem
-        if self._force.is_set():
+        if self._signals.force.is_set():
             self._say("killed; nothing is left running")
             return EXIT_FORCED
         self._say("stopped; nothing is left running")
@@ -134,16 +118,18 @@ class Supervisor:
         self._say(f"starting Redis, the gateway and {how_many(pool.range for pool in pools)}")
         await self._redis.find(self._at_end)
         if self._redis.service is not None:
-            self._start(self._redis.service)
-            await self._until_ready([self._redis.service])
+            self._running.start(self._redis.service)
+            await self._running.until_ready([self._redis.service])
         await self._redis.check_format()
         self._at_end.enter_context(
             run_file.written(self._folder, redis_url=self._redis.url, gateway_url=self._gateway_url)
         )
-        self._start(self._gateway)
+        self._running.start(self._gateway)
         # The fleet works without the maintenance process, unless that decides how many workers run.
         scales = any(_is_scaled(pool) for pool in pools)
-        self._start(self._maintenance, None if scales else self._run_if_possible(self._maintenance))
+        self._running.start(
+            self._maintenance, None if scales else self._run_if_possible(self._maintenance)
+        )
         async with self._scalers() as scalers:
             first = [
                 scalers[name].add()
@@ -151,7 +137,7 @@ class Supervisor:
                 for _ in range(pool.range[0])
             ]
             deciding = [self._maintenance] if scales else []
-            await self._until_ready([self._gateway, *deciding, *first])
+            await self._running.until_ready([self._gateway, *deciding, *first])
             self._console.print(await self._welcome())
             await self._keep_serving(scalers)
 
@@ -170,9 +156,8 @@ class Supervisor:
             name = pool.name if len(self._pools) > 1 else ""
             return Workers(
                 self._settings,
-                self._service,
+                self._worker_service,
                 command,
-                self._serves,
                 shares[pool.name],
                 pool=name,
                 used_ports=used_ports,
@@ -190,7 +175,7 @@ class Supervisor:
                     workers,
                     name,
                     redis,
-                    start=self._start,
+                    start=self._running.start,
                     grace_s=settings.drain_deadline_s + _WORKER_MARGIN_S,
                     say=self._say,
                 )
@@ -200,7 +185,9 @@ class Supervisor:
             await redis.aclose()
 
     async def _keep_serving(self, scalers: Mapping[str, Scaler]) -> None:
-        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._failed.wait(), name="failing")]
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self._running.failed.wait(), name="failing")
+        ]
         for name, pool in self._pools.items():
             if _is_scaled(pool):
                 tasks.append(asyncio.create_task(scalers[name].run(), name=f"scaler of {name}"))
@@ -208,49 +195,21 @@ class Supervisor:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end(tasks)
-        self._raise_failure()
+        self._running.raise_failure()
         done.pop().result()  # a bug in the scaler
 
     # --- starting ---
-
-    def _start(self, service: Service, run: Coroutine[None, None, None] | None = None) -> None:
-        """Run a service as a task; `run` is the coroutine if it is not `service.run()`."""
-        task = asyncio.create_task(run or service.run(), name=service.name)
-        self._running[service] = task
-        task.add_done_callback(lambda task: self._ended(service, task))
-
-    def _ended(self, service: Service, task: asyncio.Task[None]) -> None:
-        self._running.pop(service, None)
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            self._failure = self._failure or failure
-            self._failed.set()
-
-    async def _until_ready(self, services: list[Service]) -> None:
-        clock = asyncio.get_running_loop().time
-        begun = clock()
-        ready = asyncio.create_task(_all_ready(services), name="all ready")
-        failing = asyncio.create_task(self._failed.wait(), name="failing")
-        try:
-            while not ready.done():
-                events: list[asyncio.Future[Any]] = [ready, failing]
-                await asyncio.wait(events, timeout=_PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
-                self._raise_failure()
-                late = [service.name for service in services if not service.ready.is_set()]
-                if late:
-                    self._say(progress(late, clock() - begun))
-        finally:
-            ready.cancel()
-            failing.cancel()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _service(
         self, name: str, command: Callable[[], Command], is_ready: Callable[[], Awaitable[bool]]
     ) -> Service:
         log = self._logs / f"{name}.log"
         return Service(name, command, is_ready, log=log, console=self._console)
+
+    def _worker_service(
+        self, name: str, command: Callable[[], Command], url: Callable[[], str]
+    ) -> Service:
+        return self._service(name, command, lambda: self._http.is_ready(url()))
 
     def _gateway_command(self) -> Command:
         command = self._command("gateway", self._commands.gateway, port=self._gateway_port)
@@ -278,76 +237,35 @@ class Supervisor:
     def _gateway_url(self) -> str:
         return ports.url_of(self._settings.host, self._gateway_port)
 
-    async def _serves(self, url: str) -> bool:
-        try:
-            response = await self._http.get(f"{url}/readyz")
-        except httpx.HTTPError:
-            return False
-        return response.status_code == httpx.codes.OK
-
     async def _maintenance_is_alive(self) -> bool:
         settings = self._settings.model_copy(update={"redis_url": self._redis.url})
         return liveness_file.touched_since(settings, self._maintenance_started_at)
 
     async def _welcome(self) -> str:
-        pools = self._pools.values()
+        pools, names = self._pools.values(), next(iter(self._pools.values())).served_names
+        model = await self._http.first_model(self._gateway_url, self._settings, names)
         return welcome(
             url=self._gateway_url,
-            model=await self._model(),
+            model=model or names[0],
             simulated=all(pool.engine == "simulated" for pool in pools),
             pools=[PoolLine(pool.name, pool.served_names, pool.range) for pool in pools],
             logs=self._logs,
             with_key=bool(self._settings.api_keys or self._settings.api_keys_file),
         )
 
-    async def _model(self) -> str:
-        """The first pool's model as the gateway lists it, else the first of the list."""
-        wanted = next(iter(self._pools.values())).served_names
-        headers: Mapping[str, str] = {}
-        if self._settings.api_keys:
-            name, colon, key = self._settings.api_keys[0].get_secret_value().partition(":")
-            headers = {"Authorization": f"Bearer {key if colon else name}"}
-        url = f"{self._gateway_url}/v1/models"
-        with contextlib.suppress(httpx.HTTPError, ValueError, LookupError):
-            for _ in range(_LIST_TRIES):
-                if models := (await self._http.get(url, headers=headers)).json()["data"]:
-                    names = [str(model["id"]) for model in models]
-                    return next((name for name in names if name in wanted), names[0])
-                await asyncio.sleep(_LIST_POLL_S)
-        return next(iter(self._pools.values())).served_names[0]
-
     # --- stopping ---
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, self._on_signal)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
-    def _on_signal(self) -> None:
-        if self._stop.is_set():
-            self._force.set()
-        self._stop.set()
 
     async def _shut_down(self) -> None:
         draining = asyncio.create_task(self._drain(), name="drain")
-        forced = asyncio.create_task(self._force.wait(), name="force")
+        forced = asyncio.create_task(self._signals.force.wait(), name="force")
         await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
         draining.cancel()
-        for service in self._running:
-            service.kill()
-        await asyncio.wait({draining, *self._running.values()})
+        await self._running.kill(draining)
 
     async def _drain(self) -> None:
         """Stop everything in order. From now on a signal forces the end, as a second one does."""
-        self._stop.set()
+        self._signals.stop.set()
         workers = [each for of in self._workers.values() for each in of.services.values()]
         if workers:
             deadline_s = self._settings.drain_deadline_s
@@ -366,13 +284,7 @@ class Supervisor:
 
 
 def _is_scaled(pool: Pool) -> bool:
-    least, most = pool.range
-    return least < most
-
-
-async def _all_ready(services: list[Service]) -> None:
-    for service in services:
-        await service.ready.wait()
+    return pool.range[0] < pool.range[1]
 
 
 def _fresh_logs(folder: Path) -> Path:

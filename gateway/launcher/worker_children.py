@@ -6,7 +6,7 @@ service.py keeps each of them running; supervisor.py and scaler.py start and dra
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gateway.launcher import ports
@@ -15,7 +15,8 @@ from gateway.launcher.devices import device_of
 from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.service import Service
 
-MakeService = Callable[[str, Callable[[], Command], Callable[[], Awaitable[bool]]], Service]
+MakeService = Callable[[str, Callable[[], Command], Callable[[], str]], Service]
+"""Of a name, a command, and where the process serves its probes."""
 
 
 class Workers:
@@ -26,7 +27,6 @@ class Workers:
         settings: LauncherSettings,
         make_service: MakeService,
         command: Callable[..., Command],
-        serves: Callable[[str], Awaitable[bool]],
         devices: Sequence[str],
         *,
         pool: str = "",
@@ -42,7 +42,6 @@ class Workers:
         self._settings = settings
         self._make_service = make_service
         self._command = command
-        self._serves = serves
         self._devices = devices
         self._run_id = secrets.token_hex(2)
         self._pool = pool
@@ -60,7 +59,7 @@ class Workers:
         service = self.services[number] = self._make_service(
             name,
             lambda: self._command_of(number),
-            lambda: self._serves(ports.url_of(self._settings.worker_host, self._ports[name])),
+            lambda: ports.url_of(self._settings.worker_host, self._ports[name]),
         )
         return number, service
 

@@ -18,7 +18,7 @@ from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.ops.autoscaler import tick as autoscaler
 from shared.fleet.pools import Pools
-from shared.platform.metrics import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
+from shared.platform.metrics.losses import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis.detector import Detector
 from shared.store.redis.fleet_registry import Registry

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from shared.fleet.pool import pool_name
 from shared.job.lanes import DEFAULT
 from shared.job.states import JobState
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.redis import keys
 from tests.kubernetes.manifests import COMPOSITIONS, composed, container_of, name_of
 from tests.promql import Exports

@@ -15,7 +15,7 @@ from redis import Redis
 
 from shared.job.job import LeasedJob
 from shared.job.replies import Fenced
-from shared.platform.metrics import LostWorkerMetrics, ReaperMetrics
+from shared.platform.metrics.losses import LostWorkerMetrics, ReaperMetrics
 from shared.platform.tasks import end
 from shared.store.redis import detector, keys
 from shared.store.redis.detector import INTERVAL_S, Detector, interval_s

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from shared.platform.metrics import LostGatewayMetrics
+from shared.platform.metrics.losses import LostGatewayMetrics
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_gateways import LostGateways

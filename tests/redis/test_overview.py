@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from gateway.core.fleet_view import FleetView
+from gateway.core.submitter import Submitter
+from gateway.core.tenants import Tenant
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
 from shared.fleet.registry import WorkerInfo
 from shared.job.states import JobEvent, WorkerState
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
@@ -61,17 +64,18 @@ class Fleet:
         self.view = FleetView(self.registry, ScaleStore(primary), desired=self.desired)
         metrics = GatewayMetrics(CollectorRegistry())
         self.eviction = EvictionMonitor([primary])
-        self.overview = Overview(
-            "gw-1",
-            queue,
-            self.view,
-            metrics,
-            self.eviction,
-            FormatMonitor(primary, 1),
-            TaskSupervisor(),
-            only_tenant=only_tenant,
-            max_depth=lambda _: 1000,
+        gateway: Any = SimpleNamespace(
+            id="gw-1",
+            queue=queue,
+            fleet=self.view,
+            metrics=metrics,
+            eviction=self.eviction,
+            format=FormatMonitor(primary, 1),
+            tasks=TaskSupervisor(),
+            tenants=(Tenant(only_tenant, 1, operator=False),) if only_tenant else (),
+            submitter=Submitter(queue, 1000, metrics),
         )
+        self.overview = Overview(gateway)
 
     async def take(self) -> dict[str, Any]:
         return await self.overview.take()

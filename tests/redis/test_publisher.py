@@ -14,7 +14,7 @@ from shared.job.advertised_slots import advertiser
 from shared.job.job import LeasedJob
 from shared.job.result import PIECE_BYTES, JobResult
 from shared.job.states import JobEvent, JobState
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis import keys

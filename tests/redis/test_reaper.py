@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from shared.platform.metrics import ReaperMetrics
+from shared.platform.metrics.losses import ReaperMetrics
 from shared.store.redis import keys
 from shared.store.redis import reaper as module
 from shared.store.redis.job_queue import JobQueue

@@ -57,9 +57,8 @@ class Fleet:
         self.tasks: list[asyncio.Task[None]] = []
         self.workers = Workers(
             Settings(worker_port=0, **settings),
-            lambda name, command, is_ready: Process(name, command),  # type: ignore[arg-type, return-value]
+            lambda name, command, _: Process(name, command),  # type: ignore[arg-type, return-value]
             lambda **changes: Command(("worker",), {k: str(v) for k, v in changes.items()}),
-            self.serves,
             ["0", "1"],
         )
         self.scaler = Scaler(
@@ -70,9 +69,6 @@ class Fleet:
             grace_s=45,
             say=self.output.append,
         )
-
-    async def serves(self, url: str) -> bool:
-        return True
 
     def start(self, service: Service, run: Coroutine[None, None, None]) -> None:
         self.tasks.append(asyncio.create_task(run))

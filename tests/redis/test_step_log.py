@@ -21,7 +21,7 @@ from shared.job.record import read_lease
 from shared.job.replies import Fenced, Renewal
 from shared.job.states import JobState
 from shared.job.step_log import FLUSH_AFTER, STEPS, JobOutput, LogFlush
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store.interface import StoreTimeout
 from shared.store.redis import keys

@@ -12,7 +12,7 @@ from gateway.core.log_event import ReadMode
 from gateway.core.relay import Relay
 from shared.job.job import new_job_id
 from shared.job.states import JobState
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (

@@ -16,7 +16,7 @@ from shared.job.frames import FrameKind
 from shared.job.job_log import Transcript, read_journal
 from shared.job.states import JobEvent, JobState
 from shared.job.step_log import FLUSH_AFTER
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store.interface import StoreUnavailable
 from shared.store.redis.job_queue import JobQueue

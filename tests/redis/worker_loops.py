@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.subscription import worker_subscription

@@ -21,7 +21,7 @@ from shared.job.job import LeasedJob
 from shared.job.result import MAX_RESULT_BYTES, JobResult
 from shared.job.states import JobEvent, JobState, after
 from shared.platform import tracing
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import Store
 from worker.core.answer_edit import EditedOutputBuffer
 from worker.core.answer_edits import answer_edit, engine_body

@@ -22,7 +22,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from shared.fleet.pool import Pool
 from shared.job.states import WorkerState
 from shared.platform import logs, tracing
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
 from shared.store.redis.fleet_registry import Registry

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from shared.job.job import LeasedJob
 from shared.platform import logs
 from shared.platform.malformed import MalformedValues
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import StoreError
 from shared.store.redis.claim_connection import ClaimConnection
 from worker.core import stalls

@@ -21,7 +21,7 @@ from shared.job.advertised_slots import SlotUpdate
 from shared.job.replies import Fenced
 from shared.job.result import JobResult
 from shared.platform.backoff import Backoff
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store.interface import TRANSIENT, Store
 from worker.core.emit_batch import DISCARDED, Batch, FlushSchedule, PendingResult

@@ -19,7 +19,7 @@ from shared.fleet.pool import Pool
 from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, WorkerInfo
 from shared.job.adapter_queues import adapter_queue
 from shared.job.states import WorkerState
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import StoreError
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FORMAT_VERSION

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from shared.job.job import LeasedJob
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import Store, StoreError
 from worker.core.job_run import JobRun
 from worker.core.runs import Runs

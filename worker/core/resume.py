@@ -18,7 +18,7 @@ from shared.job.job import LeasedJob
 from shared.job.job_log import Entry
 from shared.job.states import JobState
 from shared.platform.backoff import Backoff
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import TRANSIENT, Store, StoreError
 from worker.core.answer_edit import AnswerEdit
 from worker.core.output_buffer import OutputBuffer

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shared.job.job import LeasedJob
 from shared.job.states import JobState
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from worker.core.job_run import JobRun
 from worker.core.output_buffer import OutputBuffer
 from worker.core.run_trace import REVOKED

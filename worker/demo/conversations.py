@@ -249,9 +249,8 @@ def parse_entry(block: list[str]) -> Entry:
     """Parse a block: "? " opens a question, "|" keeps a line of the answer as it is."""
     questions = tuple(line[2:] for line in block if line.startswith("? "))
     answer = [line for line in block if not line.startswith("? ")]
-    if answer[0].startswith("|"):
-        return Entry(questions, "\n".join(line[2:] for line in answer))
-    return Entry(questions, " ".join(answer))
+    as_it_is = answer[0].startswith("|")
+    return Entry(questions, "\n".join(x[2:] for x in answer) if as_it_is else " ".join(answer))
 
 
 def exchange(question: str, answer: str) -> list[Message]:

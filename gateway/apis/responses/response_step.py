@@ -44,8 +44,7 @@ class ResponseStep:
         self, job: NewJob, queued: asyncio.Future[str | None], reader: Reader, incoming: Incoming
     ) -> Answer:
         """The answer to a request that queues a response in the background: at once."""
-        gateway, received, request_id = self._gateway, incoming.received, incoming.request_id
-        position, first = None, b""
+        gateway, position = self._gateway, None
         try:
             await asyncio.wait({queued})
             if queued.exception() is None:  # else the reader has failed, and so does the answer
@@ -54,14 +53,12 @@ class ResponseStep:
                     begun = unfinished(job.id, job.body, "queued") | {"model": job.model}
                     body = Body(json.dumps(begun, ensure_ascii=False).encode())
                     gateway.relay.close(reader)
-                    return StoredAnswer(job, 200, body, request_id)
-                position, first = BEHIND_OPENING, opening(job.id, job.body)
+                    return StoredAnswer(job, 200, body, incoming.request_id)
+                position = BEHIND_OPENING._replace(opening=opening(job.id, job.body))
         except BaseException:
             gateway.relay.close(reader)
             raise
-        return JobAnswer(
-            gateway.streams, job, queued, reader, received, request_id, position, opening=first
-        )
+        return JobAnswer(gateway.streams, job, reader, incoming, position)
 
     async def replayed_answer(
         self, job: Job, incoming: Incoming, headers: Sequence[tuple[bytes, bytes]]

@@ -41,13 +41,13 @@ async def resume(gateway: Gateway, incoming: Incoming) -> JobAnswer:
     stored = await stored_response(gateway.queue, incoming.tenant, response)
     if not stored.job.stream:
         raise BadRequest("Only a response that was created with `stream: true` has events.")
-    position, first = StreamPosition(awaited=True), b""
+    position = StreamPosition(awaited=True)
     if starting_after is not None:
         position = StreamPosition(after=starting_after + 1, awaited=True)
     elif stored.job.state is JobState.QUEUED:
-        position, first = BEHIND_OPENING, opening(stored.job.id, stored.body)
+        position = BEHIND_OPENING._replace(opening=opening(stored.job.id, stored.body))
     gateway.metrics.resumed.inc()
-    return await answer_of(gateway, stored.job, position, incoming, opening=first)
+    return await answer_of(gateway, stored.job, position, incoming)
 
 
 def _query(scope: Scope) -> list[tuple[str, str]]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from gateway.core.fleet_view import FleetView
+from gateway.core.context import Gateway
 from gateway.ops.overview import reading
 from gateway.ops.overview.history import STEP_S, History
 from gateway.ops.overview.models import FleetOverview, FleetState, Latency
@@ -18,12 +17,7 @@ from gateway.ops.overview.rates import JobRates, WorkerRates, job_counters
 from gateway.ops.overview.reading import Reading
 from gateway.ops.overview.tenant_sample import TenantSample
 from gateway.ops.overview.verdict import ProblemLog, verdict
-from shared.platform.metrics import GatewayMetrics
-from shared.platform.tasks import TaskSupervisor
 from shared.store.interface import StoreError
-from shared.store.redis.eviction import EvictionMonitor
-from shared.store.redis.format_version import FormatMonitor
-from shared.store.redis.job_queue import JobQueue
 
 _SIMULATED = "simulated"
 _READ_S = 2.0
@@ -35,30 +29,12 @@ _WINDOW_S = 300.0
 class Overview:
     """The overview of one gateway. Call `take` about once a second."""
 
-    def __init__(
-        self,
-        gateway_id: str,
-        queue: JobQueue,
-        fleet: FleetView,
-        metrics: GatewayMetrics,
-        eviction: EvictionMonitor,
-        format_monitor: FormatMonitor,
-        tasks: TaskSupervisor,
-        *,
-        only_tenant: str,
-        max_depth: Callable[[str], int],
-    ) -> None:
-        """`only_tenant`: the one tenant, if there is only one, else empty. `max_depth`: how many
-        jobs may wait in one lane of a pool."""
-        self._gateway = {"id": gateway_id, "version": version("flotilla")}
-        self._queue = queue
-        self._fleet = fleet
+    def __init__(self, gateway: Gateway) -> None:
+        metrics, tenants = gateway.metrics, gateway.tenants
+        self._gateway = gateway
+        self._fleet = gateway.fleet
         self._metrics = metrics
-        self._eviction = eviction
-        self._format = format_monitor
-        self._tasks = tasks
-        self._max_depth = max_depth
-        self._sample = TenantSample(queue, only_tenant)
+        self._sample = TenantSample(gateway.queue, tenants[0].name if len(tenants) == 1 else "")
         self._reading: Reading | None = None
         self._failing_since_s: float | None = None
         self._job_rates = JobRates()
@@ -91,7 +67,7 @@ class Overview:
         engines = sorted({worker.engine for worker in state.workers if worker.engine})
         found = FleetOverview(
             at=state.at_s,
-            gateway=self._gateway,
+            gateway={"id": self._gateway.id, "version": version("flotilla")},
             engines=engines,
             simulated=any(engine.startswith(_SIMULATED) for engine in engines),
             verdict=verdict(state, problems, self._problems.recovered),
@@ -109,7 +85,9 @@ class Overview:
         """Read Redis and add to what is kept; why that failed, empty if it did not."""
         try:
             async with asyncio.timeout(_READ_S):
-                self._reading = read = await reading.read(self._queue, self._fleet, self._sample)
+                self._reading = read = await reading.read(
+                    self._gateway.queue, self._fleet, self._sample
+                )
         except (StoreError, TimeoutError) as error:
             if self._failing_since_s is None:
                 self._failing_since_s = self._fleet.now_s()
@@ -139,9 +117,13 @@ class Overview:
             dead_letters=read.dead_letters if read else 0,
             newest_letter_s=read.newest_letter_s if read else None,
             recent=self._job_rates.increases(),
-            redis=reading.redis_overview(self._eviction, error, self._failing_since_s),
+            redis=reading.redis_overview(self._gateway.eviction, error, self._failing_since_s),
             gateway_problems=self._own_problems(),
         )
+
+    def _max_depth(self, pool: str) -> int:
+        """How many jobs may wait in one lane of a pool, in all shards."""
+        return self._gateway.submitter.max_depth(pool) * self._gateway.queue.shards
 
     def _token_rates(self) -> dict[str, float | None]:
         rates = self._worker_rates
@@ -152,10 +134,11 @@ class Overview:
         }
 
     def _own_problems(self) -> dict[str, str]:
-        ended = [f"the task {name} has ended: {why}" for name, why in self._tasks.ended.items()]
+        tasks = self._gateway.tasks.ended.items()
+        ended = [f"the task {name} has ended: {why}" for name, why in tasks]
         return {
             "gateway_tasks": "; ".join(ended),
-            "gateway_format": self._format.problem,
+            "gateway_format": self._gateway.format.problem,
             "gateway_fleet": self._fleet.problem,
         }
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from shared.platform.metrics import LostGatewayMetrics
+from shared.platform.metrics.losses import LostGatewayMetrics
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.channels import with_subscribers

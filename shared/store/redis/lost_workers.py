@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from shared.platform.metrics import LostWorkerMetrics
+from shared.platform.metrics.losses import LostWorkerMetrics
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 

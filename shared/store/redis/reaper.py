@@ -13,7 +13,7 @@ import random
 import time
 
 from shared.job.states import JobState
-from shared.platform.metrics import ReaperMetrics
+from shared.platform.metrics.losses import ReaperMetrics
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue

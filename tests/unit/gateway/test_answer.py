@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from gateway.core.answer import JobAnswer
+from gateway.core.incoming import Incoming
 from gateway.core.log_event import ReadMode
 from gateway.core.relay import Relay
 from gateway.core.unwatcher import Unwatcher
@@ -26,7 +27,7 @@ from shared.job.job import Job, NewJob
 from shared.job.job_log import Entry
 from shared.job.replies import LogPart
 from shared.job.states import JobState
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.redis.servers import Servers
 from tests.settings import Settings
 from tests.waiting import eventually
@@ -144,9 +145,9 @@ class Call:
         self.queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if acknowledged:
             self.queued.set_result(None)
-        self.answer = JobAnswer(
-            self.gateway, self.job, self.queued, reader, time.monotonic(), b"req-1"
-        )
+        reader.queued = self.queued
+        incoming = Incoming({}, self.client.receive, "t", time.monotonic(), b"req-1")
+        self.answer = JobAnswer(self.gateway, self.job, reader, incoming)
         self.task = asyncio.create_task(self.answer({}, self.client.receive, self.client.send))
 
     def estimate(self, *_: object) -> WaitEstimate:

@@ -21,7 +21,7 @@ from gateway.http.auth import (
     tenant_of,
 )
 from shared.job.errors import TooManyWrongKeys, Unauthorized
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 
 KEY = b"sk-1"
 TENANTS = {

@@ -26,7 +26,7 @@ from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections
 from gateway.http.uvicorn_fastpath import DisconnectEvent
 from shared.platform import fast_paths
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from tests.settings import Settings
 from tests.waiting import eventually
 

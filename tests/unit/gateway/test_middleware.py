@@ -25,7 +25,7 @@ from gateway.http.middleware import (
     RequestId,
     needs_admin,
 )
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from tests.settings import Settings
 from tests.waiting import eventually
 

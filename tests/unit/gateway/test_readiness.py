@@ -14,7 +14,7 @@ from gateway.http.auth import Authenticator
 from gateway.ops import probes as health
 from gateway.ops.readiness import Readiness, Status, readiness
 from shared.fleet.registry import ModelInfo
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreUnavailable
 
 OK = {"redis": "", "tasks": ""}

@@ -13,7 +13,7 @@ from gateway.core.submitter import Submitter
 from shared.job.errors import QueueFull
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob, SubmitReply
-from shared.platform.metrics import GatewayMetrics
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis.store_errors import ScriptsMissing
 

@@ -16,7 +16,7 @@ from shared.job.job import NO_ORIGIN, LeasedJob, Origin
 from shared.job.job_log import Entry
 from shared.job.replies import LogPart
 from shared.job.result import JobResult
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.redis.scripts.emit import Step, parse_emit
 from tests.unit.steps import SentOutput, SentResult, parse_step
 from worker.core.job_run import JobRun

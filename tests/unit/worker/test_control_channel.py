@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from shared.job.frames import ControlKind
 from shared.platform.malformed import MalformedValues
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from worker.core.control_channel import ControlChannel
 
 

@@ -19,7 +19,7 @@ from shared.job.job_log import Delta, Prompt
 from shared.job.replies import Fenced
 from shared.job.result import INLINE_RESULT_BYTES, JobResult
 from shared.job.states import JobEvent
-from shared.platform.metrics import WorkerMetrics
+from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import (
     StoreError,
     StoreRefused,

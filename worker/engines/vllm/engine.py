@@ -55,15 +55,7 @@ class VllmEngine:
             # One process for the engine instead of two: a CPU is one device.
             environment.set_engine_defaults({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
         config = v.AsyncEngineArgs.from_cli_args(args).create_engine_config()
-        if v.on_cpu():
-            # A forked process has the imports already: 3 s instead of 30. CUDA must not be forked.
-            # vLLM sets `spawn` while it makes the config, so `fork` is set after that.
-            parent_death.at_fork()
-            # A process must request AMX from the kernel before it uses it; forks inherit that. vLLM
-            # leaves the request to other libraries. If its own attention is the first to use AMX,
-            # the process dies of an illegal instruction.
-            v.init_amx()
-            environment.set_engine_variable("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+        _prepare_forks(v)
         await self._guards.start(
             config, lambda tasks: v.build_app(args, tasks, config.model_config)
         )
@@ -148,3 +140,16 @@ class VllmEngine:
                 pass
 
         return StepLogger
+
+
+def _prepare_forks(v: SimpleNamespace) -> None:
+    """On a CPU processes are forked: they have the imports already, 3 s instead of 30."""
+    if not v.on_cpu():
+        return  # CUDA must not be forked
+    # vLLM sets `spawn` while it makes the config, so `fork` is set after that.
+    parent_death.at_fork()
+    # A process must request AMX from the kernel before it uses it; forks inherit that. vLLM leaves
+    # the request to other libraries. If its own attention is the first to use AMX, the process dies
+    # of an illegal instruction.
+    v.init_amx()
+    environment.set_engine_variable("VLLM_WORKER_MULTIPROC_METHOD", "fork")

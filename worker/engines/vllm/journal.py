@@ -32,6 +32,7 @@ from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
 from worker.engines.vllm.continuation import Continuation, Replayed, refusal
+from worker.engines.vllm.gathered_answer import GatheredAnswer
 from worker.engines.vllm.plain_chunks import INTERCEPT, Interceptor
 from worker.engines.vllm.rendered_context import Contexts
 from worker.engines.vllm.request_limits import RequestLimits
@@ -99,57 +100,43 @@ class JournalledEngine:
         finally:
             await outputs.aclose()
 
-    async def generate(
+    def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncIterator[RequestOutput]:
         """As AsyncLLM.generate; the prompt and every delta are journaled.
 
-        Raises PastRefused, after `Journal.refuse_past`, if there is a past that can't be continued,
-        and what `RequestLimits.check` raises.
+        The iterator raises PastRefused, after `Journal.refuse_past`, if there is a past that can't
+        be continued, and what `RequestLimits.check` raises.
         """
         sampling_params = resume_args.without(sampling_params)
         journal = JOURNAL.get()
         aside = _NOT_THE_ANSWER.search(request_id)
         if journal is None or aside:
             engine = self._wide if aside else self._engine
-            async for output in engine.generate(prompt, sampling_params, request_id, **options):
-                yield output
-            return
-        if self._limits is not None:
-            await self._limits.check(sampling_params, _prompt_tokens(prompt))
+            outputs: AsyncIterator[RequestOutput] = engine.generate(
+                prompt, sampling_params, request_id, **options
+            )
+            return outputs
+        return self._journalled(journal, prompt, sampling_params, request_id, options)
+
+    async def _journalled(
+        self,
+        journal: Journal,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        options: dict[str, Any],
+    ) -> AsyncIterator[RequestOutput]:
         call = _call_number(request_id)
-        if self._contexts is not None:
-            adapter = options.get("lora_request")
-            journal.context(call, await self._contexts.of(prompt, adapter))
+        await self._before_engine(journal, call, prompt, sampling_params, options)
         with_prompt_logprobs = sampling_params.prompt_logprobs is not None
-        if not with_prompt_logprobs:
-            journal.prompt(call, _prompt_tokens(prompt))
-        whole = sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
-        if whole:
+        gathered: GatheredAnswer | None = None
+        if sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
             sampling_params = sampling_params.clone()
             sampling_params.output_kind = RequestOutputKind.DELTA
-        gathered: RequestOutput | None = None
-        limits = self._limits if whole and sampling_params.num_logprobs is not None else None
-
-        def gather(output: RequestOutput) -> None:
-            nonlocal gathered
-            if limits is not None:
-                self._n_logprobs[journal] = _count_logprobs(output) + self._logprobs_of(journal)
-            if gathered is None:
-                gathered = output
-            else:
-                gathered.add(output, aggregate=True)
-                gathered.metrics = output.metrics
-
-        def gather_unfinished(output: RequestOutput) -> str | None:
-            if output.finished or (limits and limits.exceeds(self._logprobs_of(journal))):
-                return None
-            gather(output)
-            return ""
-
+            limits = None if sampling_params.num_logprobs is None else self._limits
+            gathered = GatheredAnswer(journal, limits, self._n_logprobs)
         collector: Collector | None = None
-        if call:
-            await self._wait_for_turn()
         outputs = self._outputs(journal, call, prompt, sampling_params, request_id, options)
         LATEST.set(None)
         try:
@@ -164,27 +151,42 @@ class JournalledEngine:
                     _journal_deltas(journal, call, output)
                     collector = collector or LATEST.get()
                     intercept = partial(_intercept, collector, journal, call)
-                if not whole:
+                if gathered is None:
                     INTERCEPT.set(intercept)
                     yield output
                     continue
-                gather(output)
-                if limits is not None:
-                    limits.check_answer(self._logprobs_of(journal))
+                gathered.add(output)
+                gathered.check()
                 if intercept is not None:
-                    intercept(gather_unfinished)
+                    intercept(gathered.add_unfinished)
         except PastRefused as error:
             journal.refuse_past(str(error))
             raise
         finally:
             # Closing the inner generator aborts the request now, not when it is collected.
             await outputs.aclose()
-        if gathered is not None:
-            gathered.outputs.sort(key=lambda part: part.index)
-            yield gathered
+        if gathered is not None and gathered.output is not None:
+            gathered.output.outputs.sort(key=lambda part: part.index)
+            yield gathered.output
 
-    def _logprobs_of(self, journal: Journal) -> int:
-        return self._n_logprobs.get(journal, 0)
+    async def _before_engine(
+        self,
+        journal: Journal,
+        call: int,
+        prompt: Any,
+        params: SamplingParams,
+        options: dict[str, Any],
+    ) -> None:
+        """What is known of a call before the engine has it."""
+        if self._limits is not None:
+            await self._limits.check(params, _prompt_tokens(prompt))
+        if self._contexts is not None:
+            adapter = options.get("lora_request")
+            journal.context(call, await self._contexts.of(prompt, adapter))
+        if params.prompt_logprobs is None:
+            journal.prompt(call, _prompt_tokens(prompt))
+        if call:
+            await self._wait_for_turn()
 
     async def _wait_for_turn(self) -> None:
         # All prompts of a request start at once. In one turn of the event loop, a thousand of them
@@ -218,10 +220,6 @@ class JournalledEngine:
             raise
         journal.continued(continuation.how, continuation.decoded_again)
         return continuation.outputs()
-
-
-def _count_logprobs(output: RequestOutput) -> int:
-    return sum(len(position) for part in output.outputs for position in part.logprobs or ())
 
 
 def _journal_deltas(journal: Journal, call: int, output: RequestOutput) -> None:

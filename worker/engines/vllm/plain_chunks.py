@@ -133,28 +133,29 @@ def _templated(serving: Any, own: Callable[..., AsyncIterator[str]]) -> Callable
     return stream_generator
 
 
+async def _visible_results(results: AsyncIterator[Any], pending: list[Any]) -> AsyncIterator[Any]:
+    """The results that vLLM's own generator gets."""
+    async for item in results:
+        yield item
+        if _is_plain_delta(_output(item)):
+            pending.append(_with_texts(item, _SENTINEL))
+            break
+    # vLLM asks for these once the loop over the deltas of `_stream` has put them here.
+    for item in pending:
+        if isinstance(item, Exception):
+            raise item
+        yield item
+    async for item in results:
+        yield item
+
+
 async def _stream(
     own_over: Callable[[AsyncIterator[Any]], AsyncIterator[str]], results: AsyncIterator[Any]
 ) -> AsyncIterator[str]:
     """What vLLM's own generator would yield over `results`."""
     pending: list[Any] = []
 
-    async def visible_results() -> AsyncIterator[Any]:
-        """The results that vLLM's own generator gets."""
-        async for item in results:
-            yield item
-            if _is_plain_delta(_output(item)):
-                pending.append(_with_texts(item, _SENTINEL))
-                break
-        # vLLM asks for these once the loop over the deltas below has put them here.
-        for item in pending:
-            if isinstance(item, Exception):
-                raise item
-            yield item
-        async for item in results:
-            yield item
-
-    chunks = own_over(visible_results())
+    chunks = own_over(_visible_results(results, pending))
     async for chunk in chunks:
         head, sentinel, tail = chunk.partition(quoted(_SENTINEL))
         if sentinel:
@@ -191,8 +192,7 @@ async def _stream(
                 makes_empty_chunks = _SENTINEL not in await anext(chunks)
                 if makes_empty_chunks:
                     await anext(chunks)
-            made = intercept(item)
-            if made:
+            if made := intercept(item):
                 yield made
             set_interceptor()
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 
 def load() -> SimpleNamespace:
@@ -16,24 +17,8 @@ def load() -> SimpleNamespace:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    try:  # 0.33
-        from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
-    except ImportError:
-        try:  # 0.32
-            from vllm.entrypoints.launchers.cli_args import (
-                make_arg_parser,
-                validate_parsed_serve_args,
-            )
-        except ImportError:  # 0.24
-            from vllm.entrypoints.openai.cli_args import (
-                make_arg_parser,
-                validate_parsed_serve_args,
-            )
-    try:  # 0.32, 0.33
-        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-        from vllm.entrypoints.launchers.app import build_app
-    except ImportError:  # 0.24
-        from vllm.entrypoints.openai.api_server import build_app, init_app_state
+    make_arg_parser, validate_parsed_serve_args = _command_line()
+    build_app, init_app_state = _application()
     from torch.cpu import _init_amx as init_amx
 
     from worker.engines.vllm.collector import install as install_collector
@@ -42,20 +27,10 @@ def load() -> SimpleNamespace:
     from worker.engines.vllm.prefill_resume import PREFILLS
     from worker.engines.vllm.prefill_resume import install as install_prefill_resume
 
-    def on_cpu() -> bool:
-        from vllm.platforms import current_platform
-
-        return bool(current_platform.is_cpu())
-
-    def gpus() -> int:
-        from vllm.platforms import current_platform
-
-        return 1 if on_cpu() else int(current_platform.device_count())
-
     return SimpleNamespace(
         version=vllm.__version__,
-        on_cpu=on_cpu,
-        gpus=gpus,
+        on_cpu=_on_cpu,
+        gpus=_gpus,
         AsyncEngineArgs=AsyncEngineArgs,
         AsyncLLM=AsyncLLM,
         FlexibleArgumentParser=FlexibleArgumentParser,
@@ -74,3 +49,35 @@ def load() -> SimpleNamespace:
         run_headless=run_headless,
         validate_parsed_serve_args=validate_parsed_serve_args,
     )
+
+
+def _command_line() -> tuple[Any, Any]:
+    try:  # 0.33
+        from vllm.entrypoints.common import cli_args
+    except ImportError:
+        try:  # 0.32
+            from vllm.entrypoints.launchers import cli_args
+        except ImportError:  # 0.24
+            from vllm.entrypoints.openai import cli_args
+    return cli_args.make_arg_parser, cli_args.validate_parsed_serve_args
+
+
+def _application() -> tuple[Any, Any]:
+    try:  # 0.32, 0.33
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+    except ImportError:  # 0.24
+        from vllm.entrypoints.openai.api_server import build_app, init_app_state
+    return build_app, init_app_state
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _gpus() -> int:
+    from vllm.platforms import current_platform
+
+    return 1 if _on_cpu() else int(current_platform.device_count())

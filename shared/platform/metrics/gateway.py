@@ -1,0 +1,191 @@
+"""A gateway's metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from shared.job import errors
+from shared.platform.metrics.families import Families
+from shared.platform.metrics.losses import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
+from shared.platform.metrics.redis import RedisReading
+
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+class GatewayMetrics:
+    """A gateway's metrics: its own counts, and what it reads from Redis at each scrape."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        new = Families(registry)
+        new.build_info()
+        self.reaper = ReaperMetrics(registry)
+        self.lost_workers = LostWorkerMetrics(registry, self.reaper)
+        self.lost_gateways = LostGatewayMetrics(registry)
+        self.ready = new.gauge(
+            "flotilla_gateway_ready", "1 if this check of /readyz passes", "check"
+        )
+        self.background_tasks = new.gauge(
+            "flotilla_background_task_running",
+            "1 while this background task runs; 0: it has ended, restart the process",
+            "task",
+        )
+        self.silent_subscriptions = new.silent_subscriptions()
+        self.malformed = new.malformed("worker", "model", "scale", "frame")
+        self.redis_writable = new.gauge(
+            "flotilla_redis_writable", "1 if the last test write to this server succeeded", "server"
+        )
+        self.redis = RedisReading()
+        self._add_requests(new)
+        self._add_connections(new)
+        self._add_streams(new)
+        self._add_queues(new)
+        self._add_autoscaler(new)
+        self._add_operators(new)
+
+    def _add_requests(self, new: Families) -> None:
+        self.submitted = new.fast_counters(
+            "flotilla_jobs_submitted_total", "Jobs submitted", "pool", "lane"
+        )
+        self.refused = new.counter(
+            "flotilla_requests_refused_total",
+            "Requests answered with an error before they became a job",
+            "code",
+            _refusals(),
+        )
+        self.wrong_keys = new.counter(
+            "flotilla_wrong_keys_total",
+            "Requests with an unknown API key, by how they were answered",
+            "answer",
+            ("at_once", "delayed", "refused"),
+        )
+
+    def _add_connections(self, new: Families) -> None:
+        self.connections = new.gauge("flotilla_connections", "Open client connections")
+        self.connections_limit = new.gauge(
+            "flotilla_connections_limit", "Client connections that the file descriptor limit allows"
+        )
+        self.connections_closed = new.counter(
+            "flotilla_connections_closed_total",
+            "Connections closed before an answer, by the limit that was reached",
+            "limit",
+            ("time", "write", "address", "descriptors"),
+        )
+
+    def _add_streams(self, new: Families) -> None:
+        self.ttft = new.histogram(
+            "flotilla_ttft_seconds",
+            "Time to first token: from a streamed request's arrival to its answer's first bytes",
+        )
+        self.told_wait = new.histogram(
+            "flotilla_told_wait_ratio",
+            "How long a streamed call waited for its first output / what its client was told first",
+            (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 4.0),
+        )
+        answers = new.histograms(
+            "flotilla_answer_seconds",
+            "From a request's arrival to the end of its answer",
+            "stream",
+            "false",
+            "true",
+        )
+        self.answer_seconds = {
+            stream: answers.by_value[str(stream).lower()] for stream in (False, True)
+        }
+        """By whether the answer is streamed."""
+        self.itl = new.histogram(
+            "flotilla_inter_token_seconds",
+            "Time between two chunks of one stream, as they reach the gateway",
+            _TOKEN_SECONDS,
+        )
+        self.open_streams = new.gauge(
+            "flotilla_open_streams", "Requests that wait for an answer or are reading one"
+        )
+        self.overview_streams = new.gauge(
+            "flotilla_overview_streams", "Open streams of the overview"
+        )
+        self.gaps = new.counter(
+            "flotilla_stream_gaps_total",
+            "Times a reader fell back to the job log because pub/sub lost a frame",
+        )
+        self.cancelled_by_disconnect = new.counter(
+            "flotilla_disconnects_total", "Clients that disconnected before the end of their answer"
+        )
+        self.resumed = new.counter(
+            "flotilla_answers_resumed_total", "Answers taken up again by GET /jobs/{id}/stream"
+        )
+        self.replayed = new.counter(
+            "flotilla_idempotent_replays_total",
+            "Requests that joined the job of an earlier one with the same Idempotency-Key",
+        )
+
+    def _add_queues(self, new: Families) -> None:
+        self.waiting = new.gauge("flotilla_queue_depth", "Queued jobs", "pool", "lane")
+        self.oldest = new.gauge(
+            "flotilla_queue_oldest_age_seconds", "Age of the oldest queued job", "pool", "lane"
+        )
+        self.jobs = new.gauge("flotilla_jobs", "Jobs that have not ended", "pool", "state")
+        self.workers = new.gauge("flotilla_workers", "Workers", "pool", "state")
+
+    def _add_autoscaler(self, new: Families) -> None:
+        self.wanted = new.gauge(
+            "flotilla_autoscale_wanted_workers", "Workers the autoscaler wants", "pool"
+        )
+        self.bounds = new.gauge(
+            "flotilla_autoscale_limit_workers",
+            "Least and most workers the autoscaler may want",
+            "pool",
+            "bound",
+        )
+        self.expected_wait = new.gauge(
+            "flotilla_autoscale_wait_seconds",
+            "Expected wait of a job submitted now, including worker start-up; absent if unknown",
+            "pool",
+        )
+        self.decision_age = new.gauge(
+            "flotilla_autoscale_decision_age_seconds",
+            "Time since the autoscaler's last decision",
+            "pool",
+        )
+        self.depth_limit = new.gauge(
+            "flotilla_queue_depth_limit",
+            "Most jobs that may be queued in one lane of a pool",
+            "pool",
+        )
+
+    def _add_operators(self, new: Families) -> None:
+        self.dead_letters = new.gauge(
+            "flotilla_dead_letters",
+            "Jobs out of attempts, and unreadable data set aside; about 1,000 per shard are kept",
+        )
+        self.dead_letters_written = new.gauge(
+            "flotilla_dead_letters_written",
+            "Dead letters ever written, by what was set aside (job, attempts, log, key, ...)",
+            "what",
+        )
+        self.dead_letters_handled = new.counter(
+            "flotilla_dead_letters_handled_total",
+            "Dead letters that an operator replayed or dropped",
+            "action",
+            ("replayed", "dropped"),
+        )
+        self.operator_calls = new.counter(
+            "flotilla_operator_calls_total",
+            "Operator calls, by action and by what became of them on the pool's workers",
+            "action",
+            "outcome",
+        )
+        self.maintenance = new.gauge(
+            "flotilla_maintenance_last_run_timestamp_seconds",
+            "Unix time at which a maintenance task last completed, in any process",
+            "task",
+        )
+
+
+def _refusals() -> set[str]:
+    """The codes that `flotilla_requests_refused_total` can have: of all errors but a job's own."""
+    kinds, codes = [errors.FlotillaError], set()
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if not issubclass(kind, errors.JobFailed):
+            codes.add(kind.code or kind.type)
+    return codes

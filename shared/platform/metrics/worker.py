@@ -1,0 +1,112 @@
+"""A worker's metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from shared.job.states import JobState
+from shared.platform.metrics.families import Families
+from shared.platform.metrics.losses import ReaperMetrics
+
+
+class WorkerMetrics:
+    """A worker's metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        new = Families(registry)
+        new.build_info()
+        self.reaper = ReaperMetrics(registry)
+        self.silent_subscriptions = new.silent_subscriptions()
+        self.malformed = new.malformed("control message")
+        self.info = new.gauge(
+            "flotilla_worker_info",
+            "Always 1; the labels tell what this process serves, for joins with its other metrics",
+            "worker",
+            "pool",
+            "engine",
+        )
+        self._add_jobs(new)
+        self._add_continuations(new)
+        self._add_engine(new)
+
+    def _add_jobs(self, new: Families) -> None:
+        self.finished = new.fast_counters(
+            "flotilla_jobs_finished_total",
+            "Jobs this worker ended; `code` is the error of those that failed",
+            "state",
+            "code",
+        )
+        self.finished.of(JobState.COMPLETED, "")
+        for code in ("rejected", "engine_error"):
+            self.finished.of(JobState.FAILED, code)
+        self.released = new.counter(
+            "flotilla_jobs_released_total",
+            "Jobs released back to the queue",
+            "reason",
+            (
+                "handed_back",
+                "handed_over",
+                "drained",
+                "engine_died",
+                "id_taken",
+                "run_failed",
+                "asleep",
+            ),
+        )
+        self.retried = new.counter(
+            "flotilla_jobs_retried_total", "Jobs leased for a second or later attempt"
+        )
+        self.adapters = new.gauge("flotilla_worker_adapters", "LoRA adapters that the engine holds")
+        self.suspects = new.counter(
+            "flotilla_suspects_total",
+            "Suspects leased: jobs that run alone as they may have ended two workers or more",
+        )
+        self.queue_wait = new.histogram(
+            "flotilla_queue_wait_seconds", "Time from submit to lease, by Redis' clock"
+        )
+        self.first_token = new.histogram(
+            "flotilla_worker_first_token_seconds", "Time from lease to first token"
+        )
+        self.job_seconds = new.histogram("flotilla_job_duration_seconds", "Time from lease to end")
+        tokens = new.fast_counters("flotilla_tokens_total", "Tokens of ended jobs", "kind")
+        self.prompt_tokens = tokens.of("prompt")
+        self.completion_tokens = tokens.of("completion")
+
+    def _add_engine(self, new: Families) -> None:
+        self.fenced = new.counter(
+            "flotilla_fenced_writes_total",
+            "Writes refused because this worker had lost the job's lease, by the job's state",
+            "state",
+            (*JobState, "gone"),
+        )
+        self.slots = new.gauge(
+            "flotilla_worker_slots", "Sequences the engine can run at once, by use", "use"
+        )
+        self.kv_usage = new.gauge("flotilla_worker_kv_usage_ratio", "Share of the KV cache in use")
+        self.steps = new.fast_counter("flotilla_engine_steps_total", "Engine steps")
+        self.flushes = new.fast_counter(
+            "flotilla_flushes_total", "Script calls that carried output"
+        )
+        self.state = new.gauge("flotilla_worker_state", "1 for the worker's current state", "state")
+
+    def _add_continuations(self, new: Families) -> None:
+        self.continued = new.counter(
+            "flotilla_jobs_continued_total",
+            "Jobs continued behind the tokens of an earlier worker, by the engine's way to do so",
+            "how",
+            ("prefill", "replay"),
+        )
+        self.tokens_taken_over = new.counter(
+            "flotilla_tokens_taken_over_total",
+            "Tokens of earlier workers in jobs that were continued",
+        )
+        self.tokens_decoded_again = new.counter(
+            "flotilla_tokens_decoded_again_total",
+            "Tokens of earlier workers that the engine decoded once more to continue a job",
+        )
+        self.continuations_refused = new.counter(
+            "flotilla_continuations_refused_total",
+            "Jobs that could not be continued, by the reason",
+            "reason",
+            ("engine", "log", "different", "context"),
+        )

@@ -29,7 +29,7 @@ from tests.redis_server import RedisServer
 from tests.unit.worker.buffers import make_buffer
 from tests.waiting import eventually
 from worker.demo import MODEL_NAME
-from worker.engines.interface import JOURNAL, Engine, Journal
+from worker.engines.interface import JOB, JOURNAL, Engine, JobFacts, Journal
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 
@@ -360,6 +360,31 @@ async def test_vllms_own_metrics_are_exported_too(vllm_engine: Engine) -> None:
     from prometheus_client import REGISTRY, generate_latest
 
     assert b"vllm:num_requests_running" in generate_latest(REGISTRY)
+
+
+async def test_a_tenant_finds_no_prompt_of_another_one_in_the_cache(vllm_engine: Engine) -> None:
+    """It could tell from the time of its answers what others have sent."""
+    from prometheus_client import REGISTRY
+
+    def hits() -> float:
+        return sum(
+            sample.value
+            for family in REGISTRY.collect()
+            for sample in family.samples
+            if sample.name == "vllm:prefix_cache_hits_total"
+        )
+
+    async def found(tenant: str) -> float:
+        before, body = (
+            hits(),
+            {"model": MODEL_NAME, "prompt": list(range(20, 420)), "max_tokens": 1},
+        )
+        JOB.set(JobFacts(tenant))
+        assert (await call(vllm_engine, "POST", COMPLETIONS, body)).status == 200
+        return hits() - before
+
+    counts = [await found(tenant) for tenant in ("a", "a", "b", "b", "a")]
+    assert [count > 0 for count in counts] == [False, True, False, True, True], counts
 
 
 async def test_the_readmes_call(gateway: Process) -> None:

@@ -63,7 +63,8 @@ class Guards:
             self._settings.max_logprobs_at_once,
         )
         slots = config.scheduler_config.max_num_seqs
-        return JournalledEngine(engine, limits, slots, self._contexts)
+        shared = self._settings.share_prompt_cache
+        return JournalledEngine(engine, limits, slots, self._contexts, cache_per_tenant=not shared)
 
     def around(self, app: Any) -> ASGIApp:
         """What jobs call instead of vLLM's application, once it has all its routes."""

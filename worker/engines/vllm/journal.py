@@ -27,7 +27,7 @@ from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from worker.engines.interface import JOURNAL, Journal, Past, PastRefused
+from worker.engines.interface import JOB, JOURNAL, Journal, Past, PastRefused
 from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
@@ -61,6 +61,7 @@ class JournalledEngine:
 
     `limits`: what one request may ask for; None: anything. `slots`: sequences that the engine runs
     at once. `contexts`: None: calls are not compared with those of earlier attempts.
+    `cache_per_tenant`: no call uses prompts that another tenant's calls have left in the cache.
     """
 
     def __init__(
@@ -69,11 +70,14 @@ class JournalledEngine:
         limits: RequestLimits | None = None,
         slots: int = 1024,
         contexts: Contexts | None = None,
+        *,
+        cache_per_tenant: bool = True,
     ) -> None:
         self._engine = engine
         self._wide = WideEngine(engine, slots)
         self._limits = limits
         self._contexts = contexts
+        self._cache_per_tenant = cache_per_tenant
         self._starting = asyncio.Lock()
         self._n_logprobs: WeakKeyDictionary[Journal, int] = WeakKeyDictionary()
         """How many log probabilities each answer that is not streamed has so far; of all calls of
@@ -86,7 +90,7 @@ class JournalledEngine:
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, **options: Any
     ) -> AsyncIterator[PoolingRequestOutput]:
         """As AsyncLLM.encode (embeddings, scores); the prompt is journaled."""
-        journal = JOURNAL.get()
+        journal, prompt = JOURNAL.get(), self._salted(prompt)
         if journal is not None:
             call = _call_number(request_id)
             journal.prompt(call, _prompt_tokens(prompt))
@@ -109,7 +113,7 @@ class JournalledEngine:
         be continued, and what `RequestLimits.check` raises.
         """
         sampling_params = resume_args.without(sampling_params)
-        journal = JOURNAL.get()
+        journal, prompt = JOURNAL.get(), self._salted(prompt)
         aside = _NOT_THE_ANSWER.search(request_id)
         if journal is None or aside:
             engine = self._wide if aside else self._engine
@@ -168,6 +172,14 @@ class JournalledEngine:
         if gathered is not None and gathered.output is not None:
             gathered.output.outputs.sort(key=lambda part: part.index)
             yield gathered.output
+
+    def _salted(self, prompt: Any) -> Any:
+        """The prompt with its tenant's salt, and the client's own one, if it may have one."""
+        tenant = JOB.get().tenant
+        if not self._cache_per_tenant or not tenant or not isinstance(prompt, dict):
+            return prompt
+        own = prompt.get("cache_salt")
+        return {**prompt, "cache_salt": tenant if own is None else f"{tenant}:{own}"}
 
     async def _before_engine(
         self,

@@ -26,3 +26,8 @@ class VllmSettings(FleetSettings):
     max_prompt_logprobs: int = Field(
         65_536, ge=0, description="a prompt's tokens times `prompt_logprobs`, in one request"
     )
+    share_prompt_cache: bool = Field(
+        False,
+        description="tenants use each other's cached prompts, and can tell from the time of an "
+        "answer whether another one has sent the same text",
+    )

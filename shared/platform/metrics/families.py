@@ -26,9 +26,9 @@ class Families:
         """A value."""
         return Gauge(name, text, labels, registry=self.registry)
 
-    def counter(self, name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
-        """A counter, with at most one label; `values`: those known beforehand."""
-        counter = Counter(name, text, [label] if label else [], registry=self.registry)
+    def counter(self, name: str, text: str, *labels: str, values: Iterable[str] = ()) -> Counter:
+        """A counter; `values`: those of its only label that are known beforehand."""
+        counter = Counter(name, text, labels, registry=self.registry)
         for value in values:
             counter.labels(value)
         return counter
@@ -75,5 +75,5 @@ class Families:
             "flotilla_malformed_values_total",
             "Values in Redis and messages that could not be read and were skipped, each time",
             "kind",
-            kinds,
+            values=kinds,
         )

@@ -35,6 +35,7 @@ class GatewayMetrics:
             "flotilla_redis_writable", "1 if the last test write to this server succeeded", "server"
         )
         self.redis = RedisReading()
+        registry.register(self.redis)
         self._add_requests(new)
         self._add_connections(new)
         self._add_streams(new)
@@ -50,13 +51,13 @@ class GatewayMetrics:
             "flotilla_requests_refused_total",
             "Requests answered with an error before they became a job",
             "code",
-            _refusals(),
+            values=_refusals(),
         )
         self.wrong_keys = new.counter(
             "flotilla_wrong_keys_total",
             "Requests with an unknown API key, by how they were answered",
             "answer",
-            ("at_once", "delayed", "refused"),
+            values=("at_once", "delayed", "refused"),
         )
 
     def _add_connections(self, new: Families) -> None:
@@ -68,7 +69,7 @@ class GatewayMetrics:
             "flotilla_connections_closed_total",
             "Connections closed before an answer, by the limit that was reached",
             "limit",
-            ("time", "write", "address", "descriptors"),
+            values=("time", "write", "address", "descriptors"),
         )
 
     def _add_streams(self, new: Families) -> None:
@@ -166,7 +167,7 @@ class GatewayMetrics:
             "flotilla_dead_letters_handled_total",
             "Dead letters that an operator replayed or dropped",
             "action",
-            ("replayed", "dropped"),
+            values=("replayed", "dropped"),
         )
         self.operator_calls = new.counter(
             "flotilla_operator_calls_total",

@@ -18,7 +18,7 @@ class ReaperMetrics:
             "flotilla_reaped_jobs_total",
             "Jobs taken from silent workers, past their deadline or without a client, by new state",
             "state",
-            _REAPED,
+            values=_REAPED,
         )
 
 

@@ -43,7 +43,7 @@ class WorkerMetrics:
             "flotilla_jobs_released_total",
             "Jobs released back to the queue",
             "reason",
-            (
+            values=(
                 "handed_back",
                 "handed_over",
                 "drained",
@@ -77,7 +77,7 @@ class WorkerMetrics:
             "flotilla_fenced_writes_total",
             "Writes refused because this worker had lost the job's lease, by the job's state",
             "state",
-            (*JobState, "gone"),
+            values=(*JobState, "gone"),
         )
         self.slots = new.gauge(
             "flotilla_worker_slots", "Sequences the engine can run at once, by use", "use"
@@ -94,7 +94,7 @@ class WorkerMetrics:
             "flotilla_jobs_continued_total",
             "Jobs continued behind the tokens of an earlier worker, by the engine's way to do so",
             "how",
-            ("prefill", "replay"),
+            values=("prefill", "replay"),
         )
         self.tokens_taken_over = new.counter(
             "flotilla_tokens_taken_over_total",
@@ -108,5 +108,5 @@ class WorkerMetrics:
             "flotilla_continuations_refused_total",
             "Jobs that could not be continued, by the reason",
             "reason",
-            ("engine", "log", "different", "context"),
+            values=("engine", "log", "different", "context"),
         )

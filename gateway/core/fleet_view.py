@@ -12,7 +12,7 @@ from shared.fleet.desired_pool import Switches
 from shared.fleet.limits import GATEWAY_FLEET
 from shared.fleet.model_names import ModelNames, declared_models, merged
 from shared.fleet.pools import Pools
-from shared.fleet.recent_work import Pace, RecentWork
+from shared.fleet.recent_work import Pace, pace_of
 from shared.fleet.registry import HEARTBEAT_S, Heartbeat, ModelInfo, WorkerInfo, without_failed
 from shared.fleet.scale_decisions import Scale
 from shared.fleet.slot_turnover import SlotTurnover
@@ -69,7 +69,6 @@ class FleetView:
         self._registry = registry
         self._scales = scales
         self._desired = desired
-        self._recent_work = RecentWork()
         self._turnovers: dict[str, SlotTurnover | None] = {}  # by pool, of the latest heartbeats
         self._redis_ahead_s = time.time() - time.monotonic()  # a guess until Redis answers
         self._read_at = float("-inf")
@@ -122,7 +121,6 @@ class FleetView:
     def _set_workers(self, heartbeats: list[Heartbeat]) -> None:
         self.heartbeats = heartbeats
         self.workers = without_failed(heartbeats)
-        self._recent_work.update(self.workers, time.monotonic())
         self._turnovers = {}
 
     async def model(self, name: str, version: str = "") -> ModelInfo:
@@ -198,7 +196,7 @@ class FleetView:
         return found._replace(range_s=self.told_waits.range_s(pool, tenant, found.wait_s))
 
     def _turnover(self, pool: str, workers: list[WorkerInfo]) -> SlotTurnover | None:
-        pace, scale = self._recent_work.pace(pool), self.scales.get(pool)
+        pace, scale = pace_of(workers), self.scales.get(pool)
         if pace is None and scale and scale.seen.job_s and not scale.stale(self.now_s()):
             pace = Pace.of_job(scale.seen.job_s)
         serving = [worker for worker in workers if worker.state.serving]

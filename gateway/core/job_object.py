@@ -14,12 +14,10 @@ from shared.job.errors import StreamReset, job_error
 from shared.job.job import Attempt, Job
 from shared.job.states import JobState
 from shared.job.trace_context import trace_id
-from shared.store.redis.depths import position, positions, tenants_waiting
+from shared.store.redis.depths import position, positions
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.listing import with_errors
 from shared.store.stored_body import Body
-
-__all__ = ["attempt_object", "full", "summaries", "summary", "tenants_waiting"]
 
 _MAX_POSITION_COMMANDS = 10_000
 """Redis commands for the positions in one list. A list that needs more has no positions."""

@@ -31,7 +31,7 @@ class ToldWait(NamedTuple):
     def ended(self, now: float) -> None:
         """The first output comes: compare."""
         real_s = now - self.at
-        self.context.fleet.told_waits.ended(self.pool, self.tenant, self.told_s, real_s)
+        self.context.fleet.told_waits.ended(self.pool, self.tenant, self.told_s, real_s, now)
         self.context.metrics.told_wait.observe(real_s / self.told_s)
 
 

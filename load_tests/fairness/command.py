@@ -125,11 +125,7 @@ class Figures:
             raise RunError(f"no call was answered: {calls[0].problem}")
         found = differences(calls)
         ttft = [call.first_s - call.at_s for call in answered]
-        told = [call.told for call in answered if call.told]
-        told = [each for each in told if each.wait_s >= LEAST_S * speed]
-        errors = [abs(each.wait_s - each.start_s) / each.start_s for each in told] or [0.0]
-        ranges = [(each.range_s, each.first_s) for each in told if each.range_s]
-        held = [low <= first_s <= high for (low, high), first_s in ranges]
+        told, error_p50, error_p90, in_range = _told(answered, speed)
         tokens = sum(call.prompt_tokens + call.output_tokens for call in answered)
         return cls(
             row=row,
@@ -140,15 +136,28 @@ class Figures:
             ttft_p95_s=percentile(ttft, 0.95),
             tokens_s=tokens / max(call.end_s for call in answered),
             failed=len(calls) - len(answered),
-            told=len(told),
-            told_error_p50=percentile(errors, 0.5),
-            told_error_p90=percentile(errors, 0.9),
-            in_range=mean(held) if held else 0.0,
+            told=told,
+            told_error_p50=error_p50,
+            told_error_p90=error_p90,
+            in_range=in_range,
         )
+
+
+def _told(calls: Sequence[Call], speed: float) -> tuple[int, float, float, float]:
+    """How wrong told waits were: see the last fields of Figures."""
+    told = [call.told for call in calls if call.told]
+    told = [each for each in told if each.wait_s >= LEAST_S * speed]
+    errors = [abs(each.wait_s - each.start_s) / each.start_s for each in told] or [0.0]
+    ranges = [(each.range_s, each.first_s) for each in told if each.range_s]
+    held = [low <= first_s <= high for (low, high), first_s in ranges]
+    in_range = mean(held) if held else 0.0
+    return len(told), percentile(errors, 0.5), percentile(errors, 0.9), in_range
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
+    if arguments.engines not in _ENGINES:
+        raise SystemExit(f"--engines: there are {', '.join(_ENGINES)}")
     if arguments.scenario:
         return _scenario(arguments)
     if arguments.trace is None:
@@ -173,6 +182,7 @@ def main(arguments: argparse.Namespace) -> int:
         "different_answers": different,
         "speed": arguments.speed,
         "watermark": arguments.watermark,
+        "engines": arguments.engines,
     }
     save_result(arguments.json, "fairness", data)
     if different:
@@ -189,10 +199,10 @@ def _scenario(arguments: argparse.Namespace) -> int:
     with session() as processes:
         folder = processes.folder / "fleet"
         calls = asyncio.run(_run(folder, "shares", scenario.calls, arguments, scenario.weights))
-    figures = Figures.of("", calls, arguments.speed)
+    told, error_p50, error_p90, in_range = _told(calls, arguments.speed)
     title = (
-        f"{figures.told} were told {LEAST_S:.0f} s or more: off by {figures.told_error_p50:.0%} "
-        f"(p50), {figures.told_error_p90:.0%} (p90), {figures.in_range:.0%} in range"
+        f"{told} were told {LEAST_S:.0f} s or more: off by {error_p50:.0%} (p50), "
+        f"{error_p90:.0%} (p90), {in_range:.0%} in range"
     )
     found = scenarios.table(scenario, calls)
     print_tables([replace(found, title=f"{found.title}; {title}")], arguments)

@@ -144,22 +144,15 @@ async def play(
     """
     calls = [replace(call, token_times_s=[]) for call in trace]
     clock = _Clock(speed)
+    sent: list[tuple[_Stream, int, str, float]] = []
 
-    async def send(n: int, call: Call) -> asyncio.Task[None]:
+    async def send(n: int, call: Call) -> asyncio.Future[None]:
         key = key_of("all" if one_tenant else call.tenant)
         stream = _Stream(call, _request(call, n, key, fields), clock)
         loop, port = asyncio.get_running_loop(), ports[n % len(ports)]
-        sent_s = clock.now()
+        sent.append((stream, port, key, clock.now()))
         await loop.create_connection(lambda: stream, "127.0.0.1", port)
-        return loop.create_task(ended(stream, port, key, sent_s))
-
-    async def ended(stream: _Stream, port: int, key: str, sent_s: float) -> None:
-        await stream.done
-        told = stream.call.told
-        if told:
-            waited_s = speed * await _waited_s(port, key, stream.job_id)
-            start_s = max(_LEAST_WAIT_S, waited_s - (stream.head_s - sent_s))
-            stream.call.told = told._replace(start_s=start_s)
+        return stream.done
 
     numbered = list(enumerate(calls))
     detached = [each for each in numbered if each[1].detached]
@@ -174,6 +167,11 @@ async def play(
             if clock.now() > call.at_s + _MOST_LATE_S:
                 raise RunError(f"call {n} was sent {clock.now() - call.at_s:.1f} s late: --speed")
     await asyncio.gather(*streams)
+    for stream, port, key, sent_s in sent:
+        if told := stream.call.told:
+            waited_s = speed * await _waited_s(port, key, stream.job_id)
+            start_s = max(_LEAST_WAIT_S, waited_s - (stream.head_s - sent_s))
+            stream.call.told = told._replace(start_s=start_s)
     return calls
 
 
@@ -184,8 +182,11 @@ async def _waited_s(port: int, key: str, job_id: str) -> float:
     writer.write("\r\n".join((*head, "connection: close", "", "")).encode())
     answer = await reader.read()
     writer.close()
-    job = json.loads(answer.partition(b"\r\n\r\n")[2])
-    waited_s: float = job["attempts"][0]["started_at"] - job["created_at"]
+    try:
+        job = json.loads(answer.partition(b"\r\n\r\n")[2])
+        waited_s: float = job["attempts"][0]["started_at"] - job["created_at"]
+    except (ValueError, LookupError) as error:
+        raise RunError(f"the job {job_id} can't be read: {answer[:200]!r}") from error
     return waited_s
 
 

@@ -1,4 +1,4 @@
-"""What the engines of each pool have done lately, from counters that workers announce. Pure.
+"""What the engines of a pool have done lately: workers keep and announce it, gateways add it up.
 
 A job keeps its slot for so many steps of the engine as it has tokens to generate. A step takes a
 time of its own, and more for each token of the prompts that are computed in it.
@@ -11,8 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from operator import add, mul, sub
-from typing import TypeAlias
+from operator import mul
 
 from shared.fleet.registry import WorkerInfo
 
@@ -21,16 +20,54 @@ WINDOW_S = 60.0
 LENGTHS = tuple(2 ** (n / 4) for n in range(70))
 """Upper edges of the buckets of job lengths, in steps."""
 _MIDDLES = (LENGTHS[0], *((low + high) / 2 for low, high in pairwise(LENGTHS)))
-_LEAST_JOB_S = 0.001
+_LEAST = 1e-3
+"""Smaller moving sums count as 0, and no job takes a shorter time, in seconds."""
 _LEAST_PARALLEL = 1e-6
 """Below it the prompts of all readings are proportional to the steps: their cost is not known."""
 
-_Counters: TypeAlias = tuple[float, ...]
 
-
-def length_bucket(steps: int) -> int:
+def length_bucket(steps: float) -> int:
     """The bucket of a job that took so many steps."""
     return min(bisect_left(LENGTHS, steps), len(LENGTHS) - 1)
+
+
+class RecentWork:
+    """Moving sums of one engine."""
+
+    def __init__(self) -> None:
+        self.lengths = [0.0] * len(LENGTHS)
+        """Jobs that have ended, by how many steps they ran."""
+        self._ended = [0] * len(LENGTHS)  # since the last `update`
+        self._sums = [0.0] * 8
+        self._before: Sequence[float] = (0.0,) * 4
+        self._at_s = 0.0
+
+    def ended(self, steps: int) -> None:
+        """A job has ended after so many steps."""
+        self._ended[length_bucket(steps)] += 1
+
+    def update(
+        self, at_s: float, prompt_tokens: float, steps: float, prefilled: float, busy_s: float
+    ) -> tuple[float, ...]:
+        """Add what was done since the last call; returns the sums (`WorkerInfo.recent`).
+
+        `at_s`: now, a monotonic time in seconds. The others are totals, as of WorkerInfo and
+        `EngineSteps`: prompts of ended jobs, steps, prompt tokens computed, seconds in steps.
+        """
+        now = (prompt_tokens, steps, prefilled, busy_s)
+        prompts, s, p, t = (max(0.0, a - b) for a, b in zip(now, self._before, strict=True))
+        # While no job ends, nothing is known about how long jobs take now.
+        kept = math.exp((self._at_s - at_s) / WINDOW_S) if any(self._ended) else 1.0
+        row = (prompts, s, t, s * s, s * p, p * p, s * t, p * t)
+        self._sums = [kept * a + b for a, b in zip(self._sums, row, strict=True)]
+        self.lengths = [kept * a + b for a, b in zip(self.lengths, self._ended, strict=True)]
+        self._ended = [0] * len(LENGTHS)
+        self._before, self._at_s = now, at_s
+        return tuple(float(f"{each:.6g}") for each in self._sums)
+
+    def sparse_lengths(self) -> dict[int, float]:
+        """The buckets of `lengths` that are not empty."""
+        return {n: round(each, 3) for n, each in enumerate(self.lengths) if each > _LEAST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +87,12 @@ class Pace:
     longer: tuple[float, ...] = ()
     """The part of the jobs that is longer than each of `LENGTHS`."""
     jobs: float = 0.0
-    """On so many jobs that rests."""
+    """On so many jobs that rests. 0: only their time is known, and a step is a second of it."""
 
     @classmethod
     def of_job(cls, job_s: float) -> Pace:
-        """Where only the mean time of a job is known: steps of a second."""
-        return cls(1.0, 0.0, 1.0, max(job_s, _LEAST_JOB_S), 0.0)
+        """Where only the mean time of a job is known."""
+        return cls(1.0, 0.0, 1.0, max(job_s, _LEAST), 0.0)
 
     @property
     def job_s(self) -> float:
@@ -81,78 +118,27 @@ class Pace:
         return before + (self.longer[at] - before) * (steps - low) / (LENGTHS[at] - low)
 
 
-class RecentWork:
-    """All that was done before the first reading counts as one job."""
-
-    def __init__(self) -> None:
-        self._counters: dict[str, _Counters] = {}  # by worker
-        self._sums: dict[str, list[float]] = {}  # by pool
-        self._read_at_s: float | None = None
-
-    def update(self, workers: Sequence[WorkerInfo], at_s: float) -> None:
-        """Add the workers' counters, read at `at_s`, a monotonic time in seconds."""
-        first = self._read_at_s is None
-        passed_s = 0.0 if self._read_at_s is None else at_s - self._read_at_s
-        self._read_at_s = at_s
-        counters = {worker.id: _counters(worker) for worker in workers}
-        done: dict[str, list[_Counters]] = {}
-        for worker in workers:
-            now = counters[worker.id]
-            before = self._counters.get(worker.id, _NOTHING)
-            if any(a > b for a, b in zip(before, now, strict=True)):
-                before = _NOTHING  # the worker was restarted
-            done.setdefault(worker.pool, []).append(tuple(map(sub, now, before)))
-        self._counters = counters
-        for pool, rows in done.items():
-            jobs = sum(row[0] for row in rows)
-            # While no job ends, nothing is known about how long jobs take now.
-            kept = math.exp(-passed_s / WINDOW_S) if jobs else 1.0
-            sums = [kept * each for each in self._sums.get(pool, _NO_SUMS)]
-            for row in rows:
-                sums = list(map(add, sums, _to_sum(row)))
-            self._sums[pool] = [each / jobs for each in sums] if first and jobs else sums
-
-    def pace(self, pool: str) -> Pace | None:
-        """That of a pool; None as long as none of its jobs has ended."""
-        jobs, job_seconds, prompts, s, t, ss, sp, pp, st, pt, *lengths = self._sums.get(
-            pool, _NO_SUMS
-        )
-        ended = sum(lengths)
-        if not jobs:
-            return None
-        if not s or not t or not ended:  # workers of an older release
-            return Pace.of_job(job_seconds / jobs)
-        # Least squares, unless the prompts are in proportion to the steps.
-        parallel = ss * pp - sp * sp
-        step_s, token_s = t / s, 0.0
-        if parallel > _LEAST_PARALLEL * ss * pp:
-            fit = (st * pp - pt * sp) / parallel, (pt * ss - st * sp) / parallel
-            if fit[0] > 0 and fit[1] >= 0:
-                step_s, token_s = fit
-        job_steps = sum(map(mul, lengths, _MIDDLES)) / ended
-        longer = tuple(1 - each / ended for each in accumulate(lengths))
-        return Pace(step_s, token_s, t / s, job_steps, prompts / jobs, longer, ended)
-
-
-def _counters(worker: WorkerInfo) -> _Counters:
-    lengths = worker.lengths[: len(LENGTHS)]
-    return (
-        worker.finished,
-        worker.job_seconds,
-        worker.prompt_tokens,
-        worker.steps,
-        worker.prefilled_tokens,
-        worker.busy_s,
-        *lengths,
-        *(0,) * (len(LENGTHS) - len(lengths)),
-    )
-
-
-def _to_sum(done: _Counters) -> _Counters:
-    """What is summed of a reading: s steps with p prompt tokens in t seconds."""
-    jobs, job_seconds, prompts, s, p, t, *lengths = done
-    return (jobs, job_seconds, prompts, s, t, s * s, s * p, p * p, s * t, p * t, *lengths)
-
-
-_NOTHING: _Counters = (0.0,) * (6 + len(LENGTHS))
-_NO_SUMS = _to_sum(_NOTHING)
+def pace_of(workers: Sequence[WorkerInfo]) -> Pace | None:
+    """The pace of a pool's workers; None as long as none of their jobs has ended."""
+    lengths = [0.0] * len(LENGTHS)
+    for worker in workers:
+        for bucket, jobs in worker.lengths.items():
+            if 0 <= bucket < len(LENGTHS):
+                lengths[bucket] += jobs
+    known = [worker.recent for worker in workers if len(worker.recent) == 8]
+    prompts, s, t, ss, sp, pp, st, pt = map(sum, zip(*known, strict=True)) if known else (0.0,) * 8
+    ended = sum(lengths)
+    if not s or not t or not ended:  # of an older release, or no job has ended
+        finished = sum(worker.finished for worker in workers)
+        seconds = sum(worker.job_seconds for worker in workers)
+        return Pace.of_job(seconds / finished) if finished else None
+    # Least squares, unless the prompts are in proportion to the steps.
+    parallel = ss * pp - sp * sp
+    step_s, token_s = t / s, 0.0
+    if parallel > _LEAST_PARALLEL * ss * pp:
+        fit = (st * pp - pt * sp) / parallel, (pt * ss - st * sp) / parallel
+        if fit[0] > 0 and fit[1] >= 0:
+            step_s, token_s = fit
+    job_steps = sum(map(mul, lengths, _MIDDLES)) / ended
+    longer = tuple(1 - each / ended for each in accumulate(lengths))
+    return Pace(step_s, token_s, t / s, job_steps, prompts / ended, longer, ended)

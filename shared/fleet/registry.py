@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter
@@ -67,12 +67,10 @@ class WorkerInfo:
     """Tokens generated since its start, those of running jobs included."""
     prefilled_tokens: int = 0
     """Prompt tokens of all jobs that have had output, those of running jobs included."""
-    steps: int = 0
-    """That the engine has made."""
-    busy_s: float = 0.0
-    """The time of these steps together."""
-    lengths: tuple[int, ...] = ()
-    """Jobs that have ended, by how many steps they ran (`recent_work.LENGTHS`)."""
+    recent: tuple[float, ...] = ()
+    """Moving sums of what its engine did lately: see recent_work.py."""
+    lengths: dict[int, float] = field(default_factory=dict)
+    """The jobs that have ended lately, by the bucket of how many steps they ran."""
     waits: tuple[int, ...] = ()
     """Its histogram of queue waits since its start: jobs in each of the metric's buckets."""
     failure: str = ""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from shared.fleet.recent_work import Pace
+from shared.fleet.recent_work import LENGTHS, Pace, length_bucket
 from shared.fleet.registry import HEARTBEAT_S, WorkerInfo
 from shared.job.states import WorkerState
 
@@ -24,10 +24,12 @@ class SlotTurnover:
         self.pace = pace
         self._workers = len(workers)
         running = [each for worker in workers for each in _running(worker)]
-        ages = [age for age, _ in running if age is not None]
+        if not pace.jobs:
+            running = [(None, slots) for _, slots in running]  # ages are in the engines' steps
+        self._bin = _MEANS * pace.job_steps / _BINS  # steps
+        ages = [0 if age is None else age for age, _ in running]
         self._unlike = min(ages, default=0) > _MEANS * pace.job_steps
         """All jobs run for much longer than those that have ended lately, which tell nothing."""
-        self._bin = _MEANS * pace.job_steps / _BINS  # steps
         self.slots = sum(slots for _, slots in running)
         """How many there are."""
         self._freed = [0.0, *accumulate(self._ends(running))]  # at the edge of each bin
@@ -45,7 +47,8 @@ class SlotTurnover:
         steps = max(0.0, self._steps(self._freed_by(now) + position - 0.5) - now)
         prompts = position * pace.prompt_tokens / self._workers
         # A job starts at the end of a step, on average half of one later.
-        return steps * pace.step_s + prompts * pace.token_s + pace.whole_step_s / 2
+        rest_s = pace.whole_step_s / 2 if pace.jobs else 0.0
+        return steps * pace.step_s + prompts * pace.token_s + rest_s
 
     def freed(self, after_s: float) -> float:
         """How many slots become free within so many seconds."""
@@ -53,18 +56,18 @@ class SlotTurnover:
 
     def _ends(self, running: Sequence[tuple[int | None, float]]) -> list[float]:
         """How many jobs end in each bin; `running`: (steps so far, None: not known; jobs)."""
-        by_age = defaultdict[int | None, float](float)  # in bins
+        by_age = defaultdict[float | None, float](float)
         for age, jobs in running:
-            by_age[None if age is None else int(age / self._bin)] += jobs
+            by_age[None if age is None else self._rounded(age)] += jobs
         longer = [self.pace.survival(n * self._bin) for n in range(_BINS + 1)]
         length = [before - after for before, after in pairwise(longer)]
         ends = [0.0] * _BINS
-        for in_bins, jobs in by_age.items():
-            if in_bins is None:  # a job seen at any time has any part of its length before it
+        for known, jobs in by_age.items():
+            if known is None:  # a job seen at any time has any part of its length before it
                 left = [(before + after) / 2 for before, after in pairwise(longer)]
                 share = self._bin / self.pace.job_steps
             else:
-                at = [self.pace.survival((in_bins + 0.5 + n) * self._bin) for n in range(_BINS + 1)]
+                at = [self.pace.survival(known + n * self._bin) for n in range(_BINS + 1)]
                 left = [before - after for before, after in pairwise(at)]
                 share = 1 / at[0]
             for n in range(_BINS):
@@ -75,6 +78,11 @@ class SlotTurnover:
             ends[n] += sum(ends[m] * both[n - m] for m in range(n))
             ends[n] /= 1 - both[0]
         return ends
+
+    def _rounded(self, age: int) -> float:
+        """The age for which this one is taken, in steps, so that there are few."""
+        bins = int(age / self._bin)
+        return (bins + 0.5) * self._bin if bins < _BINS else LENGTHS[length_bucket(age)]
 
     def _freed_by(self, steps: float) -> float:
         at = min(int(steps / self._bin), _BINS - 1)

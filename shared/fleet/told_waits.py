@@ -10,6 +10,8 @@ from collections import OrderedDict, deque
 from statistics import median
 from typing import Final
 
+from shared.fleet.limits import TOLD_WAITS
+
 LEAST_S: Final = 2.0
 """Shorter waits are not compared: the first output takes a part of that by itself."""
 _KEPT: Final = 100
@@ -27,9 +29,11 @@ class ToldWaits:
 
     def __init__(self) -> None:
         self._ratios: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
+        self._ended_at_s: dict[str, float] = {}  # by pool, the last one
 
-    def ended(self, pool: str, tenant: str, told_s: float, real_s: float) -> None:
-        """A wait that was told, at least `LEAST_S`, is over."""
+    def ended(self, pool: str, tenant: str, told_s: float, real_s: float, at_s: float) -> None:
+        """A wait that was told, at least `LEAST_S`, is over now, at the monotonic time `at_s`."""
+        self._ended_at_s[pool] = at_s
         for name in {tenant, _ALL}:
             ratios = self._ratios.setdefault((pool, name), deque(maxlen=_KEPT))
             ratios.append(real_s / told_s)
@@ -37,13 +41,14 @@ class ToldWaits:
         while len(self._ratios) > _MOST_TENANTS:
             self._ratios.popitem(last=False)
 
-    def ratio(self, pool: str) -> float | None:
-        """The median of a pool's last waits over what was told; None: too few are known."""
+    def ratio(self, pool: str, at_s: float) -> float | None:
+        """The median of a pool's last waits over what was told; None: too few, or too old."""
         ratios = self._ratios.get((pool, _ALL), ())
-        return median(ratios) if len(ratios) >= _LEAST else None
+        old_s = at_s - self._ended_at_s.get(pool, 0.0)
+        return median(ratios) if len(ratios) >= _LEAST and old_s < TOLD_WAITS.within_s else None
 
     def range_s(self, pool: str, tenant: str, told_s: float) -> tuple[float, float] | None:
-        """Four of five waits that are told so are in between; None: too few are known.
+        """Nine of ten of the last waits that were told so are in between; None: too few are known.
 
         They are those of the tenant, or of the pool where the tenant has had too few.
         """

@@ -183,7 +183,7 @@ DEEP = b"[" * 100_000
         ("state", b"null"),
         ("slots", b'"many"'),
         ("models", b"7"),
-        ("busy_s", b"NaN"),
+        ("recent", b"[NaN]"),
         ("job_steps", b"[NaN]"),
         ("host", DEEP),
         (NOT_UTF8, b"1"),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 
-from shared.fleet.recent_work import LENGTHS, length_bucket
+from shared.fleet.recent_work import RecentWork
 from worker.core.job_run import JobRun
 from worker.core.output_buffer import OutputBuffer
-from worker.core.runs import Runs
+from worker.core.runs import Runs, WorkTotals
 from worker.core.slots import SlotAccounting
 from worker.engines.interface import Engine
 
@@ -101,18 +101,19 @@ class EngineProgress:
         self._slots = slots
         self._steps = EngineSteps(time.monotonic())
         self._answered_tokens = 0
-        self.lengths = [0] * len(LENGTHS)
-        """Jobs that have ended here, by how many steps they ran: one for each of `LENGTHS`."""
+        self.work = RecentWork()
 
     @property
     def steps(self) -> int:
         """That the engine has made."""
         return self._steps.n
 
-    @property
-    def busy_s(self) -> float:
-        """The time of these steps together."""
-        return self._steps.busy_s
+    def recent(self, totals: WorkTotals) -> tuple[float, ...]:
+        """What the engine has done lately, for a heartbeat; `totals`: of the worker's runs."""
+        prompts, prefilled = totals.prompt_tokens, totals.prefilled_tokens
+        return self.work.update(
+            time.monotonic(), prompts, self.steps, prefilled, self._steps.busy_s
+        )
 
     def on_step(self) -> None:
         """The engine has ended a step."""
@@ -128,7 +129,7 @@ class EngineProgress:
         """A run has ended; `released`: its job has not."""
         self._answered(run.buffer)
         if not released:
-            self.lengths[length_bucket(self.steps - run.began_step)] += 1
+            self.work.ended(self.steps - run.began_step)
 
     def _answered(self, buffer: OutputBuffer) -> None:
         """Remember the length of a job's prompt if it has had output."""

@@ -9,10 +9,11 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from gateway.apis.jobs.timeline import Timeline, timeline
-from gateway.apis.jobs.why import PoolSituation, Waiting, Why, explain
+from gateway.apis.jobs.why import PoolSituation, Why, explain
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.job_lookup import any_job_of, job_of
-from gateway.core.job_object import summaries, tenants_waiting
+from gateway.core.job_object import summaries
+from gateway.core.waiting import waiting
 from gateway.description.schema import shows
 from gateway.http.query import known_only
 from shared.api.endpoint import BodyKind, StreamFormat
@@ -79,7 +80,6 @@ async def get_any_why(job_id: str, gateway: GatewayDep) -> Why:
 async def _why(gateway: Gateway, job: Job) -> Why:
     fleet, pool = gateway.fleet, pool_of(job.pool)
     (shown,) = await summaries(gateway.queue, [job])
-    position = shown.get("position")
     serving = [worker for worker in fleet.workers_of(pool) if worker.state.serving]
     situation = PoolSituation(
         running=sum(worker.running for worker in serving),
@@ -88,10 +88,6 @@ async def _why(gateway: Gateway, job: Job) -> Why:
         paused=pool in fleet.switches.paused,
         wait_reason=fleet.wait_reason(pool),
     )
-    waiting = Waiting()
-    if position:
-        wait = fleet.wait_estimate(job.pool, position, job.tenant)
-        tenants = await tenants_waiting(gateway.queue, job)
-        waiting = Waiting(position, wait.wait_s, wait.range_s, tenants)
+    place = await waiting(gateway.queue, fleet, job)
     message = (shown["error"] or {}).get("message", "")
-    return explain(job, situation, waiting, message, fleet.now_s())
+    return explain(job, situation, place, message, fleet.now_s())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import BaseModel
 
+from gateway.core.waiting import Waiting
 from shared.job.adapter_queues import pool_of
 from shared.job.job import Job
 from shared.job.states import JobState
@@ -42,29 +43,6 @@ class PoolSituation:
     paused: bool = False
     wait_reason: str = ""
     """Why no worker is ready, if so."""
-
-
-class Waiting(NamedTuple):
-    """What is known of a job that waits."""
-
-    position: int | None = None
-    """In its queue, better lanes included."""
-    wait_s: float | None = None
-    """The estimate."""
-    range_s: tuple[float, float] | None = None
-    """What the wait is between in four of five cases."""
-    tenants: int = 0
-    """That have jobs waiting in its lane."""
-
-    @property
-    def estimate(self) -> str:
-        """The estimate, in words; empty: not known."""
-        if self.wait_s is None:
-            return ""
-        if self.range_s is None:
-            return duration(self.wait_s)
-        low, high = map(duration, self.range_s)
-        return f"{duration(self.wait_s)} ({low} to {high})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class Overview:
     def __init__(self, gateway: Gateway) -> None:
         metrics, tenants = gateway.metrics, gateway.tenants
         self._gateway = gateway
+        self._shown = {"id": gateway.id, "version": version("flotilla")}
         self._fleet = gateway.fleet
         self._metrics = metrics
         self._sample = TenantSample(gateway.queue, tenants[0].name if len(tenants) == 1 else "")
@@ -67,7 +68,7 @@ class Overview:
         engines = sorted({worker.engine for worker in state.workers if worker.engine})
         found = FleetOverview(
             at=state.at_s,
-            gateway={"id": self._gateway.id, "version": version("flotilla")},
+            gateway=self._shown,
             engines=engines,
             simulated=any(engine.startswith(_SIMULATED) for engine in engines),
             verdict=verdict(state, problems, self._problems.recovered),

@@ -95,12 +95,32 @@ async def position(queue: JobQueue, job: Job) -> int | None:
     See `positions`. Jobs of a server that is away are not counted. Raises StoreError if the job's
     own is away.
     """
-    (found,) = await positions(queue, [job])
+    place = await place_of(queue, job)
+    return place and place.position
+
+
+class Place(NamedTuple):
+    """Where a job waits."""
+
+    position: int
+    """In its queue, from 1."""
+    tenants: int
+    """That have jobs waiting in its lane; of several shards, in the one with most."""
+
+
+async def place_of(queue: JobQueue, job: Job) -> Place | None:
+    """The job's place in its queue; None if it does not wait (any more). As `position`."""
+    (found,) = await _places(queue, [job])
     return found
 
 
 async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
-    """`position` of each of these jobs, in one round trip.
+    """`position` of each of these jobs, in one round trip."""
+    return [place and place.position for place in await _places(queue, jobs)]
+
+
+async def _places(queue: JobQueue, jobs: Sequence[Job]) -> list[Place | None]:
+    """`place_of` each of these jobs, in one round trip.
 
     Where several tenants wait in a lane, one job of each comes in turn: the n-th job of a tenant
     has n of each of the others before it, as far as there are so many. Who was served much lately,
@@ -130,24 +150,16 @@ async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
     waiting, tenants = {}, {}
     for place in lanes:
         waiting[place], tenants[place] = sum(counts()), max(counts(), default=1)
-    found: list[int | None] = []
+    found: list[Place | None] = []
     for job in jobs:
         waits, in_lane, rank = damaged_is_empty(next(replies)), sum(counts()), sum(counts())
         *better, own_lane = ((job.pool, lane) for lane in _up_to(job))
         if tenants[own_lane] > 1 and rank:
             in_lane = min(waiting[own_lane], rank * tenants[own_lane])
         ahead = sum(waiting[each] for each in better) if rank else 0  # requeued: before all lanes
-        position = ahead + in_lane
-        found.append(None if waits is None else max(1, position))
+        here = Place(max(1, ahead + in_lane), tenants[own_lane])
+        found.append(None if waits is None else here)
     return found
-
-
-async def tenants_waiting(queue: JobQueue, job: Job) -> int:
-    """How many tenants have jobs that wait in the job's lane and shard. Raises StoreError."""
-    pipeline, shard = queue.servers.pipeline(), checked_shard(job.id)
-    pipeline.of(shard).zcard(keys.turns(shard, job.pool, job.lane))
-    (found,) = await pipeline.execute(raise_on_error=False)
-    return damaged_is_empty(found) or 0
 
 
 def _up_to(job: Job) -> Sequence[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.apis.jobs.timeline import spans, timeline
-from gateway.apis.jobs.why import PoolSituation, Waiting, explain
+from gateway.apis.jobs.why import PoolSituation, explain
+from gateway.core.waiting import Waiting
 from shared.job.job import Job
 from shared.job.states import JobState
 from tests.unit.gateway.jobs import NOW, attempt, job
@@ -122,11 +123,11 @@ def test_a_job_that_expired_in_the_queue_or_failed_after_a_loss() -> None:
 
 def test_why_a_job_waits() -> None:
     taken = "It has waited 10.0 s because all 4 slots of the pool qwen are taken and 2 jobs are "
-    assert why(job(), POOL, 3, 4.2) == f"{taken}before it. It should start in about 4.2 s."
-    assert why(job(), POOL, 3, 4.2, (3.0, 9.0), 5) == (
+    assert why(job(), POOL, 3, 1, 4.2) == f"{taken}before it. It should start in about 4.2 s."
+    assert why(job(), POOL, 3, 5, 4.2, (3.0, 9.0)) == (
         f"{taken}before it. 5 tenants take turns. It should start in about 4.2 s (3.0 s to 9.0 s)."
     )
-    assert why(job(), POOL, 3, None, None, 1) == f"{taken}before it."
+    assert why(job(), POOL, 3, 1) == f"{taken}before it."
     paused = PoolSituation(0, 4, 2, paused=True)
     assert "an operator has paused the pool qwen" in why(job(), paused, 1)
     none = PoolSituation(0, 0, 0, wait_reason="no worker runs")

@@ -13,9 +13,9 @@ from shared.fleet.told_waits import ToldWaits
 def test_without_enough_waits_there_is_no_range() -> None:
     waits = ToldWaits()
     for _ in range(19):
-        waits.ended("p", "a", 10.0, 12.0)
+        waits.ended("p", "a", 10.0, 12.0, 0.0)
     assert waits.range_s("p", "a", 10.0) is None
-    waits.ended("p", "a", 10.0, 12.0)
+    waits.ended("p", "a", 10.0, 12.0, 0.0)
     assert waits.range_s("p", "a", 5.0) == (pytest.approx(6.0), pytest.approx(6.0))
     assert waits.range_s("other", "a", 5.0) is None
 
@@ -23,12 +23,13 @@ def test_without_enough_waits_there_is_no_range() -> None:
 def test_a_tenant_with_few_waits_gets_the_range_of_its_pool() -> None:
     waits = ToldWaits()
     for n in range(20):
-        waits.ended("p", "a", 10.0, 10.0)
-        waits.ended("p", "b", 10.0, 20.0 if n < 19 else 10.0)
+        waits.ended("p", "a", 10.0, 10.0, 0.0)
+        waits.ended("p", "b", 10.0, 20.0 if n < 19 else 10.0, 0.0)
     assert waits.range_s("p", "a", 4.0) == (4.0, 4.0)
     assert waits.range_s("p", "b", 4.0) == (8.0, 8.0)
     assert waits.range_s("p", "c", 4.0) == (4.0, 8.0), "those of both"
-    assert (waits.ratio("p"), waits.ratio("other")) == (1.0, None)
+    assert waits.ratio("other", 0.0) is None
+    assert [waits.ratio("p", at_s) for at_s in (0.0, 1799.0, 1800.0)] == [1.0, 1.0, None]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -41,7 +42,7 @@ def test_nine_of_ten_waits_are_within_it_while_nothing_changes(seed: int) -> Non
         if found is not None and n >= 100:
             told += 1
             within += found[0] <= real <= found[1]
-        waits.ended("p", "a", 10.0, real)
+        waits.ended("p", "a", 10.0, real, 0.0)
     assert 0.85 <= within / told <= 0.95
 
 
@@ -50,6 +51,6 @@ def test_the_last_waits_count_and_tenants_are_bounded(monkeypatch: pytest.Monkey
     waits = ToldWaits()
     for tenant in ("a", "b", "c", "d"):
         for real in [50.0] * 100 + [30.0] * 100:
-            waits.ended("p", tenant, 10.0, real)
+            waits.ended("p", tenant, 10.0, real, 0.0)
     assert waits.range_s("p", "d", 1.0) == (3.0, 3.0), "the 100 before have been forgotten"
     assert len(waits._ratios) == 3

@@ -1,0 +1,43 @@
+"""What is known of a job that waits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway.core.fleet_view import FleetView
+from shared.job.job import Job
+from shared.platform.durations import duration
+from shared.store.redis.depths import place_of
+from shared.store.redis.job_queue import JobQueue
+
+
+class Waiting(NamedTuple):
+    """A job's place in its queue, and its estimate."""
+
+    position: int | None = None
+    """In its queue, better lanes included."""
+    tenants: int = 0
+    """That have jobs waiting in its lane, and are served in turn."""
+    wait_s: float | None = None
+    """The estimate."""
+    range_s: tuple[float, float] | None = None
+    """What the wait is between in four of five cases."""
+
+    @property
+    def estimate(self) -> str:
+        """The estimate, in words; empty: not known."""
+        if self.wait_s is None:
+            return ""
+        if self.range_s is None:
+            return duration(self.wait_s)
+        low, high = map(duration, self.range_s)
+        return f"{duration(self.wait_s)} ({low} to {high})"
+
+
+async def waiting(queue: JobQueue, fleet: FleetView, job: Job) -> Waiting:
+    """That of a job; empty if it does not wait (any more). Raises StoreError."""
+    place = await place_of(queue, job)
+    if place is None:
+        return Waiting()
+    wait = fleet.wait_estimate(job.pool, place.position, job.tenant)
+    return Waiting(place.position, place.tenants, wait.wait_s, wait.range_s)

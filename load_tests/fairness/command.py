@@ -165,7 +165,7 @@ def main(arguments: argparse.Namespace) -> int:
     rows = arguments.rows.split(",")
     if unknown := set(rows) - set(_RULES):
         raise SystemExit(f"--rows: {', '.join(sorted(unknown))}; there are {', '.join(_RULES)}")
-    found, texts, different = [], list[str](), 0
+    found, texts, different, status = [], list[str](), 0, 0
     with session() as processes:
         trace = read_trace(arguments.trace, arguments.calls)
         for number in range(arguments.runs):
@@ -176,6 +176,7 @@ def main(arguments: argparse.Namespace) -> int:
                 texts = texts or [call.text for call in calls]
                 different += sum(a.text != b for a, b in zip(calls, texts, strict=True))
                 print_progress(_line(found[-1]))
+                status |= _status(calls)
     print_tables([_table(found, rows, arguments.runs)], arguments)
     data = {
         "rows": [asdict(each) for each in found],
@@ -187,7 +188,7 @@ def main(arguments: argparse.Namespace) -> int:
     save_result(arguments.json, "fairness", data)
     if different:
         print_progress(f"{different} answers differ between two runs")
-    return 1 if different or any(each.failed for each in found) else 0
+    return 1 if different else status
 
 
 def _scenario(arguments: argparse.Namespace) -> int:

@@ -52,7 +52,7 @@ def _crowd() -> Scenario:
 
 def _equal() -> Scenario:
     rng, tenants = random.Random(_SEED), [f"t{n}" for n in range(10)]
-    calls = [_call(rng, each, n / 500) for n in range(150) for each in tenants]
+    calls = [_call(rng, each, n / 10) for n in range(150) for each in tenants]
     return Scenario(
         "ten tenants with 150 calls each", calls, dict.fromkeys(tenants, 1.0), (60, 360)
     )
@@ -60,7 +60,7 @@ def _equal() -> Scenario:
 
 def _weighted() -> Scenario:
     rng, weights = random.Random(_SEED), {"one": 1.0, "two": 2.0, "four": 4.0}
-    calls = [_call(rng, each, n / 250) for n in range(900) for each in weights]
+    calls = [_call(rng, each, n / 25) for n in range(900) for each in weights]
     return Scenario("three tenants with weights 1, 2, 4", calls, weights, (30, 330))
 
 

@@ -29,7 +29,6 @@ _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 _T = TypeVar("_T")
 _AT_ONCE = 64
 _MOST_LATE_S = 2.0
-_LEAST_WAIT_S = 0.01
 _TOKEN = "tok "
 """Four bytes are one token of the simulated engine."""
 _COLUMNS = {"client", "at_s", "prompt_tokens", "output_tokens"}
@@ -170,7 +169,7 @@ async def play(
     for stream, port, key, sent_s in sent:
         if told := stream.call.told:
             waited_s = speed * await _waited_s(port, key, stream.job_id)
-            start_s = max(_LEAST_WAIT_S, waited_s - (stream.head_s - sent_s))
+            start_s = max(0.01, waited_s - (stream.head_s - sent_s))
             stream.call.told = told._replace(start_s=start_s)
     return calls
 

@@ -172,7 +172,7 @@ def _make_gateway(
         tasks=TaskSupervisor(metrics.background_tasks),
         metrics=metrics,
         prometheus=registry,
-        on_fleet_change=lambda: sampler.outdate(),  # made of this object
+        on_fleet_change=lambda: sampler.outdate(),  # the sampler is made below, from this object
     )
     sampler = Sampler(Overview(gateway).take)
     metrics.overview_streams.set_function(lambda: sampler.viewers)

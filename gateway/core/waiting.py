@@ -35,7 +35,7 @@ class Waiting(NamedTuple):
 
 
 async def waiting(queue: JobQueue, fleet: FleetView, job: Job) -> Waiting:
-    """That of a job; empty if it does not wait (any more). Raises StoreError."""
+    """The facts about one job; empty if it does not wait (any more). Raises StoreError."""
     place = await place_of(queue, job)
     if place is None:
         return Waiting()

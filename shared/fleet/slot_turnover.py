@@ -13,11 +13,11 @@ from shared.job.states import WorkerState
 
 _BINS = 40
 _MEANS = 2.5
-"""The slots of so many mean jobs are followed; each becomes free once in a mean job after that."""
+"""The bins cover this many mean job lengths. After that a slot becomes free once per mean job."""
 
 
 class SlotTurnover:
-    """The running jobs end as others of their age have; so does every job that takes their slot."""
+    """How many slots become free, if running jobs and their successors take as long as others."""
 
     def __init__(self, pace: Pace, workers: Sequence[WorkerInfo]) -> None:
         """`workers`: those that serve, as of their heartbeats."""
@@ -29,7 +29,7 @@ class SlotTurnover:
         self._bin = _MEANS * pace.job_steps / _BINS  # steps
         ages = [0 if age is None else age for age, _ in running]
         self._unlike = min(ages, default=0) > _MEANS * pace.job_steps
-        """All jobs run for much longer than those that have ended lately, which tell nothing."""
+        """All jobs run for much longer than those that have ended lately: nothing is known."""
         self.slots = sum(slots for _, slots in running)
         """How many there are."""
         self._freed = [0.0, *accumulate(self._ends(running))]  # at the edge of each bin
@@ -63,7 +63,7 @@ class SlotTurnover:
         length = [before - after for before, after in pairwise(longer)]
         ends = [0.0] * _BINS
         for known, jobs in by_age.items():
-            if known is None:  # a job seen at any time has any part of its length before it
+            if known is None:  # it may have run for any part of its length
                 left = [(before + after) / 2 for before, after in pairwise(longer)]
                 share = self._bin / self.pace.job_steps
             else:
@@ -72,7 +72,7 @@ class SlotTurnover:
                 share = 1 / at[0]
             for n in range(_BINS):
                 ends[n] += jobs * share * left[n]
-        # Who starts in one bin and takes so many ends in one of two.
+        # A job that starts in bin m and takes k bins ends in bin m + k or m + k + 1.
         both = [length[0] / 2, *((a + b) / 2 for a, b in pairwise(length))]
         for n in range(_BINS):
             ends[n] += sum(ends[m] * both[n - m] for m in range(n))
@@ -80,7 +80,7 @@ class SlotTurnover:
         return ends
 
     def _rounded(self, age: int) -> float:
-        """The age for which this one is taken, in steps, so that there are few."""
+        """This age in steps, rounded, so that few different ones are computed."""
         bins = int(age / self._bin)
         return (bins + 0.5) * self._bin if bins < _BINS else LENGTHS[length_bucket(age)]
 
@@ -104,7 +104,7 @@ class SlotTurnover:
 def _running(worker: WorkerInfo) -> Iterator[tuple[int | None, float]]:
     """The slots of a worker: (steps that their jobs have run, None: not known; slots)."""
     if worker.state is WorkerState.READY and worker.slots > worker.jobs:
-        # Whoever waits has found no free slot: these have been taken since the heartbeat.
+        # A job waits only while no slot is free, so these were taken after the heartbeat.
         yield 0, worker.slots - worker.jobs
     ages = worker.job_steps or (None,) * worker.jobs
     for age in ages:

@@ -189,7 +189,7 @@ class JournalledEngine:
         params: SamplingParams,
         options: dict[str, Any],
     ) -> None:
-        """What is known of a call before the engine has it."""
+        """Check a call, and journal its context and prompt before the engine gets it."""
         if self._limits is not None:
             await self._limits.check(params, _prompt_tokens(prompt))
         if self._contexts is not None:

@@ -49,6 +49,8 @@ class CheckedRequest(NamedTuple):
     """Fields that need the operator's permission, as in field_policy.py."""
     prepared: Prepared | None = None
     """What the endpoint's API has read in the body, if it adds a step (endpoint_step.py)."""
+    start: str = ""
+    """As in prompt_prefixes.py, where that decides about the job's shard; else empty."""
 
 
 def check_request(

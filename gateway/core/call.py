@@ -30,16 +30,20 @@ from gateway.core.admission import (
 from gateway.core.context import Gateway
 from gateway.core.endpoint_step import EndpointStep
 from gateway.core.incoming import Incoming
+from gateway.core.prompt_prefixes import conversation_start, prompt_prefixes
 from gateway.gateway_settings import GatewaySettings
-from gateway.http.body import Limits, check_size, in_thread, parse_json, read_body
+from gateway.http.body import SMALL_BYTES, Limits, check_size, in_thread, parse_json, read_body
 from gateway.http.call_headers import CallHeaders
 from gateway.http.form import parse_form, without_boundary
 from gateway.http.prefer import Prefer
 from gateway.http.refused_routes import refuse_hosting_headers
 from shared.api.endpoint import BodyKind, Endpoint
+from shared.api.endpoints import ENDPOINTS
+from shared.job.adapter_queues import pool_of
 from shared.job.errors import NotRepeatable
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Job, NewJob
+from shared.job.placement import LEAST_BYTES
 from shared.job.replies import JoinedJob
 from shared.job.states import JobState
 
@@ -139,7 +143,7 @@ async def new_call(
     )
     job = _with_options(job, sent, options).with_request_id(incoming.request_id)
     if prepared is None:
-        return NewCall(job, prefer, None, bool(key))
+        return NewCall(await _with_prefixes(gateway, job), prefer, None, bool(key))
     step = gateway.steps[endpoint.path]
     made, background = await step.complete(job, prepared), step if prepared.background else None
     if isinstance(made, JoinedJob):
@@ -148,7 +152,7 @@ async def new_call(
         # The limits hold for what the worker gets, not only for what was sent last.
         limits, whole = _limits(gateway.settings), made.body
         await in_thread(lambda: check_size(whole, limits))
-    return NewCall(made, prefer, background, bool(key))
+    return NewCall(await _with_prefixes(gateway, made), prefer, background, bool(key))
 
 
 async def repeat(
@@ -173,7 +177,8 @@ async def repeat(
     if not body:
         raise NotRepeatable("The request of this job is not kept any more; send it again.")
     new = gateway.factory.repeated(job, body, new_id, key, sent.on_disconnect)
-    return _with_options(new, sent, _NO_OPTIONS).with_request_id(request_id)
+    new = _with_options(new, sent, _NO_OPTIONS).with_request_id(request_id)
+    return await _with_prefixes(gateway, new)
 
 
 async def read_object(
@@ -224,7 +229,22 @@ def _check(gateway: Gateway, call: Wrapped, raw: bytes) -> _Read:
     step = gateway.steps.get(endpoint.path)
     if step is not None:
         request = request._replace(prepared=step.prepare(fields))
+    if gateway.settings.shards > 1 and gateway.settings.placement.window:
+        start = conversation_start(endpoint.policy.input, fields)
+        request = request._replace(start=start if len(call.body) >= LEAST_BYTES else "")
     return _Read(endpoint, request, call.body, call.options, raw)
+
+
+async def _with_prefixes(gateway: Gateway, job: NewJob) -> NewJob:
+    """The job with the hashes of its prompt's prefixes. An adapter's jobs have turns instead."""
+    short = len(job.body) < LEAST_BYTES
+    if short or gateway.settings.placement.window == 0 or pool_of(job.pool) != job.pool:
+        return job
+    kind = ENDPOINTS[job.endpoint].policy.input
+    if len(job.body) <= SMALL_BYTES:
+        return job._replace(prefixes=prompt_prefixes(kind, job.body, job.tenant))
+    found = await in_thread(lambda: prompt_prefixes(kind, job.body, job.tenant))
+    return job._replace(prefixes=found)
 
 
 def _with_options(job: NewJob, sent: CallHeaders, options: JobOptions) -> NewJob:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from hashlib import blake2b
 from itertools import islice
 
 from gateway.core.admission import CheckedRequest
@@ -20,6 +21,7 @@ from shared.job.response_id import shard_of_conversation
 from shared.platform import request_span
 
 _ID_TRIES = 16
+_LOAD_FACTOR, _LOAD_MARGIN = 2, 16
 
 
 class JobFactory:
@@ -64,7 +66,7 @@ class JobFactory:
             kept_s = keep_s(on_disconnect)
         ttl_s = settings.stream_ttl_s if attached and kept_s is not None else settings.result_ttl_s
         job = NewJob(
-            id=self._job_id(idempotency, request),
+            id=self._job_id(idempotency, request, tenant if attached else ""),
             tenant=tenant,
             pool=model.pool,
             lane=request.lane,
@@ -126,11 +128,23 @@ class JobFactory:
         found = islice(filter(self._is_served, tried), 2)
         return min(found, key=self._load, default=random.randrange(n_shards))
 
+    def _shard_of(self, tenant: str, start: str) -> int:
+        """The shard of all calls of a conversation that begins so, where one worker is warm for
+        them; another one if it has far more load, as many conversations begin alike."""
+        digest = blake2b(f"{tenant}\0{start}".encode(errors="replace"), digest_size=8).digest()
+        own, other = int.from_bytes(digest) % self._settings.shards, self.new_shard()
+        full = self._load(own) > _LOAD_FACTOR * self._load(other) + _LOAD_MARGIN
+        return other if full or not self._is_served(own) else own
+
     def _job_id(
-        self, idempotency: IdempotencyKey | None, request: CheckedRequest | None = None
+        self,
+        idempotency: IdempotencyKey | None,
+        request: CheckedRequest | None = None,
+        waiting_tenant: str = "",
     ) -> str:
-        """An id in the shard of the call's conversation, else in that of the key, else in
-        one that is served."""
+        """An id in the shard of the call's conversation, else in that of the key, else in that of
+        other calls that begin like it, if its tenant waits for the answer, else in one that is
+        served."""
         shards, prepared = self._settings.shards, request and request.prepared
         if prepared is not None and prepared.conversation:
             shard = shard_of_conversation(prepared.conversation)
@@ -138,6 +152,8 @@ class JobFactory:
                 return new_job_id_in(shard)
         if idempotency is not None:
             return new_job_id_in(idempotency.shard(shards))
+        if waiting_tenant and request is not None and request.start:
+            return new_job_id_in(self._shard_of(waiting_tenant, request.start))
         return new_job_id_in(self.new_shard())
 
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 _MEDIA_TYPES = {BodyKind.JSON: b"application/json", BodyKind.MULTIPART: b"multipart/form-data"}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SPACE = re.compile(r"[ \t\n\r]*")
-_SMALL_BYTES = 1 << 16
+SMALL_BYTES = 1 << 16
 """A smaller body is parsed on the event loop: in 4 ms at most, and a thread costs time, too."""
 _COUNT_BYTES = 1 << 18
 """Bytes whose values are counted at once."""
@@ -124,7 +124,7 @@ async def parse_json(body: bytes, limits: Limits, use: Callable[[dict[str, Any]]
     For a large body `use` is called in a thread. Its result should hold no more than is needed, so
     that the object can be freed. Raises BadRequest, BodyTooLarge, and what `use` raises.
     """
-    if len(body) <= _SMALL_BYTES:
+    if len(body) <= SMALL_BYTES:
         return use(parse_object(body))
 
     def parse() -> T:

@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from shared.job.fair_shares import ShareRules
+from shared.job.placement import PlacementRules
 from shared.platform import cluster_url, sentinel_url
 from shared.platform.settings import ProcessSettings
 
 _RULES = ShareRules()
+_PLACEMENT = PlacementRules()
 
 
 class ShareEntry(BaseModel):
@@ -28,6 +30,21 @@ class ShareEntry(BaseModel):
     def rules(self) -> ShareRules:
         """As the queue has them."""
         return ShareRules(self.half_life_s, self.ahead, self.lift, self.hand_backs_s)
+
+
+class PlacementEntry(BaseModel):
+    """Which worker a job goes to: see `PlacementRules`, whose defaults these are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    patience_s: float = Field(_PLACEMENT.patience_s, ge=0, le=60)
+    overtake_s: float = Field(_PLACEMENT.overtake_s, ge=0, le=600)
+    window: int = Field(_PLACEMENT.window, ge=0, le=256)
+
+    @property
+    def rules(self) -> PlacementRules:
+        """As the queue has them."""
+        return PlacementRules(self.patience_s, self.overtake_s, self.window)
 
 
 class FleetSettings(ProcessSettings):
@@ -88,6 +105,12 @@ class FleetSettings(ProcessSettings):
         description="how tenants share a full pool: `half_life_s`, `ahead`, `lift` (with 0, 0, 1 "
         "these are VTC's rules), and `hand_backs_s`, the running jobs that a full worker hands "
         "back per second",
+    )
+    placement: PlacementEntry = Field(
+        PlacementEntry(),
+        description="how jobs find the worker whose prefix cache may hold the beginning of their "
+        "prompt: `patience_s`, for which one waits for it, `overtake_s`, `window`, the waiting "
+        "jobs of a tenant that a claim chooses from; 0: any worker takes any job",
     )
 
     @field_validator("redis_url")

@@ -117,6 +117,8 @@ class NewJob(NamedTuple):
     """The turn of a response in a conversation, in whose shard the job is; None: it has none."""
     weight: float = 1.0
     """Of its tenant: with twice the weight of another one it has twice the share."""
+    prefixes: bytes = b""
+    """The hashes of its prompt's prefixes (placement.py); empty if it has none."""
 
     @property
     def shard(self) -> int:

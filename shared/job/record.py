@@ -19,6 +19,7 @@
 | `headers` | JSON: further headers of that answer, if it has any | emit |
 | `first_us` | from the last lease to the first output, if a worker ended the job | emit |
 | `weight` | its tenant's, if it is not 1 | submit |
+| `prefixes` | hashes of its prompt's prefixes (placement.py), if it has any | submit |
 | `origin` | of a traced job, or one with a request id of its client's: an `Origin` (job.py) | submit |
 
 Fields that are written together and never apart are one, a msgpack array: the cost of a hash grows

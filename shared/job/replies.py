@@ -45,6 +45,8 @@ class Acquired(NamedTuple):
     jobs: list[LeasedJob]
     suspects: bool
     """Suspects of the pool wait in the shard."""
+    left_s: float = 0.0
+    """Seconds until jobs may be taken that are left to their warm workers now; 0: none are."""
 
 
 class NextTurn(NamedTuple):

@@ -260,7 +260,7 @@ def to_environment(
 def _as_variables(settings: ProcessSettings) -> Iterator[tuple[str, str]]:
     """The settings that are not left to their defaults."""
     # A child reads these itself, from the same file and the same variables.
-    for name in settings.model_fields_set - {"pools", "tenants", "fair_shares"}:
+    for name in settings.model_fields_set - {"pools", "tenants", "fair_shares", "placement"}:
         value = getattr(settings, name)
         if isinstance(value, tuple):
             value = ",".join(

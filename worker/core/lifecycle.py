@@ -72,8 +72,8 @@ class Worker:
         self._engine = engine
         self._id = settings.worker_id or f"w-{socket.gethostname()[:32]}-{secrets.token_hex(3)}"
         servers = Servers(settings.redis_url, settings.shards)
-        self._queue = JobQueue(servers)
-        self._queue.share_rules = settings.fair_shares.rules
+        self._queue = queue = JobQueue(servers)
+        queue.share_rules, queue.placement = settings.fair_shares.rules, settings.placement.rules
         self._pool = pool
         self._around = around
         self._metrics = WorkerMetrics(registry)

@@ -35,6 +35,9 @@ class QueueConsumer:
     ) -> None:
         self.held_back = False
         """The last claim left jobs waiting that this worker may not take yet."""
+        self._left_until: float | None = None
+        """When jobs may be taken that the last claim left to other workers, on the event loop's
+        clock; None: there are none."""
         self.shards = connection.shards
         self._connection = connection
         self._pool = pool
@@ -86,7 +89,7 @@ class QueueConsumer:
             self._shards.rotate(-1)
         else:
             shards = first, *(each for each in shards if each != first)
-        self.held_back = False
+        self.held_back, self._left_until = False, None
         if self._adapter_queues.names:
             return await self._claim_in_turns(shards, count, popped)
         jobs: list[LeasedJob] = []
@@ -154,9 +157,12 @@ class QueueConsumer:
             sent = self._connection.acquire(shard, count, update)
             if pop:
                 self._start_blocking_pop()
-            left, leased, suspects = await sent
+            left, leased, suspects, left_s = await sent
             if suspects:
                 self._on_suspects()
+            if left_s:
+                until = asyncio.get_running_loop().time() + left_s
+                self._left_until = min(until, self._left_until or until)
             return leased
         finally:
             self._advertised_slots.acked(shard, None if left is None else update.slots - left)
@@ -167,9 +173,16 @@ class QueueConsumer:
         self._blocking_pop.add_done_callback(_retrieve_error)
 
     async def wait_for_wake_up(self) -> None:
-        """Return when a job may have been queued since `claim`, or after `BLOCK_S`."""
-        if self._blocking_pop is not None:
-            await self._blocking_pop
+        """Return when a job may have been queued since `claim`, or one that it left to another
+        worker may be taken, or after `BLOCK_S`. Raises StoreError."""
+        blocking_pop, until = self._blocking_pop, self._left_until
+        if blocking_pop is None:
+            return
+        if until is not None:
+            wait_s = max(0.0, until - asyncio.get_running_loop().time())
+            if not (await asyncio.wait({blocking_pop}, timeout=wait_s))[0]:
+                await self.wake()
+        await blocking_pop
 
     async def forward_wake_up(self) -> None:
         """Push a received wake-up back, for another worker: this one has no free slot for it."""

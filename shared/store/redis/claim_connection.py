@@ -23,6 +23,9 @@ _SILENCE_S = 2.0
 """How much later than its time-out the reply to a blocking pop may come."""
 
 
+_WAKE = b"1"
+
+
 class ClaimCharges(Protocol):
     """What a claim charges."""
 
@@ -76,25 +79,32 @@ class ClaimConnection:
         cost, charges = EXPECTED_COST, NOTHING
         if self._charges is not None:
             cost, charges = self._charges.expected_cost, self._charges.take_with_claim(shard)
-        rules = self._queue.share_rules
-        arguments = pack_acquire(self._worker, count, self._lease_s, slots, rules, cost, charges)
+        rules, placement = self._queue.share_rules, self._queue.placement
+        arguments = pack_acquire(
+            self._worker, count, self._lease_s, slots, rules, placement, cost, charges
+        )
         return _acquired(scripts.start_on(self._connection, "acquire", shard, arguments))
 
     def pop_wake_up(self, pools: Iterable[str]) -> asyncio.Future[list[bytes] | None]:
         """Wait for a job of these queues, or for `wake`; None after `BLOCK_S`. Sent at once."""
         lists = [keys.wake_ups(shard, pool) for shard in self.shards for pool in pools]
-        own = keys.own_wake_ups(self.shards[0], self._worker)
-        return self._connection.send("BLPOP", *lists, own, BLOCK_S)
+        own = [keys.own_wake_ups(shard, self._worker) for shard in self.shards]
+        return self._connection.send("BLPOP", *own, *lists, BLOCK_S)
 
     async def push_back(self, wake_up: Sequence[bytes]) -> None:
         """Wake another worker instead."""
-        await self._queue.servers.of(self.shards[0]).rpush(wake_up[0], 1)
+        woken, pool = wake_up
+        own = f"@{self._worker}".encode()
+        if woken.endswith(own):  # its element names the pool; that of `wake` none
+            woken = woken.removesuffix(own) + pool if pool != _WAKE else b""
+        if woken:
+            await self._queue.servers.of(self.shards[0]).rpush(woken, 1)
 
     async def wake(self) -> None:
         """End this worker's own `pop_wake_up`."""
         own = keys.own_wake_ups(self.shards[0], self._worker)
         pipe = self._queue.servers.of(self.shards[0]).pipeline(transaction=False)
-        pipe.rpush(own, 1)
+        pipe.rpush(own, _WAKE)
         pipe.pexpire(own, int(BLOCK_S * 1000))
         await pipe.execute()
 

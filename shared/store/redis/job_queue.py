@@ -19,6 +19,7 @@ from shared.job.fair_shares import EXPECTED_COST, NOTHING, Account, ShareRules
 from shared.job.job import LeasedJob, NewJob, checked_shard, shard_of
 from shared.job.lanes import LANES
 from shared.job.packing import pack
+from shared.job.placement import PlacementRules
 from shared.job.replies import Acquired, JoinedJob, NextTurn, Renewal, Repaired, SubmitReply
 from shared.job.result import piece_field
 from shared.job.states import JobState
@@ -47,6 +48,7 @@ class JobQueue(JobReader, Store):
     replicated: ReplicatedSubmits | None = None
     """Makes submits wait for replicas."""
     share_rules = ShareRules()
+    placement = PlacementRules()
 
     async def close(self) -> None:
         """Close the queue's own connections; `servers` stays open."""
@@ -147,7 +149,9 @@ class JobQueue(JobReader, Store):
         expected_cost: float = EXPECTED_COST,
     ) -> Acquired:
         rules = self.share_rules
-        arguments = pack_acquire(worker, count, lease_s, slots, rules, expected_cost, NOTHING)
+        arguments = pack_acquire(
+            worker, count, lease_s, slots, rules, self.placement, expected_cost, NOTHING
+        )
         return parse_acquired(await self.run("acquire", shard, arguments))
 
     async def emit(

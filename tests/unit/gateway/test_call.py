@@ -132,3 +132,34 @@ async def test_the_first_step_that_fails_is_answered(
         body = {"body": body}
     with pytest.raises(error, match=words):
         await job_of(_call_in if wrapped else CHAT, body, *headers)
+
+
+async def test_a_job_has_the_hashes_of_its_prompts_prefixes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long = BODY | {"messages": [{"role": "user", "content": "x" * 5000}]}
+    settings = SETTINGS.model_copy(update={"max_body_bytes": 1 << 20})
+    monkeypatch.setitem(globals(), "SETTINGS", settings)
+    direct, wrapped = await job_of(CHAT, long), await job_of(_call_in, {"body": long})
+    assert direct.job.prefixes == wrapped.job.prefixes != b""
+    assert (await job_of(CHAT, BODY)).job.prefixes == b""
+    large = BODY | {"messages": [{"role": "user", "content": "x" * 300_000}]}
+    in_thread = (await job_of(CHAT, large)).job.prefixes
+    assert in_thread.startswith(direct.job.prefixes)
+    assert len(in_thread) == 4 * len(direct.job.prefixes)
+    entry = settings.placement.model_copy(update={"window": 0})
+    monkeypatch.setitem(globals(), "SETTINGS", settings.model_copy(update={"placement": entry}))
+    assert (await job_of(CHAT, long)).job.prefixes == b""
+
+
+async def test_with_several_shards_a_conversation_stays_in_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = SETTINGS.model_copy(update={"max_body_bytes": 1 << 20, "shards": 64})
+    monkeypatch.setitem(globals(), "SETTINGS", settings)
+    messages = [{"role": "user", "content": "x" * 5000}]
+    later = [*messages, {"role": "user", "content": "y"}]
+    calls = [await job_of(CHAT, BODY | {"messages": each}) for each in (messages, later)]
+    assert len({call.job.shard for call in calls}) == 1
+    polled = [await job_of(CHAT, BODY | {"messages": messages}, attached=False) for _ in range(9)]
+    assert len({call.job.shard for call in polled}) > 1, "nothing bounds how many of them wait"

@@ -1,25 +1,30 @@
 -- Lease at most `count` jobs of a pool's lanes to one worker, best lane first, in the order of turns (turns.lua).
 -- KEYS: base
--- ARGV: pool, worker, count, lease_ms, lease_id_seed, slots, acknowledged, expected_cost, half_life_us, charges, lane...
+-- ARGV: pool, worker, count, lease_ms, lease_id_seed, slots, acknowledged, expected_cost, half_life_us, charges, window,
+--       patience_us, overtake_us, lane...
 --       lease_id_seed: 12 characters, 4 are added for each job; slots: to advertise, `count` included;
 --       acknowledged: what the worker believes to be left of the slots it advertised last ('': unknown);
 --       expected_cost: of a job, charged for each where several tenants wait (fair_shares.py); half_life_us, charges:
---       as for renew.
--- Reply: {now_us, advertised, fence_token, 1 if suspects wait, job...}; a job: {id, lease_id, generation,
+--       as for renew; window, patience_us, overtake_us: see PlacementRules.
+-- Reply: {now_us, advertised, fence_token, 1 if suspects wait, us until jobs may be taken that are left to their
+--       warm workers now (0: there are none), job...}; a job: {id, lease_id, generation,
 --       attempt, created_us, stream, endpoint, body, watchers, watched, origin, tenant, lane, weight or '', charged or '',
 --       '1' if it has a deadline that goes on while it waits again, else ''}
 -- Slots are advertised only where no job is left waiting (submit.lua).
 -- Invariant: taking and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local expected_cost = tonumber(ARGV[8])
-local FIRST_LANE, FIRST_JOB = 11, 4
+local window, patience_us, overtake_us = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13])
+local FIRST_LANE, FIRST_JOB = 14, 5
 local ROUNDS = 64 -- what leads to no job takes no slot, so a claim goes on; this bounds one call
 local MOST_AT_ONCE = 4 -- of one tenant, where others wait
+local MOST_LEFT = 32 -- tenants that a claim passes over, as their jobs are left to warm workers
 local now = int(now_us())
 local who = advertiser(worker, lease_ms)
 local n_in_flight = in_flight(pool, who, ARGV[7])
 count = count - n_in_flight
-local reply = {now, 0, fence_token_of(worker), redis.call('EXISTS', waiting_key(suspects_of(pool)))}
+local reply = {now, 0, fence_token_of(worker), redis.call('EXISTS', waiting_key(suspects_of(pool))), 0}
+local warm_exists = false
 
 local function free() return count - (#reply - FIRST_JOB) end
 local function lease_here(id, job, charged)
@@ -61,9 +66,69 @@ local function lease_in_turn(name, ids, entries, level, limit)
   return #ids, level
 end
 
+local advertised_by = {}
+-- Whether a job is left for now to its warm worker, which is full. `workers`: of warm_of.
+local function is_left(created_us, workers)
+  local until_us = created_us + patience_us - now
+  if until_us <= 0 or workers[who] then return false end
+  for member, blocks in pairs(workers) do
+    if advertised_by[member] == nil then
+      advertised_by[member] = tonumber(call('ZSCORE', key('advertised', pool), member) or '') or false
+    end
+    local slots = advertised_by[member]
+    if slots and slots < 1 and prefers(blocks, slots, free()) then
+      if reply[5] == 0 or until_us < reply[5] then reply[5] = until_us end
+      return true
+    end
+  end
+  return false
+end
+
+-- Of the first of a tenant's waiting jobs those that this worker takes, at most `most`: first those for whose prompts it
+-- is the warm worker. Also whether there are others, left to their warm workers.
+local function choose(waiting, most)
+  if not warm_exists then return call('ZRANGE', waiting, 0, most - 1), false end
+  local flat = call('ZRANGE', waiting, 0, math.max(most, window) - 1, 'WITHSCORES')
+  local prefixes, jobs, ids, left = {}, {}, {}, false
+  for n = 1, #flat / 2 do
+    local found = redis.pcall('HGET', key('job', flat[2 * n - 1]), 'prefixes')
+    prefixes[n] = type(found) == 'string' and found or ''
+  end
+  for n, workers in ipairs(warm_of(pool, prefixes)) do
+    local job = {n = n, created_us = tonumber(flat[2 * n]), blocks = workers[who] or 0}
+    if is_left(job.created_us, workers) then
+      left = true
+    else
+      if jobs[1] and job.created_us > jobs[1].created_us + overtake_us then job.blocks = 0 end
+      jobs[#jobs + 1] = job
+    end
+  end
+  table.sort(jobs, function(a, b)
+    if a.blocks ~= b.blocks then return a.blocks > b.blocks end
+    return a.n < b.n
+  end)
+  for i = 1, math.min(most, #jobs) do ids[i] = flat[2 * jobs[i].n - 1] end
+  return ids, left
+end
+
+-- The tenants with the two lowest levels, and the levels, flat. `left_out`: those that are passed over, and their number.
+local function next_turns(name, left_out)
+  local turns = call('ZRANGE', turns_key(name), 0, left_out.n + 1, 'WITHSCORES')
+  if left_out.n == 0 then return turns end
+  local found = {}
+  for i = 1, #turns, 2 do
+    if not left_out[turns[i]] then
+      found[#found + 1] = turns[i]
+      found[#found + 1] = turns[i + 1]
+    end
+  end
+  return found
+end
+
 -- One turn: some jobs of the tenant whose level is the lowest. False if no tenant has one.
-local function take_turn(name, entries)
-  local turns, levels = turns_key(name), call('ZRANGE', turns_key(name), 0, 1, 'WITHSCORES')
+local function take_turn(name, entries, left_out)
+  if left_out.n == MOST_LEFT then return false end
+  local turns, levels = turns_key(name), next_turns(name, left_out)
   local tenant, limit, level = levels[1], tonumber(levels[4]), nil
   if not tenant then return false end
   if limit then
@@ -75,12 +140,14 @@ local function take_turn(name, entries)
   end
   local waiting = tenant_key(name, tenant)
   local most = limit and math.min(free(), MOST_AT_ONCE) or free()
-  local ids, done = call('ZRANGE', waiting, 0, most - 1), 0
+  local ids, left = choose(waiting, most)
+  local done = 0
   if #ids > 0 then
     done, level = lease_in_turn(name, ids, entries, level, limit)
     call('ZREM', waiting, unpack(ids, 1, done))
   end
-  if done == #ids and (#ids < most or redis.call('EXISTS', waiting) == 0) then
+  if left and done == #ids and #ids < most then left_out[tenant], left_out.n = true, left_out.n + 1 end
+  if done == #ids and (#ids < most and not left or redis.call('EXISTS', waiting) == 0) then
     redis.call('ZREM', turns, tenant)
   elseif level then
     redis.call('ZADD', turns, level, tenant)
@@ -90,9 +157,9 @@ end
 
 -- Jobs of a client lane. Returns whether none is left.
 local function take_lane(name)
-  local entries, rounds = {}, 0
-  while free() > 0 and rounds < ROUNDS and take_turn(name, entries) do rounds = rounds + 1 end
-  if free() > 0 and rounds < ROUNDS then
+  local entries, rounds, left_out = {}, 0, {n = 0}
+  while free() > 0 and rounds < ROUNDS and take_turn(name, entries, left_out) do rounds = rounds + 1 end
+  if free() > 0 and rounds < ROUNDS and left_out.n == 0 then
     -- Jobs that gateways of the release before have submitted have no turn.
     flush_writes()
     lease_in_turn(name, call('ZRANGE', waiting_key(name), 0, free() - 1), entries)
@@ -106,6 +173,9 @@ charge_all(ARGV[10])
 local empty = true
 local function exist(key_of) return redis.call('EXISTS', unpack(lane_keys(pool, key_of))) > 0 end
 local someone_waits = exist(waiting_key) or exist(turns_key)
+if someone_waits and window > 0 then
+  warm_exists = redis.call('EXISTS', key('warm', pool), key('warm_before', pool)) > 0
+end
 for i = FIRST_LANE, #ARGV do
   local name = pool .. ':' .. ARGV[i]
   if not IS_CLIENT_LANE[ARGV[i]] then

@@ -13,6 +13,7 @@ from shared.job.advertised_slots import SlotUpdate
 from shared.job.fair_shares import Account, ShareRules
 from shared.job.job import NO_ORIGIN, NO_SHARE, LeasedJob, Origin, Share, shard_in
 from shared.job.lanes import SHARED_LANES
+from shared.job.placement import PlacementRules
 from shared.job.replies import Acquired, AcquiredSuspect
 from shared.store.redis.pipelined_connection import Argument
 from shared.store.redis.scripts.renew import pack_charges
@@ -25,6 +26,7 @@ def pack_acquire(
     lease_s: float,
     slots: SlotUpdate,
     rules: ShareRules,
+    placement: PlacementRules,
     expected_cost: float,
     charges: Mapping[Account, float],
 ) -> tuple[Argument, ...]:
@@ -32,14 +34,16 @@ def pack_acquire(
     lease_ms = int(lease_s * 1000)
     return (
         slots.pool, worker, count, lease_ms, unique_token(), slots.slots, slots.acknowledged,
-        expected_cost, rules.half_life_us, pack_charges(charges), *SHARED_LANES,
+        expected_cost, rules.half_life_us, pack_charges(charges), placement.window,
+        int(placement.patience_s * 1e6), int(placement.overtake_s * 1e6), *SHARED_LANES,
     )  # fmt: skip
 
 
 def parse_acquired(reply: Sequence[Any]) -> Acquired:
     """The script's reply."""
-    now_us, advertised, fence_token, suspects, *jobs = reply
-    return Acquired(int(advertised), parse_jobs(now_us, fence_token, *jobs), bool(suspects))
+    now_us, advertised, fence_token, suspects, left_us, *jobs = reply
+    leased = parse_jobs(now_us, fence_token, *jobs)
+    return Acquired(int(advertised), leased, bool(suspects), left_us / 1e6)
 
 
 def parse_suspect(reply: Sequence[Any]) -> AcquiredSuspect:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from shared.job import placement
 from shared.job.adapter_queues import ADAPTER_MARK
 from shared.job.frames import ControlKind, FrameKind
 from shared.job.lanes import CLIENT_LANES, RETRY_LANE, SUSPECT_FROM, SUSPECT_LANE
@@ -32,6 +33,7 @@ COMMON = (
     "step_log",
     "wake_ups",
     "advertised_slots",
+    "placement",
     "kept",
     "conversations",
     "idempotency",
@@ -93,6 +95,11 @@ def _tables() -> str:
         "KIND": _lua_table((kind.name.lower(), str(kind.value)) for kind in FrameKind),
         "CONTROL": _lua_table((kind.name.lower(), str(kind.value)) for kind in ControlKind),
         "STEPS": str(STEPS),
+        "DEPTHS": "{" + ", ".join(map(str, placement.DEPTHS)) + "}",
+        "HASH_BYTES": str(placement.HASH_BYTES),
+        "MOST_PREFIXES": str(placement.MOST_PREFIXES),
+        "KEPT_MS": str(placement.KEPT_S * 1000),
+        "SLOT_BLOCKS": str(placement.SLOT_BLOCKS),
     }
     return "".join(f"local {name} = {value}\n" for name, value in tables.items())
 

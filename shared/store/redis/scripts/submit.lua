@@ -5,7 +5,8 @@
 --       gateway that waits for the answer or '', and with an idempotency key: its name, the body's hash, time in
 --       ms for which it is kept (else false, false, false); origin (job.py) or false; of a response in a conversation
 --       its turn, else false: {conversation, version that was read, msgpack of its input (flat id, JSON, ...), bytes of the
---       body before the input, ttl_ms of the conversation}; weight of its tenant, if it is not 1}; max_depth: jobs that may wait
+--       body before the input, ttl_ms of the conversation}; weight of its tenant, if it is not 1, or false; hashes of its
+--       prompt's prefixes, or false}; max_depth: jobs that may wait
 --       in a lane; lease_id_seed: 12 characters, 4 are added for each job; max_jobs, max_kept_bytes: that one tenant may
 --       have here, 0: no limit; lift: see ShareRules.
 -- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there),
@@ -13,15 +14,21 @@
 --       'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...
 -- Invariant: a job is queued if and only if one entry that no worker has carries its id. No job overtakes one that
 --       waits. Of a conversation one response is made at a time, of the items that it has.
+--       But a job may be leased to its warm worker (placement.lua) while others wait, which are left to theirs.
 local start_us, max_depth, seed = now_us(), tonumber(ARGV[2]), ARGV[3]
 local max_jobs, max_kept_bytes = quota(ARGV[4]), quota(ARGV[5])
 share_rules.lift = tonumber(ARGV[6])
 local LARGE = 65536 -- a longer request waits to be claimed: channels have little room
 local replies, made, depths, wake_ups, someone_waits = {}, {}, {}, {}, {}
-local connected, chosen, reserved, kept = {}, {}, {}, {}
+local connected, chosen, reserved, kept, woken = {}, {}, {}, {}, {}
 
 local function subtract_reserved(pool, worker)
   call('ZINCRBY', key('advertised', pool), worker.left - worker.slots, worker.member)
+end
+
+local function is_there(worker)
+  if connected[worker] == nil then connected[worker] = is_connected(worker) end
+  return connected[worker]
 end
 
 -- The worker of a pool with the most advertised slots: `left` of them until another one may have more.
@@ -36,8 +43,7 @@ local function most_advertised(pool)
     if slots < 1 then return nil end
     local id, lease_ms = read_advertiser(pool, best[1])
     if id then
-      if connected[id] == nil then connected[id] = is_connected(id) end
-      if connected[id] then
+      if is_there(id) then
         local ahead = math.max(1, slots - math.max(0, tonumber(best[4]) or 0))
         chosen[pool] = {member = best[1], id = id, lease_ms = lease_ms, slots = ahead, left = ahead}
         return chosen[pool]
@@ -47,12 +53,40 @@ local function most_advertised(pool)
   end
 end
 
+-- The warm worker with a free slot that may hold most of a job's prompt; else, whether the job is left to a full one.
+local function warm_worker(job)
+  local pool, best, left = job.pool, nil, false
+  if chosen[pool] then subtract_reserved(pool, chosen[pool]) end
+  chosen[pool] = nil
+  local advertised = key('advertised', pool)
+  local most = tonumber(call('ZREVRANGE', advertised, 0, 0, 'WITHSCORES')[2] or '') or 0
+  for member, blocks in pairs(warm_of(pool, {job.prefixes})[1]) do
+    local slots = tonumber(call('ZSCORE', advertised, member) or '')
+    if slots and prefers(blocks, slots, most) then
+      left = true
+      if slots >= 1 and (not best or blocks > best.blocks) then best = {member = member, blocks = blocks} end
+    end
+  end
+  if not best then return nil, left end
+  best.id, best.lease_ms = read_advertiser(pool, best.member)
+  if best.id and is_there(best.id) then return best end
+end
+
 -- Reserve a slot for a job. False if it has to wait.
 local function reserve(job)
-  if someone_waits[job.pool] or #job.body > LARGE then return false end
-  local worker = most_advertised(job.pool)
-  if not worker then return false end
-  worker.left = worker.left - 1
+  local worker, left, large = nil, false, #job.body > LARGE
+  if job.prefixes ~= '' then worker, left = warm_worker(job) end
+  if worker and large then
+    woken[worker.id], job.woken = job.pool, true
+    return false
+  elseif worker then
+    call('ZINCRBY', key('advertised', job.pool), -1, worker.member)
+  else
+    if left or large or someone_waits[job.pool] then return false end
+    worker = most_advertised(job.pool)
+    if not worker then return false end
+    worker.left = worker.left - 1
+  end
   local jobs = reserved[worker.id] or {lease_ms = worker.lease_ms}
   reserved[worker.id] = jobs
   jobs[#jobs + 1] = job
@@ -66,7 +100,7 @@ local function wait(job)
   join_turns(job.queue, job.tenant, job.created_us, job.id)
   if not wake_ups[job.pool] then call('SADD', base .. WORD.pool_names, job.pool) end
   depths[job.queue], someone_waits[job.pool] = (depths[job.queue] or 0) + 1, true
-  wake_ups[job.pool] = (wake_ups[job.pool] or 0) + 1
+  wake_ups[job.pool] = (wake_ups[job.pool] or 0) + (job.woken and 0 or 1)
   return depths[job.queue]
 end
 
@@ -82,7 +116,8 @@ local function too_much(tenant, bytes)
   found.jobs, found.bytes = found.jobs + 1, found.bytes + bytes
 end
 
-local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms, origin, turn, weight)
+local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms, origin, turn, weight,
+                      prefixes)
   local idempotency_key = idempotency_name and key('idempotency', idempotency_name)
   if idempotency_key then
     local status, other_id = key_user(id, idempotency_key, body_hash, made)
@@ -91,7 +126,7 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   -- A microsecond apart: jobs of one call keep their order and have positions of their own.
   local now = start_us + n - 1
   local job = setmetatable({id = id, body = body, watchers = gateway, watched = '', origin = origin or '',
-                            weight = weight or '', created_us = int(now), attempts = 0, generation = 0}, request_of(request))
+                            weight = weight or '', prefixes = prefixes or '', created_us = int(now), attempts = 0, generation = 0}, request_of(request))
   local pool, name, depth, is_new = job.pool, job.pool .. ':' .. job.lane, 0, false
   if someone_waits[pool] == nil then
     local names = lane_keys(pool, waiting_key)
@@ -127,6 +162,10 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
     job.fields[#job.fields + 1] = 'weight'
     job.fields[#job.fields + 1] = weight
   end
+  if prefixes then
+    job.fields[#job.fields + 1] = 'prefixes'
+    job.fields[#job.fields + 1] = prefixes
+  end
   if deadline > 0 then
     job.fields[#job.fields + 1] = 'deadline_us'
     job.fields[#job.fields + 1] = int(now + deadline)
@@ -153,6 +192,7 @@ for worker, jobs in pairs(reserved) do
 end
 flush_writes()
 for pool, times in pairs(wake_ups) do wake_workers(pool, times) end
+for worker, pool in pairs(woken) do wake_worker(pool, worker) end
 for worker, assignment in pairs(assignments) do
   redis.call(PUBLISH, CHANNEL.control .. worker, cmsgpack.pack(assignment))
 end

@@ -99,7 +99,7 @@ end
 
 -- What is read of a job to end it; to lease it; to requeue it; to find it.
 local TO_END = {'deadline_us', 'log_lost'}
-local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body', 'origin', 'weight'}
+local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body', 'origin', 'weight', 'prefixes'}
 local TO_REQUEUE = {'deadline_us', 'watchers', 'watched', 'created_us', 'history', 'restart_seq'}
 local TO_FIND = {'deadline_us', 'created_us'}
 local NUMBER = {deadline_us = true, created_us = true}

@@ -1,0 +1,43 @@
+-- Placement: which worker has run the prefix of a prompt last, its warm worker (placement.py). The map leads from the
+-- hash of a prefix to a member of `advertised`. When it is full it becomes the generation before, and a new one begins.
+
+local function note_warm(pool, member, prefixes)
+  local warm, words = key('warm', pool), {}
+  for i = 1, #prefixes, HASH_BYTES do
+    words[#words + 1] = string.sub(prefixes, i, i + HASH_BYTES - 1)
+    words[#words + 1] = member
+  end
+  call('HSET', warm, unpack(words))
+  local count = redis.call('HLEN', warm)
+  if count >= MOST_PREFIXES then
+    redis.call('RENAME', warm, key('warm_before', pool))
+  elseif count <= #words / 2 then
+    redis.call('PEXPIRE', warm, KEPT_MS)
+  end
+end
+
+-- For each of these jobs' prefixes ('' for none): member -> how many leading blocks of the prompt that worker may hold.
+local function warm_of(pool, all)
+  local hashes, result = {}, {}
+  for n, prefixes in ipairs(all) do
+    result[n] = {}
+    for i = 1, #prefixes, HASH_BYTES do hashes[#hashes + 1] = string.sub(prefixes, i, i + HASH_BYTES - 1) end
+  end
+  if #hashes == 0 then return result end
+  local found, before = call('HMGET', key('warm', pool), unpack(hashes)), {}
+  if redis.call('EXISTS', key('warm_before', pool)) == 1 then
+    before = call('HMGET', key('warm_before', pool), unpack(hashes))
+  end
+  local at = 0
+  for n, prefixes in ipairs(all) do
+    for depth = 1, #prefixes / HASH_BYTES do
+      at = at + 1
+      local member = found[at] or before[at]
+      if member then result[n][member] = DEPTHS[depth] end
+    end
+  end
+  return result
+end
+
+-- Whether it is better to have so many blocks and so many free slots than no block and `most` slots.
+local function prefers(blocks, slots, most) return blocks > SLOT_BLOCKS * (most - math.max(0, slots)) end

@@ -158,6 +158,9 @@ class LeasedJob(NamedTuple):
     share: Share = NO_SHARE
     has_deadline: bool = False
     """It has a deadline that goes on if it has to wait again."""
+    known_blocks: int | None = None
+    """The leading blocks of its prompt that its worker may hold (placement.py); None: no prefix
+    of it is noted."""
 
     @property
     def log_fields(self) -> dict[str, str | int]:

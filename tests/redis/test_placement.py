@@ -90,8 +90,10 @@ async def test_a_job_is_leased_to_its_warm_worker_though_another_has_more_slots(
         await submit(queue, prefixes=each)
         for each in (LONG, LONG[: 2 * HASH_BYTES], prefixes("x", 4))
     ]
-    assert ids(other, queue) == [same.id, similar.id]
-    assert ids(control, queue) == [different.id]
+    leased = other.assigned(queue)
+    assert [(job.id, job.known_blocks) for job in leased] == [(same.id, 128), (similar.id, 8)]
+    (elsewhere,) = control.assigned(queue)
+    assert (elsewhere.id, elsewhere.known_blocks) == (different.id, 0)
 
 
 async def test_a_short_prefix_is_not_worth_many_slots(
@@ -121,7 +123,7 @@ async def test_slots_are_counted_where_plain_jobs_come_in_the_same_call(
 
 
 async def test_a_job_waits_for_its_warm_worker_that_is_full(
-    queue: JobQueue, store: Redis, control: ChannelSubscriber
+    queue: JobQueue, store: Redis, control: ChannelSubscriber, other: ChannelSubscriber
 ) -> None:
     await warm(queue, OTHER, LONG)
     assert await taken(queue, 4, WORKER) == []
@@ -133,7 +135,7 @@ async def test_a_job_waits_for_its_warm_worker_that_is_full(
 
 
 async def test_a_job_waits_no_longer_than_the_patience(
-    queue: JobQueue, control: ChannelSubscriber
+    queue: JobQueue, control: ChannelSubscriber, other: ChannelSubscriber
 ) -> None:
     queue.placement = PlacementRules(patience_s=0.3)
     await warm(queue, OTHER, LONG)
@@ -169,7 +171,7 @@ async def test_a_job_does_not_wait_for_a_worker_that_has_lost_its_connection(
 
 
 async def test_other_jobs_go_on_while_one_waits_for_its_warm_worker(
-    queue: JobQueue, control: ChannelSubscriber
+    queue: JobQueue, control: ChannelSubscriber, other: ChannelSubscriber
 ) -> None:
     await warm(queue, OTHER, LONG)
     waiting = [await submit(queue, prefixes=LONG, tenant=each) for each in "abb"]
@@ -181,7 +183,7 @@ async def test_other_jobs_go_on_while_one_waits_for_its_warm_worker(
 
 
 async def test_many_tenants_whose_jobs_are_left_cost_one_claim_at_most_so_much(
-    queue: JobQueue, control: ChannelSubscriber
+    queue: JobQueue, control: ChannelSubscriber, other: ChannelSubscriber
 ) -> None:
     await warm(queue, OTHER, LONG)
     for n in range(50):
@@ -196,8 +198,11 @@ async def test_a_claim_takes_the_job_for_which_its_worker_is_warm(queue: JobQueu
     await warm(queue, OTHER, prefixes("x"))
     await claim(queue, 0, OTHER)
     jobs = [await submit(queue, prefixes=each) for each in (b"", prefixes("x"), LONG[:8], LONG)]
-    order = [await taken(queue, 1, WORKER) for _ in jobs]
-    assert order == [[jobs[n].id] for n in (3, 2, 0, 1)], "the most blocks, then as they came"
+    leased = [(await claim(queue, 1))[0] for _ in jobs]
+    assert [job.id for job in leased] == [jobs[n].id for n in (3, 2, 0, 1)], (
+        "the most blocks, then as they came"
+    )
+    assert [job.known_blocks for job in leased] == [128, 2, None, 0]
 
 
 async def test_a_job_overtakes_none_that_came_much_earlier(queue: JobQueue, store: Redis) -> None:

@@ -143,6 +143,8 @@ class WorkerLoop:
 
     def _start(self, job: LeasedJob) -> None:
         self._metrics.queue_wait.observe(job.waited_s)
+        if job.known_blocks is not None:
+            self._metrics.placed.labels(str(job.known_blocks)).inc()
         if job.generation > 1:
             self._metrics.retried.inc()
         previous = self.runs.get(job.id)

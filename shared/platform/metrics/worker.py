@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
+from shared.job.placement import DEPTHS
 from shared.job.states import JobState
 from shared.platform.metrics.families import Families
 from shared.platform.metrics.losses import ReaperMetrics
@@ -63,6 +64,13 @@ class WorkerMetrics:
         )
         self.queue_wait = new.histogram(
             "flotilla_queue_wait_seconds", "Time from submit to lease, by Redis' clock"
+        )
+        self.placed = new.counter(
+            "flotilla_placed_jobs_total",
+            "Jobs leased with a prompt of 4 KiB or more, by how many leading blocks of 2 KiB of it "
+            "their worker had run lately",
+            "known_blocks",
+            values=("0", *map(str, DEPTHS)),
         )
         self.first_token = new.histogram(
             "flotilla_worker_first_token_seconds", "Time from lease to first token"

@@ -76,7 +76,8 @@ def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[
             origin=Origin.read(rest[0]) if rest and rest[0] else NO_ORIGIN,
             tenant=rest[1].decode() if len(rest) > 1 else "",
             share=_share(*rest[2:5]),
-            has_deadline=rest[5:] == [b"1"],
+            has_deadline=rest[5:6] == [b"1"],
+            known_blocks=rest[6] if rest[6:] and rest[6] != b"" else None,
         )
         for (
             job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers,

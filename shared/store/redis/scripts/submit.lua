@@ -18,6 +18,7 @@
 local start_us, max_depth, seed = now_us(), tonumber(ARGV[2]), ARGV[3]
 local max_jobs, max_kept_bytes = quota(ARGV[4]), quota(ARGV[5])
 share_rules.lift = tonumber(ARGV[6])
+local MOST_BLOCKS = DEPTHS[#DEPTHS]
 local LARGE = 65536 -- a longer request waits to be claimed: channels have little room
 local replies, made, depths, wake_ups, someone_waits = {}, {}, {}, {}, {}
 local connected, chosen, reserved, kept, woken = {}, {}, {}, {}, {}
@@ -53,9 +54,10 @@ local function most_advertised(pool)
   end
 end
 
--- The warm worker with a free slot that may hold most of a job's prompt; else, whether the job is left to a full one.
+-- Of the warm workers that are worth it the one that may hold most of a job's prompt; first of those with a free slot. The
+-- others may be full, or have their home shards elsewhere.
 local function warm_worker(job)
-  local pool, best, left = job.pool, nil, false
+  local pool, best = job.pool, nil
   if chosen[pool] then subtract_reserved(pool, chosen[pool]) end
   chosen[pool] = nil
   local advertised = key('advertised', pool)
@@ -63,26 +65,26 @@ local function warm_worker(job)
   for member, blocks in pairs(warm_of(pool, {job.prefixes})[1]) do
     local slots = tonumber(call('ZSCORE', advertised, member) or '')
     if slots and prefers(blocks, slots, most) then
-      left = true
-      if slots >= 1 and (not best or blocks > best.blocks) then best = {member = member, blocks = blocks} end
+      local found = {member = member, is_free = slots >= 1, worth = blocks + (slots >= 1 and MOST_BLOCKS or 0)}
+      if not best or found.worth > best.worth then best = found end
     end
   end
-  if not best then return nil, left end
+  if not best then return nil end
   best.id, best.lease_ms = read_advertiser(pool, best.member)
-  if best.id and is_there(best.id) then return best end
+  return best.id and is_there(best.id) and best or nil
 end
 
 -- Reserve a slot for a job. False if it has to wait.
 local function reserve(job)
-  local worker, left, large = nil, false, #job.body > LARGE
-  if job.prefixes ~= '' then worker, left = warm_worker(job) end
-  if worker and large then
-    woken[worker.id], job.woken = job.pool, true
+  local large, worker = #job.body > LARGE, job.prefixes ~= '' and warm_worker(job)
+  if worker and (large or not worker.is_free) then
+    -- Where it is not free another one looks, too: it may take the job after a moment (acquire.lua).
+    woken[worker.id], job.woken = job.pool, worker.is_free
     return false
   elseif worker then
     call('ZINCRBY', key('advertised', job.pool), -1, worker.member)
   else
-    if left or large or someone_waits[job.pool] then return false end
+    if large or someone_waits[job.pool] then return false end
     worker = most_advertised(job.pool)
     if not worker then return false end
     worker.left = worker.left - 1

@@ -49,10 +49,10 @@ local function lease(id, job, worker, lease_ms, lease_id, now, fields, charged)
   local from_seq = generation == 1 and 0 or next_seq(id) - 1
   redis.call('HSET', key('job', id), 'state', TO.acquire,
              'lease', cmsgpack.pack({worker, lease_id, generation, attempts, lease_ms, now, from_seq}), unpack(fields))
-  if job.prefixes ~= '' then note_warm(job.pool, advertiser(worker, lease_ms), job.prefixes) end
+  local known = job.prefixes ~= '' and note_warm(job.pool, advertiser(worker, lease_ms), job.prefixes) or ''
   if generation == 1 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job, now) end
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
   return {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched,
           job.origin, job.tenant, job.lane, job.weight, charged and tostring(charged) or '',
-          (job.run_ms ~= '' or job.total_ms ~= '') and '1' or ''}
+          (job.run_ms ~= '' or job.total_ms ~= '') and '1' or '', known}
 end

@@ -1,21 +1,6 @@
 -- Placement: which worker has run the prefix of a prompt last, its warm worker (placement.py). The map leads from the
 -- hash of a prefix to a member of `advertised`. When it is full it becomes the generation before, and a new one begins.
 
-local function note_warm(pool, member, prefixes)
-  local warm, words = key('warm', pool), {}
-  for i = 1, #prefixes, HASH_BYTES do
-    words[#words + 1] = string.sub(prefixes, i, i + HASH_BYTES - 1)
-    words[#words + 1] = member
-  end
-  call('HSET', warm, unpack(words))
-  local count = redis.call('HLEN', warm)
-  if count >= MOST_PREFIXES then
-    redis.call('RENAME', warm, key('warm_before', pool))
-  elseif count <= #words / 2 then
-    redis.call('PEXPIRE', warm, KEPT_MS)
-  end
-end
-
 -- For each of these jobs' prefixes ('' for none): member -> how many leading blocks of the prompt that worker may hold.
 local function warm_of(pool, all)
   local hashes, result = {}, {}
@@ -37,6 +22,25 @@ local function warm_of(pool, all)
     end
   end
   return result
+end
+
+-- A worker runs a prompt: it is the warm worker of its prefixes from now on. Returns how many leading blocks of the prompt
+-- it may have held before.
+local function note_warm(pool, member, prefixes)
+  local known = warm_of(pool, {prefixes})[1][member] or 0
+  local warm, words = key('warm', pool), {}
+  for i = 1, #prefixes, HASH_BYTES do
+    words[#words + 1] = string.sub(prefixes, i, i + HASH_BYTES - 1)
+    words[#words + 1] = member
+  end
+  call('HSET', warm, unpack(words))
+  local count = redis.call('HLEN', warm)
+  if count >= MOST_PREFIXES then
+    redis.call('RENAME', warm, key('warm_before', pool))
+  elseif count <= #words / 2 then
+    redis.call('PEXPIRE', warm, KEPT_MS)
+  end
+  return known
 end
 
 -- Whether it is better to have so many blocks and so many free slots than no block and `most` slots.

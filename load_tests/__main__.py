@@ -13,6 +13,7 @@ from load_tests.dashboards import command as dashboards
 from load_tests.fairness import command as fairness
 from load_tests.faults import command as faults
 from load_tests.job_queue import command as queue
+from load_tests.placement import command as placement
 from load_tests.rolling import command as rolling
 from load_tests.soak import command as soak
 from load_tests.vllm import command as vllm
@@ -39,6 +40,7 @@ COMMANDS = {
     "dashboards": cast(Command, dashboards),
     "soak": cast(Command, soak),
     "fairness": cast(Command, fairness),
+    "placement": cast(Command, placement),
     "faults": cast(Command, faults),
     "rolling": cast(Command, rolling),
     "vllm": cast(Command, vllm),

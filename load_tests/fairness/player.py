@@ -24,7 +24,7 @@ from load_tests.systems.engine import MODEL
 _TEXT = re.compile(rb'"text":"([^"]*)"')
 _TOLD = re.compile(rb"x-flotilla-estimated-start: ([0-9.]+)\r\n", re.IGNORECASE)
 _RANGE = re.compile(rb"x-flotilla-estimated-start-range: ([0-9.]+)-([0-9.]+)\r\n", re.IGNORECASE)
-_JOB_ID = re.compile(rb"x-flotilla-job-id: (\S+)\r\n", re.IGNORECASE)
+JOB_ID = re.compile(rb"x-flotilla-job-id: (\S+)\r\n", re.IGNORECASE)
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 _T = TypeVar("_T")
 _AT_ONCE = 64
@@ -66,7 +66,7 @@ def key_of(tenant: str) -> str:
 class _Stream(asyncio.Protocol):
     """One request on a connection of its own."""
 
-    def __init__(self, call: Call, request: bytes, now: _Clock) -> None:
+    def __init__(self, call: Call, request: bytes, now: Clock) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call, self._request, self._clock = call, request, now
         self._parts: list[bytes] = []
@@ -106,25 +106,33 @@ class _Stream(asyncio.Protocol):
                 low_high = speed * float(found_range[1]), speed * float(found_range[2])
             first_s = call.first_s - self.head_s
             call.told = Told(speed * float(told[1]), low_high, first_s, first_s)
-            self.job_id = _JOB_ID.findall(answer)[0].decode()
+            self.job_id = JOB_ID.findall(answer)[0].decode()
         if not self.done.done():
             self.done.set_result(None)
 
 
-class _Clock:
+class Clock:
     """Seconds of the trace, which runs `speed` times as fast as real time."""
 
     def __init__(self, speed: float) -> None:
         self.speed, self._began = speed, time.monotonic()
 
     def start(self) -> None:
+        """Begin the trace now."""
         self._began = time.monotonic()
 
     def now(self) -> float:
+        """The time since the trace began."""
         return (time.monotonic() - self._began) * self.speed
 
     async def wait_until(self, at_s: float) -> None:
+        """Sleep until this time of the trace."""
         await asyncio.sleep(max(0.0, at_s - self.now()) / self.speed)
+
+    def check(self, n: int, at_s: float) -> None:
+        """Raise RunError if call `n` was sent too late."""
+        if self.now() > at_s + _MOST_LATE_S:
+            raise RunError(f"call {n} was sent {self.now() - at_s:.1f} s late: --speed")
 
 
 async def play(
@@ -142,7 +150,7 @@ async def play(
     slow to send the others in time.
     """
     calls = [replace(call, token_times_s=[]) for call in trace]
-    clock = _Clock(speed)
+    clock = Clock(speed)
     sent: list[tuple[_Stream, int, str, float]] = []
 
     async def send(n: int, call: Call) -> asyncio.Future[None]:
@@ -163,18 +171,17 @@ async def play(
         if not call.detached:
             await clock.wait_until(call.at_s)
             streams.append(await send(n, call))
-            if clock.now() > call.at_s + _MOST_LATE_S:
-                raise RunError(f"call {n} was sent {clock.now() - call.at_s:.1f} s late: --speed")
+            clock.check(n, call.at_s)
     await asyncio.gather(*streams)
     for stream, port, key, sent_s in sent:
         if told := stream.call.told:
-            waited_s = speed * await _waited_s(port, key, stream.job_id)
+            waited_s = speed * await queued_s(port, key, stream.job_id)
             start_s = max(0.01, waited_s - (stream.head_s - sent_s))
             stream.call.told = told._replace(start_s=start_s)
     return calls
 
 
-async def _waited_s(port: int, key: str, job_id: str) -> float:
+async def queued_s(port: int, key: str, job_id: str) -> float:
     """How long a job waited for its first worker, by Redis' clock."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (f"GET /jobs/{job_id} HTTP/1.1", "host: 127.0.0.1", f"authorization: Bearer {key}")
@@ -209,6 +216,11 @@ def _request(call: Call, n: int, key: str, fields: Mapping[str, Any]) -> bytes:
     path = "/v1/completions"
     if call.detached:
         path, wanted = "/jobs", {"endpoint": path, "body": wanted}
+    return post(path, key, wanted)
+
+
+def post(path: str, key: str, wanted: Mapping[str, Any]) -> bytes:
+    """A request with this body, on a connection of its own."""
     body = json.dumps(wanted).encode()
     head = (
         f"POST {path} HTTP/1.1",

@@ -5,22 +5,35 @@ No clock and no I/O: engine.py decides when a step is taken.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence as ReadOnlySequence
 
 from worker.engines.simulated.generation import Generation, Sequence
+from worker.engines.simulated.prefix_cache import BLOCK_TOKENS, PrefixCache
 
 
 class Batch:
-    """First come, first served; bounded by sequences and by KV tokens, as vLLM's scheduler is."""
+    """First come, first served; bounded by sequences and by KV tokens, as vLLM's scheduler is.
 
-    def __init__(self, max_num_seqs: int, kv_tokens: int) -> None:
+    `prefill_tokens`: most prompt tokens of one step; 0: all.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        kv_tokens: int,
+        prefill_tokens: int = 0,
+        cache: PrefixCache | None = None,
+    ) -> None:
         self.running: list[Sequence] = []
         self.kv_used = 0
         """Tokens of the running sequences."""
         self._waiting: deque[Sequence] = deque()
         self._max_num_seqs = max_num_seqs
         self._kv_tokens = kv_tokens
+        self._prefill_tokens = prefill_tokens or sys.maxsize
+        self._cache = cache
 
     def __len__(self) -> int:
         """Sequences that run or wait."""
@@ -50,7 +63,6 @@ class Batch:
             preempted = self.running.pop()
             self.kv_used -= preempted.n_tokens
             self._waiting.appendleft(preempted)
-        prefill = 0
         while self._waiting and len(self.running) < self._max_num_seqs:
             # Room for the tokens of all sequences and for the one that each gets in this step.
             needed = self.kv_used + len(self.running) + self._waiting[0].n_tokens + 1
@@ -59,15 +71,35 @@ class Batch:
             sequence = self._waiting.popleft()
             self.running.append(sequence)
             self.kv_used += sequence.n_tokens
-            prefill += sequence.n_tokens
-        return prefill
+            sequence.to_prefill = self._uncached(sequence)
+        return self._prefill()
 
     def step(self) -> None:
-        """Generate one token for every running sequence; those that ended leave the batch."""
-        for sequence in self.running:
+        """Generate one token for every prefilled sequence; those that ended leave the batch."""
+        ready = [sequence for sequence in self.running if not sequence.to_prefill]
+        for sequence in ready:
             sequence.advance()
-        self.kv_used += len(self.running)
-        self._leave([s for s in self.running if s.finish_reason is not None])
+        self.kv_used += len(ready)
+        self._leave([s for s in ready if s.finish_reason is not None])
+
+    def _uncached(self, sequence: Sequence) -> int:
+        """How many tokens of an admitted sequence must be prefilled."""
+        if self._cache is None:
+            return sequence.n_tokens
+        blocks, n_prompt = sequence.prompt.blocks, sequence.prompt.n_tokens
+        cached = min(n_prompt, BLOCK_TOKENS * self._cache.use(blocks))
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = cached
+        return max(1, sequence.n_tokens - cached)
+
+    def _prefill(self) -> int:
+        """Prefill what one step can, in order of admission; returns the number of tokens."""
+        left = self._prefill_tokens
+        for sequence in self.running:
+            tokens = min(left, sequence.to_prefill)
+            sequence.to_prefill -= tokens
+            left -= tokens
+        return self._prefill_tokens - left
 
     def _leave(self, leaving: ReadOnlySequence[Sequence]) -> None:
         if leaving:

@@ -99,12 +99,15 @@ class ChatAnswer(TextAnswer):
         self.generation.journal.chunk(self._event(delta))
         return True
 
-    def _usage(self, n_generated: int) -> dict[str, int]:
-        return {
+    def _usage(self, n_generated: int) -> dict[str, Any]:
+        usage: dict[str, Any] = {
             "prompt_tokens": self.n_prompt_tokens,
             "total_tokens": self.n_prompt_tokens + n_generated,
             "completion_tokens": n_generated,
         }
+        if (cached := self.cached_tokens) is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        return usage
 
     def _chunk(self, delta: Delta) -> dict[str, Any]:
         chunk = {**self._head, "choices": [self._choice([delta])]}

@@ -1,10 +1,11 @@
 """An engine without a model, for load and fault tests: timing by arithmetic.
 
 A step of the continuous batch takes `max(sim_step_ms, sim_step_us_per_seq * batch)` plus
-`sim_prefill_us_per_token` for every prompt token admitted in it, and gives every running sequence
-one token. The same prompt, seed and index give the same answer. Every answer starts with
-`[simulated]`. Where the KV cache is full, the sequence admitted last goes back to waiting. A job of
-an earlier worker is continued: the tokens of the past are prefilled with the prompt.
+`sim_prefill_us_per_token` for every prompt token prefilled in it, and gives one token to every
+running sequence whose prefill has ended. The same prompt, seed and index give the same answer.
+Every answer starts with `[simulated]`. Where the KV cache is full, the sequence admitted last goes
+back to waiting. A job of an earlier worker is continued: the tokens of the past are prefilled with
+the prompt.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from worker.engines.simulated.api import SimulatedApi
 from worker.engines.simulated.batch import Batch
 from worker.engines.simulated.engine_faults import EngineFaults
 from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
+from worker.engines.simulated.prefix_cache import PrefixCache
 from worker.engines.simulated.simulated_settings import SimulatedSettings
 
 _log = logging.getLogger(__name__)
@@ -51,7 +53,13 @@ class SimulatedEngine:
             max_loras=settings.sim_max_loras,
             kv_tokens=settings.sim_kv_tokens,
         )
-        self._batch = Batch(settings.sim_max_num_seqs, settings.sim_kv_tokens)
+        blocks = settings.sim_cache_blocks
+        self._batch = Batch(
+            settings.sim_max_num_seqs,
+            settings.sim_kv_tokens,
+            settings.sim_prefill_tokens_per_step,
+            PrefixCache(blocks) if blocks else None,
+        )
         self._api = SimulatedApi(pool, self)
         self._steps = 0
         self._has_work = asyncio.Event()

@@ -11,6 +11,7 @@ from zlib import crc32
 
 from worker.engines.interface import Generated, Journal, PastRefused
 from worker.engines.prompt_context import SCHEME, Context
+from worker.engines.simulated.prefix_cache import BLOCK_TOKENS, chained_hashes
 
 _WORDS = (
     "the a one each some every queue stream worker gateway job token batch answer lease slot step "
@@ -18,6 +19,7 @@ _WORDS = (
     "carries holds waits moves reads writes takes gives keeps turns slow quick small large quiet "
     "early late open full near far under over with from into after before until and or but so"
 )
+_TOKEN_BYTES = 4
 EOS = 0
 _LABEL = 1
 _FIRST_WORD = 2
@@ -46,12 +48,17 @@ class Prompt:
     @cached_property
     def n_tokens(self) -> int:
         """Length in tokens, at least 1."""
-        return max(1, len(self._encoded) // 4)
+        return max(1, len(self._encoded) // _TOKEN_BYTES)
 
     @cached_property
     def digest(self) -> int:
         """CRC-32 of the text, the seed of its answers."""
         return crc32(self._encoded)
+
+    @cached_property
+    def blocks(self) -> tuple[bytes, ...]:
+        """The hashes of its blocks, for a prefix cache."""
+        return tuple(chained_hashes(self._encoded, BLOCK_TOKENS * _TOKEN_BYTES))
 
     @cached_property
     def _encoded(self) -> bytes:
@@ -172,10 +179,12 @@ class Sequence:
         "_text",
         "_to_eos",
         "_to_limit",
+        "cached_tokens",
         "finish_reason",
         "n_generated",
         "n_tokens",
         "prompt",
+        "to_prefill",
     )
 
     def __init__(
@@ -203,6 +212,11 @@ class Sequence:
         self.prompt = prompt
         self.n_tokens = prompt.n_tokens
         """Prompt and answer: what the sequence holds of the KV cache while it runs."""
+        self.to_prefill = 0
+        """Tokens that no step has prefilled yet. It generates nothing until there are none."""
+        self.cached_tokens: int | None = None
+        """Those of the prompt that the prefix cache held when it ran first; None: it has not run,
+        or there is no cache."""
         self.n_generated = 0
         self.finish_reason: str | None = None
 

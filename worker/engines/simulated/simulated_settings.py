@@ -18,6 +18,14 @@ class SimulatedSettings(ProcessSettings):
     )
     sim_step_ms: float = Field(10.0, ge=0, description="shortest step")
     sim_step_us_per_seq: float = Field(250.0, ge=0, description="step time per running sequence")
+    sim_prefill_tokens_per_step: int = Field(
+        0,
+        ge=0,
+        description="most prompt tokens that one step prefills; 0: all that were admitted in it",
+    )
+    sim_cache_blocks: int = Field(
+        0, ge=0, description="blocks of 512 tokens that its prefix cache holds; 0: it has none"
+    )
     sim_max_loras: int = Field(4, ge=0, description="LoRA adapters in one step; 0: takes none")
     sim_faults: str = Field(
         "", description="faults by name, see worker/engines/simulated/engine_faults.py"

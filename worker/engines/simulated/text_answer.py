@@ -43,6 +43,13 @@ class TextAnswer(ABC):
             self.generation.add(call, prompt, how, limit)
         self.n_prompt_tokens = sum(prompt.n_tokens for prompt in prompts)
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that the prefix cache held; None if no sequence ran, or there is none."""
+        first = self.generation.sequences[:: self.request.n or 1]  # of each prompt
+        cached = [each.cached_tokens for each in first if each.cached_tokens is not None]
+        return sum(cached) if cached else None
+
     @abstractmethod
     def _opening(self) -> Iterable[bytes]:
         """The events just before the first delta's."""

@@ -1,0 +1,169 @@
+"""The simulated engine's batch: its prefix cache, and prefill in parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.asgi_client import call
+from tests.settings import Settings
+from worker.engines.simulated.batch import Batch
+from worker.engines.simulated.engine import SimulatedEngine
+from worker.engines.simulated.generation import Generation, Prompt, Sampling, Sequence
+from worker.engines.simulated.prefix_cache import PrefixCache
+
+BLOCK = 4 * 512
+HOW = Sampling(n=1, seed=0, stop=(), include_stop=False, ignore_eos=True, min_tokens=0)
+
+
+def sequence(text: str, max_tokens: int = 3) -> Sequence:
+    generation = Generation(stream=True, journal=None)
+    generation.add(0, Prompt(text), HOW, max_tokens)
+    return generation.sequences[0]
+
+
+def batch(prefill_tokens: int = 0, cache: int = 0, kv_tokens: int = 1 << 20) -> Batch:
+    return Batch(8, kv_tokens, prefill_tokens, PrefixCache(cache) if cache else None)
+
+
+def take_step(of: Batch) -> int:
+    """The tokens that it prefilled."""
+    tokens = of.admit()
+    of.step()
+    return tokens
+
+
+# --- the cache ---
+
+
+def test_the_leading_blocks_that_are_held_are_counted() -> None:
+    cache = PrefixCache(8)
+    assert cache.use("abc") == 0
+    assert cache.use("abc") == 3
+    assert cache.use("abx") == 2
+    assert cache.use("ybc") == 0, "only the first ones in a row"
+
+
+def test_the_end_of_the_oldest_prefix_is_evicted_first() -> None:
+    cache = PrefixCache(4)
+    cache.use("abc")
+    cache.use("xy")
+    assert cache.use("abc") == 2, "c was evicted, and y now"
+    assert cache.use("xy") == 1
+
+
+def test_a_prompt_longer_than_the_cache() -> None:
+    cache = PrefixCache(2)
+    assert [cache.use("abc"), cache.use("abc")] == [0, 2]
+
+
+def test_a_block_s_hash_covers_those_before_it() -> None:
+    one, other = Prompt("a" * BLOCK + "b" * BLOCK), Prompt("x" * BLOCK + "b" * BLOCK)
+    assert not set(one.blocks) & set(other.blocks)
+    longer = Prompt(one.text + "short")
+    assert longer.blocks[:2] == one.blocks
+    assert len(longer.blocks) == 3
+    assert Prompt(one.text + "shor").blocks[2] != longer.blocks[2]
+
+
+# --- the batch with a cache ---
+
+
+def test_cached_blocks_are_not_prefilled() -> None:
+    of, text = batch(cache=10), "a" * BLOCK + "b" * BLOCK
+    first, second = sequence(text + "c" * 40), sequence(text + "d" * 80)
+    of.add([first])
+    assert take_step(of) == 1034
+    of.add([second])
+    assert take_step(of) == 20
+    assert (first.cached_tokens, second.cached_tokens) == (0, 1024)
+
+
+def test_at_least_one_token_is_prefilled() -> None:
+    of = batch(cache=10)
+    of.add([sequence("a" * (BLOCK + 40))])
+    take_step(of)
+    again = sequence("a" * (BLOCK + 40))
+    of.add([again])
+    assert take_step(of) == 1
+    assert again.cached_tokens == 522, "the last block, which is short, is held as well"
+
+
+def test_what_was_cached_is_noted_once() -> None:
+    of = batch(cache=10, kv_tokens=1100)
+    first, second = sequence("a" * BLOCK, 100), sequence("b" * BLOCK, 100)
+    of.add([first, second])
+    assert take_step(of) == 1024
+    for _ in range(70):
+        take_step(of)
+    assert of.running == [first], "the second was preempted"
+    for _ in range(40):
+        take_step(of)
+    assert of.running == [second]
+    assert second.cached_tokens == 0
+
+
+# --- prefill in parts ---
+
+
+def test_a_step_prefills_so_many_tokens_in_order_of_admission() -> None:
+    of = batch(prefill_tokens=100)
+    short, long, last = sequence("a" * 4 * 60), sequence("b" * 4 * 130), sequence("c" * 4 * 20)
+    of.add([short, long, last])
+    generated = []
+    for expected in (100, 100, 10, 0):
+        assert take_step(of) == expected
+        generated.append((short.n_generated, long.n_generated, last.n_generated))
+    assert generated == [(1, 0, 0), (2, 1, 0), (3, 2, 1), (3, 3, 2)]
+    assert of.kv_used == last.n_tokens
+
+
+def test_a_preempted_sequence_is_prefilled_anew() -> None:
+    of = batch(prefill_tokens=50, kv_tokens=210)
+    first, second = sequence("a" * 400, 12), sequence("b" * 400, 12)
+    of.add([first, second])
+    prefilled = [take_step(of) for _ in range(40)]
+    assert sum(prefilled) > 200
+    assert prefilled.count(50) == 6
+    assert not of
+    assert of.kv_used == 0
+
+
+def test_one_that_leaves_in_its_prefill() -> None:
+    of = batch(prefill_tokens=50)
+    first, second = sequence("a" * 400), sequence("b" * 40)
+    of.add([first, second])
+    take_step(of)
+    of.discard(first.generation)
+    assert take_step(of) == 10
+    assert (first.n_generated, second.n_generated) == (0, 1)
+
+
+def test_without_both_each_admitted_sequence_gets_a_token_at_once() -> None:
+    of, text = batch(), "a" * BLOCK
+    sequences = [sequence(text), sequence(text)]
+    of.add(sequences)
+    assert [take_step(of) for _ in range(3)] == [1024, 0, 0]
+    assert [(each.n_generated, each.cached_tokens) for each in sequences] == [(3, None)] * 2
+
+
+# --- the answer ---
+
+
+@pytest.mark.parametrize(("blocks", "details"), [(0, None), (10, {"cached_tokens": 512})])
+async def test_the_usage_has_cached_tokens(blocks: int, details: dict[str, int] | None) -> None:
+    settings = Settings(
+        engine="simulated",
+        sim_cache_blocks=blocks,
+        sim_step_ms=1,
+        sim_step_us_per_seq=0,
+        sim_prefill_us_per_token=0,
+        sim_prefill_tokens_per_step=300,
+    )
+    engine = SimulatedEngine(settings, settings.described.own)
+    await engine.start()
+    for end in ("b", "c" * 40):
+        body = {"prompt": "a" * BLOCK + end, "max_tokens": 2, "n": 2}
+        usage = (await call(engine, "POST", "/v1/completions", body)).json()["usage"]
+    engine.close()
+    assert usage["prompt_tokens"] == 522
+    assert usage.get("prompt_tokens_details") == details

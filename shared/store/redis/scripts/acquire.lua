@@ -68,47 +68,63 @@ local function lease_in_turn(name, ids, entries, level, limit)
 end
 
 local advertised_by = {}
--- Whether a job is left for now to its warm worker, which is full. `workers`: of warm_of.
-local function is_left(created_us, workers)
-  local until_us = created_us + patience_us - now
-  if until_us <= 0 or workers[who] then return false end
-  for member, blocks in pairs(workers) do
-    if advertised_by[member] == nil then
-      advertised_by[member] = tonumber(call('ZSCORE', key('advertised', pool), member) or '') or false
-    end
-    local slots = advertised_by[member]
-    if slots and slots < 1 and prefers(blocks, slots, free()) then
-      if reply[5] == 0 or until_us < reply[5] then reply[5] = until_us end
-      return true
-    end
+-- Whether a worker that is warm for so many blocks is full, and worth it to wait for.
+local function is_worth_waiting_for(member, blocks)
+  if advertised_by[member] == nil then
+    advertised_by[member] = tonumber(call('ZSCORE', key('advertised', pool), member) or '') or false
   end
-  return false
+  local slots = advertised_by[member]
+  return slots and slots < 1 and prefers(blocks, slots, free())
 end
 
--- Of the first of a tenant's waiting jobs those that this worker takes, at most `most`: first those for whose prompts it
--- is the warm worker. Also whether there are others, left to their warm workers.
+-- For each of these jobs how many leading blocks of its prompt this worker may hold: 0, or false if the job is left to a
+-- worker that is warm for it. `flat`: ids and times of submit; nil if no job has prefixes.
+local function known_blocks(flat)
+  local prefixes, some = {}, false
+  for i = 1, #flat, 2 do
+    local found = redis.pcall('HGET', key('job', flat[i]), 'prefixes')
+    prefixes[#prefixes + 1] = type(found) == 'string' and found or ''
+    some = some or prefixes[#prefixes] ~= ''
+  end
+  if not some then return nil end
+  local found, at, known = warm_workers(pool, prefixes), 0, {}
+  for n, packed in ipairs(prefixes) do
+    local depths, own, others = #packed / HASH_BYTES, 0, nil
+    for depth = 1, depths do
+      local member = found[at + depth]
+      if member == who then own = DEPTHS[depth] elseif member then others = depth end
+    end
+    local until_us = own == 0 and others and flat[2 * n] + patience_us - now or 0
+    if until_us > 0 and is_worth_waiting_for(found[at + others], DEPTHS[others]) then
+      if reply[5] == 0 or until_us < reply[5] then reply[5] = until_us end
+      own = false
+    end
+    known[n], at = own, at + depths
+  end
+  return known
+end
+
+-- Of the first of a tenant's waiting jobs those that this worker takes, at most `most`: first those of whose prompts it
+-- may hold most. Also whether there are others, left to their warm workers.
 local function choose(waiting, most)
   if not warm_exists then return call('ZRANGE', waiting, 0, most - 1), false end
   local flat = call('ZRANGE', waiting, 0, math.max(most, window) - 1, 'WITHSCORES')
-  local prefixes, jobs, ids, left = {}, {}, {}, false
-  for n = 1, #flat / 2 do
-    local found = redis.pcall('HGET', key('job', flat[2 * n - 1]), 'prefixes')
-    prefixes[n] = type(found) == 'string' and found or ''
-  end
-  for n, workers in ipairs(warm_of(pool, prefixes)) do
-    local job = {n = n, created_us = tonumber(flat[2 * n]), blocks = workers[who] or 0}
-    if is_left(job.created_us, workers) then
-      left = true
-    else
-      if jobs[1] and job.created_us > jobs[1].created_us + overtake_us then job.blocks = 0 end
-      jobs[#jobs + 1] = job
+  local known, ids, left, latest = known_blocks(flat), {}, false, nil
+  for _ = 1, math.min(most, #flat / 2) do
+    local best
+    for n = 1, #flat / 2 do
+      local blocks = not known and 0 or known[n]
+      left = left or blocks == false
+      if blocks and flat[2 * n - 1] then
+        latest = latest or flat[2 * n] + overtake_us -- of the oldest
+        if not best or blocks > best.blocks and tonumber(flat[2 * n]) <= latest then best = {n = n, blocks = blocks} end
+        if not known then break end
+      end
     end
+    if not best then break end
+    ids[#ids + 1] = flat[2 * best.n - 1]
+    flat[2 * best.n - 1] = false
   end
-  table.sort(jobs, function(a, b)
-    if a.blocks ~= b.blocks then return a.blocks > b.blocks end
-    return a.n < b.n
-  end)
-  for i = 1, math.min(most, #jobs) do ids[i] = flat[2 * jobs[i].n - 1] end
   return ids, left
 end
 

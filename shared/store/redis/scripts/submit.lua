@@ -62,7 +62,7 @@ local function warm_worker(job)
   chosen[pool] = nil
   local advertised = key('advertised', pool)
   local most = tonumber(call('ZREVRANGE', advertised, 0, 0, 'WITHSCORES')[2] or '') or 0
-  for member, blocks in pairs(warm_of(pool, {job.prefixes})[1]) do
+  for member, blocks in pairs(warm_of(pool, job.prefixes)) do
     local slots = tonumber(call('ZSCORE', advertised, member) or '')
     if slots and prefers(blocks, slots, most) then
       local found = {member = member, is_free = slots >= 1, worth = blocks + (slots >= 1 and MOST_BLOCKS or 0)}

@@ -1,33 +1,34 @@
 -- Placement: which worker has run the prefix of a prompt last, its warm worker (placement.py). The map leads from the
 -- hash of a prefix to a member of `advertised`. When it is full it becomes the generation before, and a new one begins.
 
--- For each of these jobs' prefixes ('' for none): member -> how many leading blocks of the prompt that worker may hold.
-local function warm_of(pool, all)
-  local hashes, result = {}, {}
-  for n, prefixes in ipairs(all) do
-    result[n] = {}
+-- The warm workers of these prompts' prefixes, one after the other; false where there is none. `all`: of each prompt its
+-- hashes, the shortest prefix first.
+local function warm_workers(pool, all)
+  local hashes = {}
+  for _, prefixes in ipairs(all) do
     for i = 1, #prefixes, HASH_BYTES do hashes[#hashes + 1] = string.sub(prefixes, i, i + HASH_BYTES - 1) end
   end
-  if #hashes == 0 then return result end
-  local found, before = call('HMGET', key('warm', pool), unpack(hashes)), {}
+  local found = call('HMGET', key('warm', pool), unpack(hashes))
   if redis.call('EXISTS', key('warm_before', pool)) == 1 then
-    before = call('HMGET', key('warm_before', pool), unpack(hashes))
+    local before = call('HMGET', key('warm_before', pool), unpack(hashes))
+    for i = 1, #hashes do found[i] = found[i] or before[i] end
   end
-  local at = 0
-  for n, prefixes in ipairs(all) do
-    for depth = 1, #prefixes / HASH_BYTES do
-      at = at + 1
-      local member = found[at] or before[at]
-      if member then result[n][member] = DEPTHS[depth] end
-    end
+  return found
+end
+
+-- How many leading blocks of a prompt its warm workers may hold: member -> blocks.
+local function warm_of(pool, prefixes)
+  local blocks = {}
+  for depth, member in ipairs(warm_workers(pool, {prefixes})) do
+    if member then blocks[member] = DEPTHS[depth] end
   end
-  return result
+  return blocks
 end
 
 -- A worker runs a prompt: it is the warm worker of its prefixes from now on. Returns how many leading blocks of the prompt
 -- it may have held before.
 local function note_warm(pool, member, prefixes)
-  local known = warm_of(pool, {prefixes})[1][member] or 0
+  local known = warm_of(pool, prefixes)[member] or 0
   local warm, words = key('warm', pool), {}
   for i = 1, #prefixes, HASH_BYTES do
     words[#words + 1] = string.sub(prefixes, i, i + HASH_BYTES - 1)

@@ -25,13 +25,16 @@ class ToldWait(NamedTuple):
     pool: str
     tenant: str
     told_s: float
+    range_s: tuple[float, float] | None
     at: float
     """When, on the monotonic clock."""
 
     def ended(self, now: float) -> None:
         """The first output comes: compare."""
         real_s = now - self.at
-        self.context.fleet.told_waits.ended(self.pool, self.tenant, self.told_s, real_s, now)
+        self.context.fleet.told_waits.ended(
+            self.pool, self.tenant, self.told_s, real_s, now, self.range_s
+        )
         self.context.metrics.told_wait.observe(real_s / self.told_s)
 
 
@@ -55,10 +58,11 @@ class Progress(NamedTuple):
 
     def told(self, context: StreamContext, tenant: str) -> ToldWait | None:
         """The wait, if it is long enough to be compared."""
-        told_s = self.wait.wait_s if self.wait else None
-        if told_s is None or told_s < LEAST_S:
+        wait = self.wait
+        if wait is None or wait.wait_s is None or wait.wait_s < LEAST_S:
             return None
-        return ToldWait(context, pool_of(self.pool), tenant, told_s, time.monotonic())
+        pool = pool_of(self.pool)
+        return ToldWait(context, pool, tenant, wait.wait_s, wait.range_s, time.monotonic())
 
 
 _UNKNOWN = Progress("", sse.comment("waiting for the queue"))

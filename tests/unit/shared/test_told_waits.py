@@ -42,8 +42,33 @@ def test_nine_of_ten_waits_are_within_it_while_nothing_changes(seed: int) -> Non
         if found is not None and n >= 100:
             told += 1
             within += found[0] <= real <= found[1]
-        waits.ended("p", "a", 10.0, real, 0.0)
+        waits.ended("p", "a", 10.0, real, 0.0, found)
     assert 0.85 <= within / told <= 0.95
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranges_become_wider_while_waits_drift(seed: int) -> None:
+    rng = random.Random(seed)
+    waits, within, told = ToldWaits(), {True: 0, False: 0}, 0
+    plain = ToldWaits()  # is not told which ranges held
+    for n in range(1000):
+        real = 10.0 * 1.003**n * rng.lognormvariate(0.0, 0.1)
+        for which, adapts in ((waits, True), (plain, False)):
+            found = which.range_s("p", "a", 10.0)
+            if found is not None:
+                told += adapts
+                within[adapts] += found[0] <= real <= found[1]
+            which.ended("p", "a", 10.0, real, 0.0, found if adapts else None)
+    assert 0.8 <= within[True] / told <= 0.9
+    assert within[False] / told < 0.75
+
+
+def test_a_range_is_never_without_bounds() -> None:
+    waits = ToldWaits()
+    for _ in range(1000):
+        waits.ended("p", "a", 10.0, 10.0, 0.0, (1.0, 2.0))
+    low, high = waits.range_s("p", "a", 10.0) or (0.0, 0.0)
+    assert (low, high) == (pytest.approx(10 / 7.39, rel=0.01), pytest.approx(73.9, rel=0.01))
 
 
 def test_the_last_waits_count_and_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,4 +78,4 @@ def test_the_last_waits_count_and_tenants_are_bounded(monkeypatch: pytest.Monkey
         for real in [50.0] * 100 + [30.0] * 100:
             waits.ended("p", tenant, 10.0, real, 0.0)
     assert waits.range_s("p", "d", 1.0) == (3.0, 3.0), "the 100 before have been forgotten"
-    assert len(waits._ratios) == 3
+    assert len(waits._waits) == 3

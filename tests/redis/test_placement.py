@@ -317,3 +317,18 @@ async def test_a_damaged_map_costs_no_job(
     job: NewJob = await submit(queue, prefixes=LONG)
     assert ids(control, queue) == [job.id]
     assert store.hlen(WARM) >= 4
+
+
+async def test_a_job_is_left_to_a_warm_worker_with_a_free_slot_which_is_woken(
+    queue: JobQueue, store: Redis, other: ChannelSubscriber
+) -> None:
+    """Two jobs come at once; who is woken for the one may not take the other."""
+    await warm(queue, OTHER, LONG)
+    assert await taken(queue, 2, OTHER) == []
+    large = await submit(queue, prefixes=LONG, body=LARGE)
+    plain = await submit(queue, body=LARGE)
+    woken = keys.own_wake_ups(0, OTHER)
+    assert store.lpop(woken) == POOL.encode()
+    assert await taken(queue, 4, WORKER) == [plain.id]
+    assert store.lrange(woken, 0, -1) == [POOL.encode()], "it may have had no free slot before"
+    assert await taken(queue, 2, OTHER) == [large.id]

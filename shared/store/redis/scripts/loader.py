@@ -96,10 +96,10 @@ def _tables() -> str:
         "CONTROL": _lua_table((kind.name.lower(), str(kind.value)) for kind in ControlKind),
         "STEPS": str(STEPS),
         "DEPTHS": "{" + ", ".join(map(str, placement.DEPTHS)) + "}",
-        "HASH_BYTES": str(placement.HASH_BYTES),
-        "MOST_PREFIXES": str(placement.MOST_PREFIXES),
-        "KEPT_MS": str(placement.KEPT_S * 1000),
-        "SLOT_BLOCKS": str(placement.SLOT_BLOCKS),
+        "PLACEMENT": _lua_table(
+            (name, str(getattr(placement, name)))
+            for name in ("HASH_BYTES", "MOST_PREFIXES", "KEPT_S", "SLOT_BLOCKS")
+        ),
     }
     return "".join(f"local {name} = {value}\n" for name, value in tables.items())
 

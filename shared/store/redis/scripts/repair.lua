@@ -75,6 +75,7 @@ local function put_back(id, job)
     if has_turns(job) and not (call('ZSCORE', tenant_key(job.queue, job.tenant), id)
                                and call('ZSCORE', turns_key(job.queue), job.tenant)) then
       join_turns(job.queue, job.tenant, job.created_us, id)
+      give_turns()
       flush_writes()
       did('turns', 1, id)
     end

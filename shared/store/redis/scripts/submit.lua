@@ -181,6 +181,7 @@ for n, job in ipairs(cmsgpack.unpack(ARGV[1])) do
   replies[2 * n - 1], replies[2 * n] = submit(n, unpack(job))
 end
 for pool, worker in pairs(chosen) do subtract_reserved(pool, worker) end
+give_turns()
 local assignments = {}
 for worker, jobs in pairs(reserved) do
   local assignment, entries = {CONTROL.jobs, int(start_us), fence_token_of(worker)}, {}

@@ -6,7 +6,7 @@
 local function warm_workers(pool, all)
   local hashes = {}
   for _, prefixes in ipairs(all) do
-    for i = 1, #prefixes, HASH_BYTES do hashes[#hashes + 1] = string.sub(prefixes, i, i + HASH_BYTES - 1) end
+    for i = 1, #prefixes, PLACEMENT.HASH_BYTES do hashes[#hashes + 1] = string.sub(prefixes, i, i + PLACEMENT.HASH_BYTES - 1) end
   end
   local found = call('HMGET', key('warm', pool), unpack(hashes))
   if redis.call('EXISTS', key('warm_before', pool)) == 1 then
@@ -30,19 +30,19 @@ end
 local function note_warm(pool, member, prefixes)
   local known = warm_of(pool, prefixes)[member] or 0
   local warm, words = key('warm', pool), {}
-  for i = 1, #prefixes, HASH_BYTES do
-    words[#words + 1] = string.sub(prefixes, i, i + HASH_BYTES - 1)
+  for i = 1, #prefixes, PLACEMENT.HASH_BYTES do
+    words[#words + 1] = string.sub(prefixes, i, i + PLACEMENT.HASH_BYTES - 1)
     words[#words + 1] = member
   end
   call('HSET', warm, unpack(words))
   local count = redis.call('HLEN', warm)
-  if count >= MOST_PREFIXES then
+  if count >= PLACEMENT.MOST_PREFIXES then
     redis.call('RENAME', warm, key('warm_before', pool))
   elseif count <= #words / 2 then
-    redis.call('PEXPIRE', warm, KEPT_MS)
+    redis.call('PEXPIRE', warm, 1000 * PLACEMENT.KEPT_S)
   end
   return known
 end
 
 -- Whether it is better to have so many blocks and so many free slots than no block and `most` slots.
-local function prefers(blocks, slots, most) return blocks > SLOT_BLOCKS * (most - math.max(0, slots)) end
+local function prefers(blocks, slots, most) return blocks > PLACEMENT.SLOT_BLOCKS * (most - math.max(0, slots)) end

@@ -59,6 +59,7 @@ local function queue_again(id, job, attempts, fields, in_turn)
   call('ZADD', waiting_key(suspect and queue or own_lane), job.created_us, id)
   if queue == own_lane then
     join_turns(queue, job.tenant, job.created_us, id)
+    give_turns()
     flush_writes()
   end
   wake_workers(job.pool, suspect and MOST_WAKE_UPS or 1) -- any of them may run nothing

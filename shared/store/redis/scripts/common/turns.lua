@@ -60,22 +60,43 @@ end
 
 local function level_of(name, tenant) return tonumber(call('ZSCORE', levels_key(name), tenant) or '') or 0 end
 
--- Have a queued job's tenant come to its turn. One that has had none is lifted to a part of the lowest level.
+-- Have a queued job wait for its tenant's turn; call `give_turns` behind the last one.
 local function join_turns(name, tenant, created_us, id)
-  local turns, set = turns_key(name), tenant_key(name, tenant)
+  local set = tenant_key(name, tenant)
   defer('ZADD', set, created_us, id)
   if joined[set] then return end
   joined[set] = true
-  if call('ZADD', turns, 'NX', 0, tenant) == 0 then return end
-  local first = call('ZRANGE', turns, 0, 1, 'WITHSCORES')
-  local lowest = tonumber(first[first[1] == tenant and 4 or 2] or '')
-  if not lowest then return end
-  local level = level_of(name, tenant)
-  if share_rules.lift * lowest > level then
-    level = share_rules.lift * lowest
-    call('ZADD', levels_key(name), level, tenant)
+  joined[#joined + 1] = name
+  joined[name] = joined[name] or {}
+  table.insert(joined[name], tenant)
+end
+
+-- Give those tenants a turn that have none. One that has had none is lifted to a part of the lowest level.
+local function give_turns()
+  for _, name in ipairs(joined) do
+    local tenants, scores, levels = joined[name] or {}, {}, {}
+    joined[name] = nil
+    local had = #tenants > 0 and call('ZMSCORE', turns_key(name), unpack(tenants)) or {}
+    local new = {}
+    for i, tenant in ipairs(tenants) do
+      if not had[i] then new[#new + 1] = tenant end
+    end
+    if #new > 0 then
+      local lowest = tonumber(call('ZRANGE', turns_key(name), 0, 0, 'WITHSCORES')[2] or '')
+      for i, level in ipairs(call('ZMSCORE', levels_key(name), unpack(new))) do
+        level = tonumber(level or 0)
+        if lowest and share_rules.lift * lowest > level then
+          level = share_rules.lift * lowest
+          levels[#levels + 1], levels[#levels + 2] = level, new[i]
+        end
+        lowest = math.min(lowest or level, level)
+        scores[#scores + 1], scores[#scores + 2] = level, new[i]
+      end
+      if #levels > 0 then call('ZADD', levels_key(name), unpack(levels)) end
+      call('ZADD', turns_key(name), unpack(scores))
+    end
   end
-  call('ZADD', turns, level, tenant)
+  joined = {}
 end
 
 -- A queued job has ended. (A claim takes it out of its tenant's set itself: acquire.lua.)

@@ -236,11 +236,13 @@ def _check(gateway: Gateway, call: Wrapped, raw: bytes) -> _Read:
 
 
 async def _with_prefixes(gateway: Gateway, job: NewJob) -> NewJob:
-    """The job with the hashes of its prompt's prefixes. An adapter's jobs have turns instead."""
-    short = len(job.body) < LEAST_BYTES
-    if short or gateway.settings.placement.window == 0 or pool_of(job.pool) != job.pool:
+    """The job with the hashes of its prompt's prefixes. Those of an adapter have none: they go by
+    the adapters that are loaded."""
+    short, endpoint = len(job.body) < LEAST_BYTES, ENDPOINTS.get(job.endpoint)
+    is_placed = gateway.settings.placement.window and pool_of(job.pool) == job.pool
+    if short or not is_placed or endpoint is None:
         return job
-    kind = ENDPOINTS[job.endpoint].policy.input
+    kind = endpoint.policy.input
     if len(job.body) <= SMALL_BYTES:
         return job._replace(prefixes=prompt_prefixes(kind, job.body, job.tenant))
     found = await in_thread(lambda: prompt_prefixes(kind, job.body, job.tenant))

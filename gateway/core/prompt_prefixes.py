@@ -34,7 +34,8 @@ def prompt_prefixes(kind: InputKind, body: bytes, tenant: str) -> bytes:
 def conversation_start(kind: InputKind, fields: Mapping[str, Any]) -> str:
     """What the calls of one conversation have in common, and other conversations have not: the
     first message of its user, or the beginning of a prompt. Empty if there is none."""
-    given = fields.get(_FIELDS.get(kind, ""))
+    field = _FIELDS.get(kind)
+    given = None if field is None else fields.get(field)
     if isinstance(given, list):
         users = (each for each in given if isinstance(each, dict) and each.get("role") == "user")
         given = next(users, {}).get("content")

@@ -1,8 +1,9 @@
 """Placement: a job goes to a worker whose prefix cache may hold the beginning of its prompt.
 
 The queue notes which worker has run a prefix last: its warm worker. A job is leased to it as it is
-submitted, if it has a free slot; a claim takes, of the first waiting jobs of a tenant, the one for
-whose prompt its worker is warm; and a job whose warm worker is full waits for it for a moment.
+submitted, if it has a free slot and no job waits; a claim takes, of the first waiting jobs of a
+tenant, the one for whose prompt its worker is warm; and a job whose warm worker is full waits for
+it for a moment.
 `scripts/common/placement.lua` keeps the map. A prefix is known by a hash of its text and of its
 tenant, since the caches of tenants are apart.
 """
@@ -15,8 +16,8 @@ from typing import Final, NamedTuple
 BLOCK_BYTES: Final = 2048
 """Of text, about 512 tokens."""
 DEPTHS: Final = (2, 8, 32, 128)
-"""The lengths of the prefixes that are noted, in blocks: a shorter one is computed sooner than
-found. On Mooncake's traces more lengths bring no more hits."""
+"""The lengths of the prefixes that are noted, in blocks: a shorter one is computed soon. On
+Mooncake's traces more lengths bring no more hits."""
 HASH_BYTES: Final = 8
 LEAST_BYTES: Final = DEPTHS[0] * BLOCK_BYTES
 """A shorter text has no prefix."""
@@ -33,7 +34,7 @@ class PlacementRules(NamedTuple):
     """How a claim chooses among waiting jobs."""
 
     patience_s: float = 2.0
-    """For so long a job is left to its warm worker, if that is full."""
+    """For so long a job that waits is left to its warm worker, unless it has a deadline."""
     overtake_s: float = 10.0
     """A job overtakes no job of its tenant that came earlier by more than this."""
     window: int = 32

@@ -17,6 +17,8 @@ from gateway.core.tenants import Tenant
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
 from shared.fleet.registry import WorkerInfo
+from shared.job.fair_shares import Account
+from shared.job.lanes import DEFAULT
 from shared.job.states import JobEvent, WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
@@ -30,7 +32,17 @@ from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scale_store import ScaleStore
 from shared.store.redis.throughput import throughput
-from tests.redis.conftest import POOL, TENANT, WORKER, answer, claim, claim_one, finish, submit
+from tests.redis.conftest import (
+    LEASE_S,
+    POOL,
+    TENANT,
+    WORKER,
+    answer,
+    claim,
+    claim_one,
+    finish,
+    submit,
+)
 
 INTERVAL_S = 0.05
 
@@ -128,6 +140,7 @@ async def test_an_overview(fleet: Fleet, queue: JobQueue) -> None:
     await submit(queue)
     leased = await claim_one(queue)
     await fleet.registry.announce(info(job_ids=(leased.id,)))
+    await queue.renew(0, WORKER, "", LEASE_S, [], {Account(POOL, DEFAULT, "a"): 300.0})
     for tenant in ("a", "a", "b"):
         await submit(queue, tenant=tenant)
     await fleet.eviction.check()
@@ -138,6 +151,8 @@ async def test_an_overview(fleet: Fleet, queue: JobQueue) -> None:
     assert {lane["lane"]: lane["waiting"] for lane in pool["lanes"]}["default"] == 3
     tenants = {each["tenant"]: (each["waiting"], each["running"]) for each in pool["tenants"]}
     assert tenants == {"a": (2, 0), "b": (1, 0), TENANT: (0, 1)}
+    served = {each["tenant"]: each["served"] for each in pool["tenants"]}
+    assert served == {"a": 66.7, "b": 33.3, TENANT: None}, "b is lifted to half of a's level"
     (worker,) = found["workers"]
     assert (worker["id"], worker["state"], worker["jobs"]) == (WORKER, "ready", [leased.id])
     assert 0 <= worker["heartbeat_age_s"] < 5

@@ -182,14 +182,73 @@ async def test_other_jobs_go_on_while_one_waits_for_its_warm_worker(
     assert await taken(queue, 4, WORKER) == []
 
 
-async def test_many_tenants_whose_jobs_are_left_cost_one_claim_at_most_so_much(
+async def test_a_claim_leaves_the_jobs_of_so_many_tenants_at_most(
     queue: JobQueue, control: ChannelSubscriber, other: ChannelSubscriber
 ) -> None:
     await warm(queue, OTHER, LONG)
-    for n in range(50):
-        await submit(queue, prefixes=LONG, tenant=f"t{n}")
+    left = [(await submit(queue, prefixes=LONG, tenant=f"t{n}")).id for n in range(32)]
     assert await left_s(queue, WORKER) > 0
-    assert len(await taken(queue, 64, OTHER)) == 50
+    more = [(await submit(queue, prefixes=LONG, tenant=f"u{n}")).id for n in range(18)]
+    first = await taken(queue, 64, WORKER)
+    assert len(first) == len(more), "those of 32 tenants are left"
+    rest = await taken(queue, 64, WORKER)
+    assert sorted(first + rest) == sorted(left + more), "it is the warm one now"
+
+
+async def test_a_job_with_a_deadline_does_not_wait_for_its_warm_worker(
+    queue: JobQueue, control: ChannelSubscriber, other: ChannelSubscriber
+) -> None:
+    await warm(queue, OTHER, LONG, prefixes("x"))
+    assert await taken(queue, 4, WORKER) == []
+    job = await submit(queue, prefixes=LONG, queue_deadline_s=30.0)
+    assert ids(control, queue) == [job.id]
+    await submit(queue, prefixes=prefixes("x"))
+    due = await submit(queue, prefixes=prefixes("x"), deadline_s=30.0)
+    assert await taken(queue, 4, WORKER) == [due.id]
+
+
+async def test_a_warm_worker_takes_no_job_past_those_that_wait(
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
+) -> None:
+    """Its free slot may be advertised before it has claimed what waits."""
+    await warm(queue, WORKER, LONG)
+    first = await submit(queue, tenant="a")
+    store.zadd(keys.advertised(0, POOL), {advertiser(WORKER, LEASE_S): 1})
+    second = await submit(queue, prefixes=LONG, tenant="b")
+    assert control.assigned(queue) == []
+    assert store.llen(keys.own_wake_ups(0, WORKER)) == 1
+    assert sorted(await taken(queue, 4, WORKER)) == sorted([first.id, second.id])
+
+
+async def test_a_worker_that_is_full_when_a_left_job_may_be_taken_wakes_another(
+    queue: JobQueue, store: Redis, control: ChannelSubscriber, other: ChannelSubscriber
+) -> None:
+    queue.placement = PlacementRules(patience_s=0.3)
+    await warm(queue, OTHER, LONG)
+    await submit(queue, prefixes=LONG)
+    async with opened(queue) as consumer, asyncio.timeout(DEADLINE_S):
+        assert await consumer.claim(4) == []
+        assert store.llen(keys.wake_ups(0, POOL)) == 0
+        await consumer.wait_for_wake_up()
+        await consumer.forward_wake_up()
+        assert store.lrange(keys.wake_ups(0, POOL), 0, -1) == [b"1"]
+
+
+async def test_a_claim_after_a_hand_back_leaves_no_job(
+    queue: JobQueue, control: ChannelSubscriber, other: ChannelSubscriber
+) -> None:
+    await warm(queue, OTHER, LONG)
+    job = await submit(queue, prefixes=LONG)
+    async with opened(queue) as consumer:
+        assert await consumer.claim(1) == []
+        assert [each.id for each in await consumer.claim(1, first=0)] == [job.id]
+
+
+async def test_hashes_of_more_depths_than_are_known_are_read(queue: JobQueue) -> None:
+    """A later release may have them."""
+    await warm(queue, WORKER, prefixes("x", 6))
+    job = await submit(queue, prefixes=prefixes("x", 6))
+    assert await taken(queue, 4, WORKER) == [job.id]
 
 
 async def test_a_claim_takes_the_job_for_which_its_worker_is_warm(queue: JobQueue) -> None:
@@ -251,20 +310,17 @@ async def test_jobs_without_prefixes_leave_no_map(queue: JobQueue, store: Redis)
     assert 0 < store.ttl(WARM) <= placement.KEPT_S
 
 
-async def test_a_large_request_wakes_its_warm_worker_alone(
+async def test_a_large_request_wakes_its_warm_worker(
     queue: JobQueue, store: Redis, control: ChannelSubscriber, other: ChannelSubscriber
 ) -> None:
     await warm(queue, OTHER, LONG)
     async with opened(queue) as first, opened(queue, OTHER) as second:
         assert await first.claim(4, left_over=1) == await second.claim(4, left_over=1) == []
         await taken(queue, 1, OTHER)  # these consumers advertise nothing
-        woken = [asyncio.create_task(each.wait_for_wake_up()) for each in (first, second)]
         job = await submit(queue, prefixes=LONG, body=LARGE)
         async with asyncio.timeout(DEADLINE_S):
-            await woken[1]
-        assert not woken[0].done()
-        assert [each.id for each in await second.claim(4, left_over=1)] == [job.id]
-        woken[0].cancel()
+            await second.wait_for_wake_up()
+            assert [each.id for each in await second.claim(4, left_over=1)] == [job.id]
 
 
 async def test_a_warm_worker_that_is_full_now_wakes_another_one(
@@ -279,6 +335,10 @@ async def test_a_warm_worker_that_is_full_now_wakes_another_one(
             await consumer.wait_for_wake_up()
             await consumer.forward_wake_up()
         assert store.lrange(keys.wake_ups(0, POOL), 0, -1) == [b"1"]
+        own = keys.own_wake_ups(0, OTHER).encode()
+        for pool in (POOL.encode(), b"*"):
+            await consumer._connection.push_back((own, pool))
+        assert store.lrange(keys.wake_ups(0, POOL), 0, -1) == [b"1", b"1"], "`*` is of no pool"
 
 
 async def test_a_requeued_job_makes_its_next_worker_warm(

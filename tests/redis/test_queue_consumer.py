@@ -216,8 +216,8 @@ async def test_jobs_of_one_shard_are_kept_if_the_claim_on_the_next_fails(
             await reply
             raise StoreUnavailable("away")
 
-        def fails_on_the_second(*args: Any) -> Coroutine[Any, Any, Acquired]:
-            reply = acquire(*args)
+        def fails_on_the_second(*args: Any, **how: Any) -> Coroutine[Any, Any, Acquired]:
+            reply = acquire(*args, **how)
             calls.append(args)
             return reply if len(calls) == 1 else fails(reply)
 
@@ -231,7 +231,7 @@ async def test_jobs_of_one_shard_are_kept_if_the_claim_on_the_next_fails(
 async def test_a_claim_that_could_not_be_sent_does_not_prevent_the_next(
     consumer: QueueConsumer, queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise StoreUnavailable("lost meanwhile")
 
     with monkeypatch.context() as patch:

@@ -21,6 +21,7 @@ from tests.redis.conftest import (
     WORKER,
     claim,
     claim_one,
+    make_job,
     pending,
     repair,
     submit,
@@ -216,3 +217,45 @@ async def test_adapter_queues_share_the_levels_of_their_pool(queue: JobQueue, st
     await queue.acquire(0, WORKER, 2, LEASE_S, SlotUpdate(f"{POOL}+x-1", "", 0, 0))
     assert store.zcard(LEVELS) >= 1
     assert not store.exists(f"{keys.base(0)}{keys.LEVELS}:{POOL}+x-1:{DEFAULT}")
+
+
+async def test_a_claim_after_a_long_pause_scales_the_levels_before_it_uses_them(
+    queue: JobQueue, store: Redis
+) -> None:
+    await charge(queue, "a", 1000.0)
+    await charge(queue, "b", 10.0)
+    store.decrby(CLOCK, int(1000 * HALF_LIFE_S * 1e6))
+    for tenant in "abc":
+        await queued(queue, 4, tenant=tenant)
+    order = tenants([job for _ in range(6) for job in await claim(queue, 2)])
+    assert order.count("c") == 4, "the past is forgotten"
+    assert all(0 < level < 1e6 for _, level in store.zrange(LEVELS, 0, -1, withscores=True))
+
+
+async def test_what_waits_no_more_does_not_make_a_claim_long(queue: JobQueue, store: Redis) -> None:
+    """Workers of the release before leave ids behind in the sets of tenants."""
+    stale = {f"job_000{n:024x}": n for n in range(5000)}
+    for tenant in "ab":
+        store.zadd(keys.waiting_of(0, POOL, DEFAULT, tenant), stale)
+        store.zadd(TURNS, {tenant: 0})
+    (job,) = await queued(queue, 1, tenant="a")
+    store.delete(keys.wake_ups(0, POOL))
+    for _ in range(200):
+        before = sum(store.zcard(keys.waiting_of(0, POOL, DEFAULT, each)) for each in "ab")
+        leased = await claim(queue, 16)
+        after = sum(store.zcard(keys.waiting_of(0, POOL, DEFAULT, each)) for each in "ab")
+        assert before - after <= 64 * 17
+        if leased:
+            break
+        assert store.llen(keys.wake_ups(0, POOL)) == 1, "another claim goes on"
+    assert [each.id for each in leased] == [job.id]
+
+
+async def test_new_tenants_of_one_call_are_lifted_as_those_of_several(queue: JobQueue) -> None:
+    await charge(queue, "a", 1000.0)
+    await charge(queue, "c", 50.0)
+    jobs = [make_job(tenant=tenant) for tenant in "acba"]
+    await queue.submit_all(0, jobs, 100)
+    levels = dict(await queue.servers.of(0).zrange(TURNS, 0, -1, withscores=True))
+    a, b, c = levels[b"a"], levels[b"b"], levels[b"c"]
+    assert (c / a, b / a) == (pytest.approx(0.5, rel=0.01), pytest.approx(0.25, rel=0.01))

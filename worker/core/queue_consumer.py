@@ -74,7 +74,8 @@ class QueueConsumer:
     ) -> list[LeasedJob]:
         """Lease at most `count` jobs, best lane first. Raises StoreError.
 
-        `first`: the shard to begin with; without, each comes first in turn. `left_over`: slots
+        `first`: the shard to begin with, whose jobs are not left to other workers; without, each
+        comes first in turn. `left_over`: slots
         that stay free even if `count` jobs come. With some, the blocking pop follows the claim at
         once, whatever it returns.
         """
@@ -97,7 +98,8 @@ class QueueConsumer:
             missing = count - len(jobs)
             pop = left_over > 0 and shard == shards[-1]
             try:
-                jobs += await self._acquire(shard, self._pool, missing, pop=pop)
+                at_once = shard == first
+                jobs += await self._acquire(shard, self._pool, missing, pop=pop, at_once=at_once)
             except StoreError:
                 if not jobs:
                     raise
@@ -143,9 +145,10 @@ class QueueConsumer:
         return [job for jobs in found.values() for job in jobs]
 
     async def _acquire(
-        self, shard: int, name: str, count: int, *, pop: bool = False
+        self, shard: int, name: str, count: int, *, pop: bool = False, at_once: bool = False
     ) -> list[LeasedJob]:
-        """Lease at most `count` jobs of one queue; `pop`: then start the blocking pop."""
+        """Lease at most `count` jobs of one queue; `pop`: then start the blocking pop; `at_once`:
+        none is left to a warm worker."""
         if name != self._pool:
             update = SlotUpdate(name, "", 0, 0)
             return (await self._connection.acquire(shard, count, update)).jobs
@@ -154,7 +157,7 @@ class QueueConsumer:
         count -= self._overcommitted()
         update, left = self._advertised_slots.start_update(shard), None
         try:
-            sent = self._connection.acquire(shard, count, update)
+            sent = self._connection.acquire(shard, count, update, at_once=at_once)
             if pop:
                 self._start_blocking_pop()
             left, leased, suspects, left_s = await sent
@@ -181,7 +184,7 @@ class QueueConsumer:
         if until is not None:
             wait_s = max(0.0, until - asyncio.get_running_loop().time())
             if not (await asyncio.wait({blocking_pop}, timeout=wait_s))[0]:
-                await self.wake()
+                await self._connection.wake(self._pool)
         await blocking_pop
 
     async def forward_wake_up(self) -> None:

@@ -44,6 +44,11 @@ class TenantOverview(_Shown):
     tenant: str
     waiting: int
     running: int
+    served: Tenths | None = Field(
+        None,
+        description="per cent of what the tenants whose jobs wait were served lately, over their "
+        "weights: who has least is next; null: it has none that wait",
+    )
 
 
 class PoolOverview(_Shown):

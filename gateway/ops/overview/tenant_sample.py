@@ -47,9 +47,11 @@ class TenantSample:
         await self._learn(chain(*running.values()))
         found = {}
         for pool, (_, n_running) in totals.items():
-            waits = waiting.get(pool, Counter())
+            waits, served = waiting.get(pool, (Counter[str](), dict[str, float]()))
             runs = self._counted(running.get(pool, ()), n_running)
-            tenants = [_overview(name, waits[name], runs[name]) for name in waits | runs]
+            tenants = [
+                _overview(name, waits[name], runs[name], served.get(name)) for name in waits | runs
+            ]
             found[pool] = sorted(tenants, key=lambda t: (-t.waiting - t.running, t.tenant))
         return found
 
@@ -68,5 +70,8 @@ class TenantSample:
             self._tenants.popitem(last=False)
 
 
-def _overview(tenant: str, waiting: int, running: int) -> TenantOverview:
-    return TenantOverview(tenant=tenant, waiting=waiting, running=running)
+def _overview(
+    tenant: str, waiting: int, running: int, served: float | None = None
+) -> TenantOverview:
+    percent = None if served is None else 100 * served
+    return TenantOverview(tenant=tenant, waiting=waiting, running=running, served=percent)

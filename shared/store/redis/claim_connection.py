@@ -23,7 +23,8 @@ _SILENCE_S = 2.0
 """How much later than its time-out the reply to a blocking pop may come."""
 
 
-_WAKE = b"1"
+_NO_POOL = b"*"
+"""In place of a pool's name, which it can't be."""
 
 
 class ClaimCharges(Protocol):
@@ -73,13 +74,18 @@ class ClaimConnection:
         await self._queue.scripts(self.shards[0]).ready()
         await self._connection.connect()
 
-    def acquire(self, shard: int, count: int, slots: SlotUpdate) -> Coroutine[Any, Any, Acquired]:
-        """`Store.acquire`: sent when this returns; await the reply. `open` it before."""
+    def acquire(
+        self, shard: int, count: int, slots: SlotUpdate, *, at_once: bool = False
+    ) -> Coroutine[Any, Any, Acquired]:
+        """`Store.acquire`: sent when this returns; await the reply. `open` it before. `at_once`: no
+        job is left to a warm worker (PlacementRules.patience_s)."""
         scripts = self._queue.scripts(shard)
         cost, charges = EXPECTED_COST, NOTHING
         if self._charges is not None:
             cost, charges = self._charges.expected_cost, self._charges.take_with_claim(shard)
         rules, placement = self._queue.share_rules, self._queue.placement
+        if at_once:
+            placement = placement._replace(patience_s=0.0)
         arguments = pack_acquire(
             self._worker, count, self._lease_s, slots, rules, placement, cost, charges
         )
@@ -96,15 +102,16 @@ class ClaimConnection:
         woken, pool = wake_up
         own = f"@{self._worker}".encode()
         if woken.endswith(own):  # its element names the pool; that of `wake` none
-            woken = woken.removesuffix(own) + pool if pool != _WAKE else b""
+            woken = woken.removesuffix(own) + pool if pool != _NO_POOL else b""
         if woken:
             await self._queue.servers.of(self.shards[0]).rpush(woken, 1)
 
-    async def wake(self) -> None:
-        """End this worker's own `pop_wake_up`."""
+    async def wake(self, pool: str = "") -> None:
+        """End this worker's own `pop_wake_up`. `pool`: whose jobs another worker is woken for if
+        this one has no free slot then; empty: none."""
         own = keys.own_wake_ups(self.shards[0], self._worker)
         pipe = self._queue.servers.of(self.shards[0]).pipeline(transaction=False)
-        pipe.rpush(own, _WAKE)
+        pipe.rpush(own, pool or _NO_POOL)
         pipe.pexpire(own, int(BLOCK_S * 1000))
         await pipe.execute()
 

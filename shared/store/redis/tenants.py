@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -51,10 +51,20 @@ async def kept_of(queue: JobQueue, tenants: Sequence[str]) -> list[Kept]:
     return found
 
 
+class WaitingTenants(NamedTuple):
+    """The tenants of a pool whose jobs wait."""
+
+    jobs: Counter[str]
+    """How many of each; not those in the `retry` lane."""
+    served: dict[str, float]
+    """The part of each in what these were served lately, over their weights (fair_shares.py): who
+    has least is next. On average over lanes and shards, whose levels can't be compared."""
+
+
 async def waiting_by_tenant(
     queue: JobQueue, queues: Mapping[str, Sequence[str]], most: int
-) -> dict[str, Counter[str]]:
-    """How many jobs wait of each tenant, of each pool; not those in the `retry` lane.
+) -> dict[str, WaitingTenants]:
+    """The tenants whose jobs wait, by pool.
 
     `queues`: pool -> its queues. Of more than `most` tenants in one lane and shard, those that come
     first. Raises StoreError if any server is away.
@@ -65,20 +75,32 @@ async def waiting_by_tenant(
             for lane in CLIENT_LANES:
                 for shard in range(queue.shards):
                     places.append((pool, name, lane, shard))
-                    pipeline.of(shard).zrange(keys.turns(shard, name, lane), 0, most - 1)
+                    key = keys.turns(shard, name, lane)
+                    pipeline.of(shard).zrange(key, 0, most - 1, withscores=True)
     replies = await pipeline.execute(raise_on_error=False)
     pipeline, counted = queue.servers.pipeline(), []
+    parts: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for (pool, name, lane, shard), reply in zip(places, replies, strict=True):
-        for raw in reply if isinstance(reply, list) else ():
+        turns = reply if isinstance(reply, list) else []
+        total = sum(level for _, level in turns)
+        for raw, level in turns:
             tenant = raw.decode(errors="replace")
             counted.append((pool, tenant))
+            parts[pool][tenant] += level / total if total else 0.0
             pipeline.of(shard).zcard(keys.waiting_of(shard, name, lane, tenant))
-    found: dict[str, Counter[str]] = {}
+    jobs: defaultdict[str, Counter[str]] = defaultdict(Counter)
     replies = await pipeline.execute(raise_on_error=False)
     for (pool, tenant), count in zip(counted, replies, strict=True):
         if isinstance(count, int) and count:  # a turn may be left over
-            found.setdefault(pool, Counter())[tenant] += count
-    return found
+            jobs[pool][tenant] += count
+    return {
+        pool: WaitingTenants(found, _shares(parts[pool], found)) for pool, found in jobs.items()
+    }
+
+
+def _shares(parts: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    total = sum(parts.values()) or 1.0
+    return {name: parts[name] / total for name in names}
 
 
 async def tenants_of(queue: JobQueue, job_ids: Iterable[str]) -> dict[str, str]:

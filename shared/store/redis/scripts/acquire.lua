@@ -16,9 +16,10 @@
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local expected_cost = tonumber(ARGV[8])
 local FIRST_LANE, FIRST_JOB = 14, 5
-local ROUNDS = 64 -- what leads to no job takes no slot, so a claim goes on; this bounds one call
+local ROUNDS = 64 -- turns. What leads to no job takes no slot, so a claim goes on; this bounds one call
 local MOST_AT_ONCE = 4 -- of one tenant, where others wait
-local MOST_LEFT = 32 -- tenants that a claim passes over, as their jobs are left to warm workers
+local MOST_LEFT = 32 -- so many tenants' jobs a claim leaves to warm workers
+local rounds, n_left = 0, 0
 local now = int(now_us())
 local who = advertiser(worker, lease_ms)
 local n_in_flight = in_flight(pool, who, ARGV[7])
@@ -74,6 +75,7 @@ local advertised_by = {}
 
 -- Whether a job is left to the worker that is warm for so many blocks of it. One that has a free slot is woken for it.
 local function is_left_to(member, blocks)
+  if n_left >= MOST_LEFT then return false end
   if advertised_by[member] == nil then
     advertised_by[member] = tonumber(call('ZSCORE', key('advertised', pool), member) or '') or false
   end
@@ -86,21 +88,22 @@ end
 -- For each of these jobs how many leading blocks of its prompt this worker may hold: 0, or false if the job is left to a
 -- worker that is warm for it. `flat`: ids and times of submit; nil if no job has prefixes.
 local function known_blocks(flat)
-  local prefixes, some = {}, false
+  local prefixes, has_deadline, some = {}, {}, false
   for i = 1, #flat, 2 do
-    local found = redis.pcall('HGET', key('job', flat[i]), 'prefixes')
-    prefixes[#prefixes + 1] = type(found) == 'string' and found or ''
-    some = some or prefixes[#prefixes] ~= ''
+    local found = redis.pcall('HMGET', key('job', flat[i]), 'prefixes', 'deadline_us')
+    prefixes[#prefixes + 1] = found[1] or '' -- of an error there is no [1]
+    has_deadline[#prefixes] = found[2]
+    some = some or found[1]
   end
   if not some then return nil end
   local found, at, known = warm_workers(pool, prefixes), 0, {}
   for n, packed in ipairs(prefixes) do
     local depths, own, others = #packed / PLACEMENT.HASH_BYTES, 0, nil
-    for depth = 1, depths do
+    for depth = 1, math.min(depths, #DEPTHS) do
       local member = found[at + depth]
       if member == who then own = DEPTHS[depth] elseif member then others = depth end
     end
-    local until_us = own == 0 and others and flat[2 * n] + patience_us - now or 0
+    local until_us = own == 0 and others and not has_deadline[n] and flat[2 * n] + patience_us - now or 0
     if until_us > 0 and is_left_to(found[at + others], DEPTHS[others]) then
       if reply[5] == 0 or until_us < reply[5] then reply[5] = until_us end
       own = false
@@ -147,6 +150,7 @@ local take_turns
 do
 -- One turn: some jobs of a tenant. `limit`: the next one's level; nil: there is none.
 local function take_turn(name, turn, limit, entries, left_out)
+  rounds = rounds + 1
   local waiting = tenant_key(name, turn.tenant)
   local most = limit and math.min(free(), MOST_AT_ONCE) or free()
   local ids, are_others, left = choose(waiting, most)
@@ -158,6 +162,7 @@ local function take_turn(name, turn, limit, entries, left_out)
   turn.is_over = done == #ids and not are_others
   if left and done == #ids and #ids < most then
     left_out[turn.tenant], left_out.n, turn.is_left = true, left_out.n + 1, true
+    n_left = n_left + 1
   end
 end
 
@@ -191,9 +196,9 @@ end
 -- Take turns until no slot is free, or another tenant than those that were read may be next. False if no tenant has a job
 -- that this worker may take.
 function take_turns(name, entries, left_out)
-  local turns, others = read_turns(name, math.min(free(), MOST_LEFT) + 1 + left_out.n, left_out)
+  local turns, others = read_turns(name, math.min(free(), ROUNDS) + 1 + left_out.n, left_out)
   local scores, levels, ended = {}, {}, {}
-  while free() > 0 and left_out.n < MOST_LEFT do
+  while free() > 0 and rounds < ROUNDS do
     local turn, limit = lowest_turn(turns, others)
     if not turn or others and turn.level > others then break end
     take_turn(name, turn, limit, entries, left_out)
@@ -209,13 +214,14 @@ function take_turns(name, entries, left_out)
   if #levels > 0 then call('ZADD', levels_key(name), unpack(levels)) end
   if #scores > 0 then call('ZADD', turns_key(name), unpack(scores)) end
   if #ended > 0 then call('ZREM', turns_key(name), unpack(ended)) end
-  return #turns > 0 and left_out.n < MOST_LEFT
+  return #turns > 0
 end
 end
 
 -- Jobs of a client lane. Returns whether none is left.
 local function take_lane(name)
-  local entries, rounds, left_out = {}, 0, {n = 0}
+  local entries, left_out = {}, {n = 0}
+  -- A reading that leads to no turn puts scores right, and counts as one.
   while free() > 0 and rounds < ROUNDS and take_turns(name, entries, left_out) do rounds = rounds + 1 end
   if free() > 0 and rounds < ROUNDS and left_out.n == 0 then
     -- Jobs that gateways of the release before have submitted have no turn.
@@ -231,6 +237,7 @@ charge_all(ARGV[10])
 local empty = true
 local function exist(key_of) return redis.call('EXISTS', unpack(lane_keys(pool, key_of))) > 0 end
 local someone_waits = exist(waiting_key) or exist(turns_key)
+if someone_waits then charge_growth() end -- it may scale the levels, so before they are read
 for i = FIRST_LANE, #ARGV do
   local name = pool .. ':' .. ARGV[i]
   if not IS_CLIENT_LANE[ARGV[i]] then

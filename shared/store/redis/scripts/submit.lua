@@ -14,7 +14,6 @@
 --       'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...
 -- Invariant: a job is queued if and only if one entry that no worker has carries its id. No job overtakes one that
 --       waits. Of a conversation one response is made at a time, of the items that it has.
---       But a job may be leased to its warm worker (placement.lua) while others wait, which are left to theirs.
 local start_us, max_depth, seed = now_us(), tonumber(ARGV[2]), ARGV[3]
 local max_jobs, max_kept_bytes = quota(ARGV[4]), quota(ARGV[5])
 share_rules.lift = tonumber(ARGV[6])
@@ -75,16 +74,18 @@ local function warm_worker(job)
 end
 
 -- Reserve a slot for a job. False if it has to wait.
-local function reserve(job)
-  local large, worker = #job.body > LARGE, job.prefixes ~= '' and warm_worker(job)
-  if worker and (large or not worker.is_free) then
-    -- Where it is not free another one looks, too: it may take the job after a moment (acquire.lua).
-    woken[worker.id], job.woken = job.pool, worker.is_free
+local function reserve(job, has_deadline)
+  local must_wait, worker = #job.body > LARGE or someone_waits[job.pool], job.prefixes ~= '' and warm_worker(job)
+  if worker and not worker.is_free then
+    if has_deadline then worker = nil else must_wait = true end
+  end
+  if must_wait then
+    -- Another one is woken, too: it may take the job after a moment (acquire.lua).
+    if worker then woken[worker.id] = job.pool end
     return false
   elseif worker then
     call('ZINCRBY', key('advertised', job.pool), -1, worker.member)
   else
-    if large or someone_waits[job.pool] then return false end
     worker = most_advertised(job.pool)
     if not worker then return false end
     worker.left = worker.left - 1
@@ -102,7 +103,7 @@ local function wait(job)
   join_turns(job.queue, job.tenant, job.created_us, job.id)
   if not wake_ups[job.pool] then call('SADD', base .. WORD.pool_names, job.pool) end
   depths[job.queue], someone_waits[job.pool] = (depths[job.queue] or 0) + 1, true
-  wake_ups[job.pool] = (wake_ups[job.pool] or 0) + (job.woken and 0 or 1)
+  wake_ups[job.pool] = (wake_ups[job.pool] or 0) + 1
   return depths[job.queue]
 end
 
@@ -174,7 +175,7 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
     defer('ZADD', base .. WORD.deadlines, int(now + deadline), id)
   end
   defer('ZADD', key('jobs', job.tenant), job.created_us, id)
-  return 'ok', reserve(job) and 0 or wait(job)
+  return 'ok', reserve(job, deadline > 0) and 0 or wait(job)
 end
 
 for n, job in ipairs(cmsgpack.unpack(ARGV[1])) do
@@ -182,8 +183,9 @@ for n, job in ipairs(cmsgpack.unpack(ARGV[1])) do
 end
 for pool, worker in pairs(chosen) do subtract_reserved(pool, worker) end
 give_turns()
-local assignments = {}
-for worker, jobs in pairs(reserved) do
+
+-- Lease the jobs that a worker gets; returns its control message.
+local function assign(worker, jobs)
   local assignment, entries = {CONTROL.jobs, int(start_us), fence_token_of(worker)}, {}
   for _, job in ipairs(jobs) do
     entries[job.queue] = entries[job.queue] or {}
@@ -191,8 +193,11 @@ for worker, jobs in pairs(reserved) do
     assignment[#assignment + 1] = lease(job.id, job, worker, jobs.lease_ms, next_lease_id(seed), job.created_us, job.fields)
   end
   for name, ids in pairs(entries) do hand_out(name, worker, ids) end
-  assignments[worker] = assignment
+  return assignment
 end
+
+local assignments = {}
+for worker, jobs in pairs(reserved) do assignments[worker] = assign(worker, jobs) end
 flush_writes()
 for pool, times in pairs(wake_ups) do wake_workers(pool, times) end
 for worker, pool in pairs(woken) do wake_worker(pool, worker) end

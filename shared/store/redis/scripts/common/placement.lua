@@ -20,7 +20,7 @@ end
 local function warm_of(pool, prefixes)
   local blocks = {}
   for depth, member in ipairs(warm_workers(pool, {prefixes})) do
-    if member then blocks[member] = DEPTHS[depth] end
+    if member then blocks[member] = DEPTHS[math.min(depth, #DEPTHS)] end
   end
   return blocks
 end

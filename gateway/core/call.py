@@ -238,9 +238,10 @@ def _check(gateway: Gateway, call: Wrapped, raw: bytes) -> _Read:
 async def _with_prefixes(gateway: Gateway, job: NewJob) -> NewJob:
     """The job with the hashes of its prompt's prefixes. Those of an adapter have none: they go by
     the adapters that are loaded."""
-    short, endpoint = len(job.body) < LEAST_BYTES, ENDPOINTS.get(job.endpoint)
-    is_placed = gateway.settings.placement.window and pool_of(job.pool) == job.pool
-    if short or not is_placed or endpoint is None:
+    if len(job.body) < LEAST_BYTES or gateway.settings.placement.window == 0:
+        return job
+    endpoint = ENDPOINTS.get(job.endpoint)
+    if endpoint is None or pool_of(job.pool) != job.pool:
         return job
     kind = endpoint.policy.input
     if len(job.body) <= SMALL_BYTES:

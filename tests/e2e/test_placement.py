@@ -15,6 +15,7 @@ from tests.e2e.processes import Process, Stack
 from tests.e2e.test_redis_faults import CHAT
 from tests.waiting import wait_for
 
+RESPONSES = "/v1/responses"
 BLOCK = "block of text " * 150
 CACHE: dict[str, Any] = {"sim_cache_blocks": 1000, "sim_max_model_len": 100_000}
 
@@ -29,8 +30,8 @@ class Conversation:
 
     def turn(self, blocks: int) -> dict[str, int]:
         """Ask once more; returns the usage of the answer."""
-        field = "input" if self._path.endswith("responses") else "messages"
-        sent = {"model": "simulated", field: self._said, "max_tokens": 2}
+        field = "input" if self._path == RESPONSES else "messages"
+        sent = {"model": "simulated", field: self._said}
         answer = httpx.post(self._gateway.url + self._path, json=sent).raise_for_status()
         job = httpx.get(f"{self._gateway.url}/jobs/{answer.headers['x-flotilla-job-id']}").json()
         self.workers.append(job["worker"])
@@ -48,15 +49,19 @@ def cached(usage: dict[str, Any]) -> float:
     return part
 
 
-@pytest.mark.parametrize("blocks", [2, 50], ids=["small", "large"])
-def test_the_turns_of_a_conversation_run_where_it_is_cached(stack: Stack, blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "blocks"), [(CHAT, 2), (CHAT, 50), (RESPONSES, 2)], ids=["small", "large", "responses"]
+)
+def test_the_turns_of_a_conversation_run_where_it_is_cached(
+    stack: Stack, path: str, blocks: int
+) -> None:
     gateway = stack.gateway()
     workers = [stack.worker(**CACHE) for _ in range(3)]
-    conversations = [Conversation(gateway, f"conversation {n}") for n in range(6)]
+    conversations = [Conversation(gateway, f"conversation {n}", path) for n in range(6)]
     for turn in range(4):
         for each in conversations:
-            part = cached(each.turn(blocks))
-            assert (part > 0) == (turn > 0)
+            usage = each.turn(blocks)
+            assert path == RESPONSES or (cached(usage) > 0) == (turn > 0)
     assert all(len(set(each.workers)) == 1 for each in conversations)
     assert len({each.workers[0] for each in conversations}) > 1
     counted: Counter[str] = Counter()

@@ -28,6 +28,9 @@ KEPT_S: Final = 86_400
 SLOT_BLOCKS: Final = 0.5
 """A warm worker with one free slot less than another one has to hold so many blocks more of the
 prompt. Without it all jobs with a common system prompt would go to one worker."""
+ALL_SLOTS_BLOCKS: Final = 8
+"""One that is full where another one is idle has to hold so many at most: workers have 8 slots, or
+256."""
 
 
 class PlacementRules(NamedTuple):

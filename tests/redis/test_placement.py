@@ -109,6 +109,23 @@ async def test_a_short_prefix_is_not_worth_many_slots(
     assert ids(control, queue) == [third.id], "it is the warm one now"
 
 
+async def test_workers_with_many_slots_are_compared_by_their_part(
+    queue: JobQueue, control: ChannelSubscriber, other: ChannelSubscriber
+) -> None:
+    await warm(queue, OTHER, SHORT, prefixes("x", 3))
+    assert await taken(queue, 256, WORKER) == await taken(queue, 200, OTHER) == []
+    first = await submit(queue, prefixes=SHORT)
+    assert ids(other, queue) == [first.id], "56 of 256 slots are worth less than 2 blocks"
+    assert await taken(queue, 150, OTHER) == []
+    second = await submit(queue, prefixes=SHORT)
+    assert ids(control, queue) == [second.id]
+    store_full = await taken(queue, 0, OTHER)
+    assert store_full == []
+    deep = await submit(queue, prefixes=prefixes("x", 3))
+    assert control.assigned(queue) == [], "32 blocks are worth waiting for"
+    assert await taken(queue, 1, OTHER) == [deep.id]
+
+
 async def test_slots_are_counted_where_plain_jobs_come_in_the_same_call(
     queue: JobQueue, store: Redis, control: ChannelSubscriber, other: ChannelSubscriber
 ) -> None:

@@ -47,7 +47,7 @@ class TenantOverview(_Shown):
     served: Tenths | None = Field(
         None,
         description="per cent of what the tenants whose jobs wait were served lately, over their "
-        "weights: who has least is next; null: it has none that wait",
+        "weights: who has least is next; null: none of its jobs wait, or none was served",
     )
 
 

@@ -99,8 +99,8 @@ async def waiting_by_tenant(
 
 
 def _shares(parts: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
-    total = sum(parts.values()) or 1.0
-    return {name: parts[name] / total for name in names}
+    total = sum(parts.values())
+    return {name: parts[name] / total for name in names} if total else {}
 
 
 async def tenants_of(queue: JobQueue, job_ids: Iterable[str]) -> dict[str, str]:

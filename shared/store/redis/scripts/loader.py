@@ -98,7 +98,7 @@ def _tables() -> str:
         "DEPTHS": "{" + ", ".join(map(str, placement.DEPTHS)) + "}",
         "PLACEMENT": _lua_table(
             (name, str(getattr(placement, name)))
-            for name in ("HASH_BYTES", "MOST_PREFIXES", "KEPT_S", "SLOT_BLOCKS")
+            for name in ("HASH_BYTES", "MOST_PREFIXES", "KEPT_S", "SLOT_BLOCKS", "ALL_SLOTS_BLOCKS")
         ),
     }
     return "".join(f"local {name} = {value}\n" for name, value in tables.items())

@@ -45,4 +45,7 @@ local function note_warm(pool, member, prefixes)
 end
 
 -- Whether it is better to have so many blocks and so many free slots than no block and `most` slots.
-local function prefers(blocks, slots, most) return blocks > PLACEMENT.SLOT_BLOCKS * (most - math.max(0, slots)) end
+local function prefers(blocks, slots, most)
+  local fewer = most - math.max(0, slots)
+  return blocks > math.min(PLACEMENT.SLOT_BLOCKS * fewer, PLACEMENT.ALL_SLOTS_BLOCKS * fewer / math.max(1, most))
+end

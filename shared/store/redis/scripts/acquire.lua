@@ -9,8 +9,8 @@
 -- Reply: {now_us, advertised, fence_token, 1 if suspects wait, us until jobs may be taken that are left to their
 --       warm workers now (0: there are none), job...}; a job: {id, lease_id, generation,
 --       attempt, created_us, stream, endpoint, body, watchers, watched, origin, tenant, lane, weight or '', charged or '',
---       '1' if it has a deadline that goes on while it waits again, else '', leading blocks of its prompt that the worker
---       may hold ('': the prompt is short)}
+--       '1' if it has a deadline that goes on while it waits again, else '', and if its prompt is not short: leading blocks
+--       of it that the worker may hold}
 -- Slots are advertised only where no job is left waiting (submit.lua).
 -- Invariant: taking and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]

@@ -77,7 +77,7 @@ def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[
             tenant=rest[1].decode() if len(rest) > 1 else "",
             share=_share(*rest[2:5]),
             has_deadline=rest[5:6] == [b"1"],
-            known_blocks=rest[6] if rest[6:] and rest[6] != b"" else None,
+            known_blocks=rest[6] if rest[6:] else None,
         )
         for (
             job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers,

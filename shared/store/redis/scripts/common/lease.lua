@@ -49,7 +49,7 @@ local function lease(id, job, worker, lease_ms, lease_id, now, fields, charged)
   local from_seq = generation == 1 and 0 or next_seq(id) - 1
   redis.call('HSET', key('job', id), 'state', TO.acquire,
              'lease', cmsgpack.pack({worker, lease_id, generation, attempts, lease_ms, now, from_seq}), unpack(fields))
-  local known = job.prefixes ~= '' and note_warm(job.pool, advertiser(worker, lease_ms), job.prefixes) or ''
+  local known = job.prefixes ~= '' and note_warm(job.pool, advertiser(worker, lease_ms), job.prefixes) or nil
   if generation == 1 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job, now) end
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
   return {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched,

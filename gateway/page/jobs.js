@@ -122,7 +122,7 @@ class Jobs {
   }
 
   hint() {
-    const others = feed.overview && feed.overview.pools.some((pool) => (pool.tenants || []).length > 1);
+    const others = feed.overview && feed.overview.pools.some((pool) => pool.tenants.length > 1);
     return others && !/tenant:/.test(this.filter) ? " They are your key's; tenant:* shows all." : "";
   }
 }

@@ -1,10 +1,9 @@
-/** The queue of each pool: how much waits, in which lanes, whose it is, and whether it is paused. */
+/** The queue of each pool: what waits, in which lanes, whose, and whether it is paused. */
 
 import { pause } from "./actions.js";
 import { attr, bar, button, figure, h, list, panel, put } from "./dom.js";
-import { age, allJobsAt, count, duration, jobsAt } from "./format.js";
+import { age, allJobsAt, count, duration, jobsAt, percent } from "./format.js";
 
-const MOST_TENANTS = 5;
 const LANES = ["priority", "default", "flex"];
 
 /** `{element, update(overview)}` */
@@ -59,7 +58,8 @@ function poolCard(first) {
       put(models, pool.models.filter((model) => model !== name).join(", "));
       row.most = Math.max(1, ...pool.lanes.map((lane) => lane.waiting));
       list(lanes, ordered(pool.lanes), (lane) => lane.lane, (lane) => laneRow(lane, row));
-      list(tenants, busiest(pool.tenants || []), (tenant) => tenant.tenant, tenantRow);
+      const five = [...pool.tenants].sort((one, other) => other.waiting - one.waiting).slice(0, 5);
+      list(tenants, five, (tenant) => tenant.tenant, tenantRow);
     },
   };
   return row;
@@ -78,10 +78,6 @@ function ordered(lanes) {
   return shown.sort((one, other) => LANES.indexOf(one.lane) - LANES.indexOf(other.lane));
 }
 
-function busiest(tenants) {
-  return [...tenants].sort((one, other) => other.waiting - one.waiting).slice(0, MOST_TENANTS);
-}
-
 function laneRow(first, pool) {
   const number = figure("", 9);
   const share = bar();
@@ -96,15 +92,15 @@ function laneRow(first, pool) {
 
 function tenantRow(first) {
   const waiting = figure("waiting", 9);
-  const running = figure("running", 6);
-  const served = figure("served", 6);
+  const running = figure("running");
+  const served = figure("served");
   const link = h("a", { class: "label", href: jobsAt(`tenant:${first.tenant}`) }, first.tenant);
   return {
     element: h("li", null, link, served.element, waiting.element, running.element),
     update(tenant) {
       waiting.set(count(tenant.waiting));
       running.set(count(tenant.running));
-      served.set(tenant.served == null ? "–" : `${Math.round(tenant.served)} %`);
+      served.set(percent(tenant.served));
     },
   };
 }

@@ -52,8 +52,8 @@ def pool(name: str = "qwen", **changes: Any) -> dict[str, Any]:
             {"lane": "flex", "waiting": 0},
         ],
         "tenants": [
-            {"tenant": "search", "waiting": 6, "running": 120, "served": 71.4},
-            {"tenant": "support", "waiting": 3, "running": 38, "served": 28.6},
+            {"tenant": "search", "waiting": 6, "running": 120, "served": 0.714},
+            {"tenant": "support", "waiting": 3, "running": 38, "served": 0.286},
         ],
         "scale": scale(name),
     } | changes

@@ -152,7 +152,7 @@ async def test_an_overview(fleet: Fleet, queue: JobQueue) -> None:
     tenants = {each["tenant"]: (each["waiting"], each["running"]) for each in pool["tenants"]}
     assert tenants == {"a": (2, 0), "b": (1, 0), TENANT: (0, 1)}
     served = {each["tenant"]: each["served"] for each in pool["tenants"]}
-    assert served == {"a": 66.7, "b": 33.3, TENANT: None}, "b is lifted to half of a's level"
+    assert served == {"a": 0.667, "b": 0.333, TENANT: None}, "b is lifted to half of a's level"
     (worker,) = found["workers"]
     assert (worker["id"], worker["state"], worker["jobs"]) == (WORKER, "ready", [leased.id])
     assert 0 <= worker["heartbeat_age_s"] < 5

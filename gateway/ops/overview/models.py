@@ -44,9 +44,9 @@ class TenantOverview(_Shown):
     tenant: str
     waiting: int
     running: int
-    served: Tenths | None = Field(
+    served: Thousandths | None = Field(
         None,
-        description="per cent of what the tenants whose jobs wait were served lately, over their "
+        description="part of what the tenants whose jobs wait were served lately, over their "
         "weights: who has least is next; null: none of its jobs wait, or none was served",
     )
 

@@ -73,5 +73,4 @@ class TenantSample:
 def _overview(
     tenant: str, waiting: int, running: int, served: float | None = None
 ) -> TenantOverview:
-    percent = None if served is None else 100 * served
-    return TenantOverview(tenant=tenant, waiting=waiting, running=running, served=percent)
+    return TenantOverview(tenant=tenant, waiting=waiting, running=running, served=served)

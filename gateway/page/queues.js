@@ -93,14 +93,13 @@ function laneRow(first, pool) {
 function tenantRow(first) {
   const waiting = figure("waiting", 9);
   const running = figure("running");
-  const served = figure("served");
   const link = h("a", { class: "label", href: jobsAt(`tenant:${first.tenant}`) }, first.tenant);
   return {
-    element: h("li", null, link, served.element, waiting.element, running.element),
+    element: h("li", null, link, waiting.element, running.element),
     update(tenant) {
       waiting.set(count(tenant.waiting));
       running.set(count(tenant.running));
-      served.set(percent(tenant.served));
+      attr(link, "title", `served lately: ${percent(tenant.served)}`);
     },
   };
 }

@@ -21,7 +21,7 @@ class Waiting(NamedTuple):
     wait_s: float | None = None
     """The estimate."""
     range_s: tuple[float, float] | None = None
-    """What the wait is between in about five of six cases."""
+    """What the wait is between in about four of five cases."""
 
     @property
     def estimate(self) -> str:

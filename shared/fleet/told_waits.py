@@ -83,7 +83,7 @@ class ToldWaits:
         return median(ratios) if len(ratios) >= _LEAST and old_s < TOLD_WAITS.within_s else None
 
     def range_s(self, pool: str, tenant: str, told_s: float) -> Range | None:
-        """What the wait is between in about five of six cases; None: too few are known.
+        """What the wait is between in about four of five cases; None: too few are known.
 
         They are those of the tenant, or of the pool where the tenant has had too few.
         """

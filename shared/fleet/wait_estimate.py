@@ -23,7 +23,7 @@ class WaitEstimate(NamedTuple):
     reason: str
     """Why it waits, in words, if no worker is ready; else empty."""
     range_s: tuple[float, float] | None = None
-    """The wait is between these in about five of six cases; None: not known."""
+    """The wait is between these in about four of five cases; None: not known."""
 
 
 def wait_estimate(

@@ -119,8 +119,7 @@ async def test_workers_with_many_slots_are_compared_by_their_part(
     assert await taken(queue, 150, OTHER) == []
     second = await submit(queue, prefixes=SHORT)
     assert ids(control, queue) == [second.id]
-    store_full = await taken(queue, 0, OTHER)
-    assert store_full == []
+    assert await taken(queue, 0, OTHER) == [], "it is full now"
     deep = await submit(queue, prefixes=prefixes("x", 3))
     assert control.assigned(queue) == [], "32 blocks are worth waiting for"
     assert await taken(queue, 1, OTHER) == [deep.id]
@@ -184,7 +183,7 @@ async def test_a_job_does_not_wait_for_a_worker_that_has_lost_its_connection(
     await warm(queue, OTHER, LONG)
     assert await taken(queue, 2, OTHER) == await taken(queue, 1, WORKER) == []
     job = await submit(queue, prefixes=LONG)
-    assert ids(control, queue) == [job.id], "nobody listens at its control channel"
+    assert ids(control, queue) == [job.id], "no connection is subscribed to its control channel"
 
 
 async def test_other_jobs_go_on_while_one_waits_for_its_warm_worker(

@@ -1,0 +1,1 @@
+"""Batches: files whose lines are jobs."""

@@ -1,0 +1,1 @@
+"""Files of tenants: what is known of them, and the storage that has their bytes."""

@@ -27,6 +27,7 @@ MODEL_FILES = (
 PLATFORM, JOB = "shared/platform", "shared/job"
 STORE, REDIS = "shared/store", "shared/store/redis"
 FLEET, API = "shared/fleet", "shared/api"
+FILES, BATCHES = "shared/files", "shared/batches"
 AUTOSCALER, OVERVIEW = "gateway/ops/autoscaler", "gateway/ops/overview"
 DESCRIPTION = "gateway/description"
 LISTEN, SETTINGS = "gateway/listen_settings.py", "gateway/gateway_settings.py"
@@ -39,7 +40,9 @@ ALLOWED: dict[str, set[str]] = {
     PLATFORM: {JOB},
     FLEET: {PLATFORM, JOB},
     STORE: {JOB},
-    REDIS: {PLATFORM, JOB, FLEET, STORE},
+    FILES: {PLATFORM, JOB},
+    BATCHES: set(),
+    REDIS: {PLATFORM, JOB, FLEET, STORE, FILES, BATCHES},
     "shared/client": set(),
     LISTEN: {PLATFORM},
     SETTINGS: {PLATFORM, FLEET, LISTEN},
@@ -66,7 +69,13 @@ ALLOWED: dict[str, set[str]] = {
     },
     "gateway/apis": {DESCRIPTION, *(f"gateway/apis/{api}" for api in APIS)},
     "gateway/ops": {JOB, STORE, REDIS, OVERVIEW, "gateway/http", "gateway/core", DESCRIPTION},
-    "gateway/maintenance": {PLATFORM, JOB, STORE, REDIS, FLEET, AUTOSCALER},
+    "gateway/batches": {
+        PLATFORM, JOB, STORE, REDIS, FLEET, API, FILES, BATCHES, SETTINGS, "gateway/http",
+        "gateway/core",
+    },
+    "gateway/maintenance": {
+        PLATFORM, JOB, STORE, REDIS, FLEET, FILES, AUTOSCALER, SETTINGS, "gateway/batches",
+    },
     "gateway/launcher": {PLATFORM, STORE, REDIS, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},
     "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
     "gateway": {

@@ -68,7 +68,7 @@ class Batch(NamedTuple):
     """Lifetime of its output files; None: the default."""
     created_at: float
     status: BatchStatus = BatchStatus.VALIDATING
-    times: Mapping[str, float] = {}  # noqa: RUF012
+    times: Mapping[str, float] = {}
     """When it came to each of its later statuses: status -> time."""
     total: int = 0
     """Lines; 0 until they are checked."""

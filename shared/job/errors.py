@@ -19,6 +19,7 @@
     ├── HeadersTooLarge        431
     ├── TooManyWrongKeys       429
     ├── QuotaExceeded          429
+    ├── TooManyBatches         429
     ├── TooManyConnections     503
     ├── GatewayStopped         503
     ├── UnsupportedMediaType   415
@@ -220,6 +221,12 @@ class QuotaExceeded(FlotillaError):
             f"Your quota of kept {what} is used up: {number} are kept now. Delete responses and "
             "conversations that you do not need, or wait until they expire."
         )
+
+
+class TooManyBatches(FlotillaError):
+    """The tenant has as many open batches as it may have. A retry soon can't succeed."""
+
+    status, code, type, final = 429, "too_many_batches", "rate_limit_error", True
 
 
 class TooManyConnections(FlotillaError):

@@ -63,11 +63,17 @@ class Store(Protocol):
     # --- the gateway's side ---
 
     async def submit_all(
-        self, shard: int, jobs: Sequence[NewJob], max_depth: int
+        self,
+        shard: int,
+        jobs: Sequence[NewJob],
+        max_depth: int,
+        owner: tuple[str, int] | None = ...,
     ) -> list[SubmitReply]:
         """Queue jobs of one shard, or lease them to workers that advertise slots.
 
         A job that is there already is left as it is. `max_depth`: jobs that may wait in a lane.
+        `owner`: the batch whose lines they are, and its owner's epoch; raises Fenced if that is
+        over, and nothing has happened then.
         """
 
     def start_submit(self, shard: int, jobs: Sequence[NewJob], max_depth: int) -> Future[Any]:
@@ -117,8 +123,8 @@ class Store(Protocol):
     async def cancel(self, job_id: str, tenant: str) -> JobState | None:
         """The state after the attempt; None if the tenant has no such job."""
 
-    async def delete(self, job_id: str) -> None:
-        """Delete the record and the log of a job that has ended, before they expire."""
+    async def delete(self, *job_ids: str) -> None:
+        """Delete the records and the logs of jobs that have ended, before they expire."""
 
     # --- the worker's side ---
 

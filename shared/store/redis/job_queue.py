@@ -20,7 +20,7 @@ from shared.job.job import LeasedJob, NewJob, checked_shard, shard_of
 from shared.job.lanes import LANES
 from shared.job.packing import pack
 from shared.job.placement import PlacementRules
-from shared.job.replies import Acquired, JoinedJob, NextTurn, Renewal, Repaired, SubmitReply
+from shared.job.replies import Acquired, Fenced, JoinedJob, NextTurn, Renewal, Repaired, SubmitReply
 from shared.job.result import piece_field
 from shared.job.states import JobState
 from shared.store.interface import Store, StoreUnavailable
@@ -62,10 +62,17 @@ class JobQueue(JobReader, Store):
     # --- the gateway's side ---
 
     async def submit_all(
-        self, shard: int, jobs: Sequence[NewJob], max_depth: int
+        self,
+        shard: int,
+        jobs: Sequence[NewJob],
+        max_depth: int,
+        owner: tuple[str, int] | None = None,
     ) -> list[SubmitReply]:
-        arguments = pack_submit(jobs, max_depth, self.quotas, self.share_rules.lift)
-        return parse_submit(jobs, await self.run("submit", shard, arguments))
+        arguments = pack_submit(jobs, max_depth, self.quotas, self.share_rules.lift, owner)
+        reply = await self.run("submit", shard, arguments)
+        if owner and not reply:
+            raise Fenced(f"another process owns {owner[0]}")
+        return parse_submit(jobs, reply)
 
     def start_submit(self, shard: int, jobs: Sequence[NewJob], max_depth: int) -> Future[Any]:
         arguments = pack_submit(jobs, max_depth, self.quotas, self.share_rules.lift)
@@ -95,8 +102,11 @@ class JobQueue(JobReader, Store):
         state = shard is not None and await self.run("cancel", shard, (job_id, tenant))
         return JobState(state.decode()) if state else None
 
-    async def delete(self, job_id: str) -> None:
-        await self.run("delete", checked_shard(job_id), (job_id,))
+    async def delete(self, *job_ids: str) -> None:
+        by_shard: dict[int, list[str]] = {}
+        for job_id in job_ids:
+            by_shard.setdefault(checked_shard(job_id), []).append(job_id)
+        await asyncio.gather(*(self.run("delete", *each) for each in by_shard.items()))
 
     async def watch(self, job_id: str, gateway: str, *, follow: bool) -> None:
         await self.run("watch", checked_shard(job_id), (job_id, gateway, int(follow)))

@@ -47,13 +47,23 @@ CONVERSATIONS: Final = "conversations"
 CONVERSATION: Final = "conversation"
 CONVERSATION_ORDER: Final = "conversation_order"
 CONVERSATION_ITEMS: Final = "conversation_items"
+BATCH: Final = "batch"
+BATCH_LINES: Final = "batch_lines"
+BATCH_OUTPUT: Final = "batch_output"
+BATCH_ERRORS: Final = "batch_errors"
+BATCH_LOCK: Final = "batch_lock"
+BATCH_EPOCH: Final = "batch_epoch"
+BATCHES: Final = "batches"
+OPEN_BATCHES: Final = "open_batches"
+FILE_USERS: Final = "file_users"
 PROBE_WORD: Final = "probe"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAITING_OF, TURNS, LEVELS, LEVEL_CLOCK, WARM,
     WARM_BEFORE, WAKE_UPS, ADVERTISED, ISOLATION, DEADLINES, JOBS, EXPIRING, POOL_NAMES,
     DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
     UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
-    CONVERSATION_ITEMS, PROBE_WORD,
+    CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
+    BATCHES, OPEN_BATCHES, FILE_USERS, PROBE_WORD,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -173,6 +183,41 @@ def conversation_order(shard: int, conversation_id: str) -> str:
 def conversation_items(shard: int, conversation_id: str) -> str:
     """The items of a conversation, by id."""
     return f"{base(shard)}{CONVERSATION_ITEMS}:{conversation_id}"
+
+
+def batch(batch_id: str) -> str:
+    """A batch. Files and batches lie in the first shard."""
+    return f"{base(0)}{BATCH}:{batch_id}"
+
+
+def batch_lines(batch_id: str) -> str:
+    """The lines of a batch that are in flight."""
+    return f"{base(0)}{BATCH_LINES}:{batch_id}"
+
+
+def batch_output(batch_id: str) -> str:
+    """The segments of a batch's output."""
+    return f"{base(0)}{BATCH_OUTPUT}:{batch_id}"
+
+
+def batch_errors(batch_id: str) -> str:
+    """The segments of a batch's errors."""
+    return f"{base(0)}{BATCH_ERRORS}:{batch_id}"
+
+
+def batches(tenant: str) -> str:
+    """The index of a tenant's batches."""
+    return f"{base(0)}{BATCHES}:{tenant}"
+
+
+def open_batches() -> str:
+    """The batches of all tenants that have not ended."""
+    return f"{base(0)}{OPEN_BATCHES}"
+
+
+def file_users(file_id: str) -> str:
+    """The open batches whose input is this file."""
+    return f"{base(0)}{FILE_USERS}:{file_id}"
 
 
 def pool_names(shard: int) -> str:

@@ -1,9 +1,8 @@
--- Delete a job that has ended, or a conversation with its items, before it expires.
+-- Delete jobs that have ended, or conversations with their items, before they expire.
 -- KEYS: base
--- ARGV: id
--- Reply: 1 if it was deleted, 0 if there is none, or the job has not ended
-local id = ARGV[1]
-if is_conversation(id) then
+-- ARGV: id...
+-- Reply: how many were deleted; others are not there, or have not ended
+local function delete_conversation(id)
   local tenant = call('HGET', key('conversation', id), 'tenant')
   if not tenant then return 0 end
   redis.call('UNLINK', unpack(conversation_keys(id)))
@@ -11,9 +10,22 @@ if is_conversation(id) then
   count_kept(tenant, id, 0)
   return 1
 end
-local job = load_job(id, {})
-if not job or FROM.cancel[job.state] then return 0 end
-redis.call('UNLINK', key('job', id), key('log', id))
-if job.tenant then call('ZREM', key('jobs', job.tenant), id) end
-count_kept(job.tenant, id, 0)
-return 1
+
+local function delete_job(id)
+  local job = load_job(id, {})
+  if not job or FROM.cancel[job.state] then return 0 end
+  redis.call('UNLINK', key('job', id), key('log', id))
+  if job.tenant then
+    defer('ZREM', key('jobs', job.tenant), id)
+    defer('ZREM', base .. WORD.expiring, id .. ' ' .. job.tenant)
+  end
+  count_kept(job.tenant, id, 0)
+  return 1
+end
+
+local deleted = 0
+for _, id in ipairs(ARGV) do
+  deleted = deleted + (is_conversation(id) and delete_conversation(id) or delete_job(id))
+end
+flush_writes()
+return deleted

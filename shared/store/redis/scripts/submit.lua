@@ -1,6 +1,6 @@
 -- Make jobs, and queue each in its lane or lease it straight to a worker with advertised slots.
 -- KEYS: base
--- ARGV: jobs, max_depth, lease_id_seed, max_jobs, max_kept_bytes, lift
+-- ARGV: jobs, max_depth, lease_id_seed, max_jobs, max_kept_bytes, lift[, batch, epoch]
 --       jobs: msgpack array, a job being {id, request (record.py), body, deadline in us from now (0: none),
 --       gateway that waits for the answer or '', and with an idempotency key: its name, the body's hash, time in
 --       ms for which it is kept (else false, false, false); origin (job.py) or false; of a response in a conversation
@@ -8,12 +8,13 @@
 --       body before the input, ttl_ms of the conversation}; weight of its tenant, if it is not 1, or false; hashes of its
 --       prompt's prefixes, or false}; max_depth: jobs that may wait
 --       in a lane; lease_id_seed: 12 characters, 4 are added for each job; max_jobs, max_kept_bytes: that one tenant may
---       have here, 0: no limit; lift: see ShareRules.
+--       have here, 0: no limit; lift: see ShareRules; batch, epoch: whose lines the jobs are, and that of its owner (fence_batch.lua).
 -- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there),
 --       jobs waiting in the lane (0: it need not wait), ...; or 'jobs' | 'bytes' (the tenant has too much), how much; or
 --       'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...
 -- Invariant: a job is queued if and only if one entry that no worker has carries its id. No job overtakes one that
 --       waits. Of a conversation one response is made at a time, of the items that it has.
+if ARGV[7] and call('GET', key('batch_epoch', ARGV[7])) ~= ARGV[8] then return {} end
 local start_us, max_depth, seed = now_us(), tonumber(ARGV[2]), ARGV[3]
 local max_jobs, max_kept_bytes = quota(ARGV[4]), quota(ARGV[5])
 share_rules.lift = tonumber(ARGV[6])

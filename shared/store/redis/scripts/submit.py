@@ -26,11 +26,16 @@ from shared.store.redis.pipelined_connection import Argument
 
 
 def pack_submit(
-    jobs: Sequence[NewJob], max_depth: int, quotas: Quotas, lift: float
+    jobs: Sequence[NewJob],
+    max_depth: int,
+    quotas: Quotas,
+    lift: float,
+    owner: tuple[str, int] | None = None,
 ) -> tuple[Argument, ...]:
-    """The script's arguments; the jobs are of one shard."""
+    """The script's arguments; the jobs are of one shard. `owner`: as for `submit_all`."""
     packed = pack([pack_job(job) for job in jobs])
-    return packed, max_depth, unique_token(), quotas.jobs, quotas.kept_bytes, lift
+    rest = owner or ()
+    return packed, max_depth, unique_token(), quotas.jobs, quotas.kept_bytes, lift, *rest
 
 
 def parse_submit(jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:

@@ -1,0 +1,244 @@
+"""Batches in Redis: what clients ask for, and what the owner of a batch has done of it.
+
+All of it lies in the first shard, the jobs of the lines in all shards. A batch is worked on by one
+process at a time, its owner: every change carries the owner's epoch, and its number, so that it is
+made once, or not at all if another process owns the batch by then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from shared.batches.batch import Batch, BatchStatus, LineError, Usage
+from shared.files.stored_file import Segment
+from shared.job.errors import NotFound, TooManyBatches
+from shared.job.packing import pack
+from shared.job.replies import Fenced
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+
+Which = Literal["output", "errors"]
+_KEPT_S = 30 * 86_400
+"""How long a batch is kept after its end."""
+_SHARD = 0
+
+
+class LinePlace(NamedTuple):
+    """A line that is in flight: where it is in the input, and how often it has failed."""
+
+    offset: int
+    length: int
+    tries: int = 0
+
+    def pack(self) -> str:
+        """As the record has it."""
+        return f"{self.offset} {self.length} {self.tries}"
+
+
+class Change(NamedTuple):
+    """What an owner changes in a batch, all of it or nothing."""
+
+    status: BatchStatus | None = None
+    set: Mapping[str, Any] = {}
+    """Fields of Batch, or `next_line` and `next_offset`, and their new values."""
+    add: Mapping[str, int] = {}
+    """Counts, and how much is added to each."""
+    lines: Mapping[int, LinePlace] = {}
+    """Lines that are in flight from now on."""
+    ended: Sequence[int] = ()
+    """Lines that are no longer in flight."""
+    output: Sequence[Segment] = ()
+    errors: Sequence[Segment] = ()
+
+
+class OwnedBatch(NamedTuple):
+    """A batch as its new owner finds it."""
+
+    batch: Batch
+    epoch: int
+    step: int
+    """Number of the last change."""
+    next_line: int
+    """The first line that was never in flight, from 1."""
+    next_offset: int
+    lines: dict[int, LinePlace]
+    """Those that are in flight."""
+
+
+class BatchRecords:
+    """The batches of a fleet. Methods raise StoreError."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self._redis = queue.servers.of(_SHARD)
+
+    # --- for clients ---
+
+    async def create(self, batch: Batch, max_open: int) -> None:
+        """Store a new batch. `max_open`: of one tenant. Raises TooManyBatches."""
+        created_us = int(batch.created_at * 1e6)
+        fields: dict[str, str | float] = {
+            "tenant": batch.tenant,
+            "endpoint": batch.endpoint,
+            "input_file_id": batch.input_file_id,
+            "window_s": batch.window_s,
+            "completion_window": batch.completion_window,
+            "metadata": "" if batch.metadata is None else json.dumps(dict(batch.metadata)),
+            "output_ttl_s": batch.output_ttl_s or "",
+            "created_at": batch.created_at,
+            "status": batch.status,
+        }
+        flat = [word for pair in fields.items() for word in pair]
+        arguments = (batch.id, batch.tenant, batch.input_file_id, max_open, created_us, *flat)
+        if not await self._queue.run("create_batch", _SHARD, arguments):
+            raise TooManyBatches(
+                f"{max_open} batches have not ended yet; try again when one of them has."
+            )
+
+    async def get(self, tenant: str, batch_id: str) -> Batch | None:
+        """The batch; None if the tenant has none with this id."""
+        batch = _parse(batch_id, await self._redis.hgetall(keys.batch(batch_id)))
+        return batch if batch and batch.tenant == tenant else None
+
+    async def list(self, tenant: str, after: str, limit: int) -> tuple[list[Batch], bool]:
+        """The tenant's batches behind `after`, newest first, and whether there are more.
+
+        `after`: empty for the newest. Raises NotFound.
+        """
+        index, start = keys.batches(tenant), 0
+        if after:
+            rank = await self._redis.zrevrank(index, after)
+            if rank is None:
+                raise NotFound(f"There is no batch {after[:64]!r}.")
+            start = rank + 1
+        found: list[Batch] = []
+        while len(found) <= limit:
+            ids = await self._redis.zrevrange(index, start, start + limit)
+            pipeline = self._redis.pipeline(transaction=False)
+            for each in ids:
+                pipeline.hgetall(keys.batch(each.decode()))
+            raws = await pipeline.execute()
+            gone = [each for each, raw in zip(ids, raws, strict=True) if not raw]
+            pairs = zip(ids, raws, strict=True)
+            found += [batch for each, raw in pairs if (batch := _parse(each.decode(), raw))]
+            if gone:
+                await self._redis.zrem(index, *gone)
+            start += len(ids) - len(gone)
+            if len(ids) <= limit:
+                break
+        return found[:limit], len(found) > limit
+
+    async def cancel(self, tenant: str, batch_id: str) -> Batch | None:
+        """Ask for the end of a batch; the batch afterwards. None if the tenant has no such batch.
+
+        One that ends, or has ended, stays as it is.
+        """
+        await self._queue.run("cancel_batch", _SHARD, (batch_id, tenant))
+        return await self.get(tenant, batch_id)
+
+    async def segments(self, batch_id: str, which: Which) -> tuple[Segment, ...]:
+        """The committed segments of the output or of the errors."""
+        key = keys.batch_output(batch_id) if which == "output" else keys.batch_errors(batch_id)
+        return tuple(_parse_segment(each) for each in await self._redis.lrange(key, 0, -1))
+
+    # --- for owners ---
+
+    async def open_batches(self) -> Sequence[str]:
+        """Those of all tenants that have not ended, oldest first."""
+        return [each.decode() for each in await self._redis.zrange(keys.open_batches(), 0, -1)]
+
+    async def own(self, batch_id: str, owner: str, lock_s: float) -> tuple[int, int] | None:
+        """Own the batch for so long, or longer than now: the epoch, and the last change's number.
+
+        None if another process owns it, or it is gone.
+        """
+        arguments = (batch_id, owner, int(lock_s * 1000))
+        reply = await self._queue.run("own_batch", _SHARD, arguments)
+        return None if reply is None else (int(reply[0]), int(reply[1]))
+
+    async def fence(self, batch_id: str, epoch: int) -> None:
+        """Have all shards refuse lines that earlier owners submit."""
+        for shard in range(self._queue.shards):
+            await self._queue.run("fence_batch", shard, (batch_id, epoch, _KEPT_S * 2000))
+
+    async def read(self, batch_id: str, epoch: int, step: int) -> OwnedBatch | None:
+        """A batch as its owner needs it; None if it is gone."""
+        pipeline = self._redis.pipeline()
+        pipeline.hgetall(keys.batch(batch_id))
+        pipeline.hgetall(keys.batch_lines(batch_id))
+        raw, places = await pipeline.execute()
+        batch = _parse(batch_id, raw)
+        if batch is None:
+            return None
+        lines = {int(line): LinePlace(*map(int, place.split())) for line, place in places.items()}
+        next_line, offset = int(raw.get(b"next_line", 1)), int(raw.get(b"next_offset", 0))
+        return OwnedBatch(batch, epoch, step, next_line, offset, dict(sorted(lines.items())))
+
+    async def change(self, batch_id: str, epoch: int, step: int, change: Change) -> BatchStatus:
+        """Make a change; `step` is one more than the last one's. Returns the status afterwards.
+
+        A batch that is to be cancelled goes to no status but `cancelled` or `failed`. Raises Fenced
+        if another process owns the batch.
+        """
+        places = [word for line, at in change.lines.items() for word in (str(line), at.pack())]
+        arguments = (
+            batch_id,
+            epoch,
+            step,
+            change.status or "",
+            pack([str(word) for pair in change.set.items() for word in pair]),
+            pack([word for pair in change.add.items() for word in pair]),
+            pack(places),
+            pack([str(line) for line in change.ended]),
+            pack([f"{each.bytes} {each.blob}" for each in change.output]),
+            pack([f"{each.bytes} {each.blob}" for each in change.errors]),
+            _KEPT_S * 1000 if change.status and change.status.ended else "",
+        )
+        reply = await self._queue.run("change_batch", _SHARD, arguments)
+        if reply is None:
+            raise Fenced(f"another process owns {batch_id}")
+        return BatchStatus(reply.decode())
+
+
+def _parse_segment(packed: bytes) -> Segment:
+    size, _, blob = packed.decode().partition(" ")
+    return Segment(blob, int(size))
+
+
+def pack_errors(errors: Sequence[LineError]) -> str:
+    """The field `errors` of a batch."""
+    return json.dumps(errors)
+
+
+def _parse(batch_id: str, raw: Mapping[bytes, bytes]) -> Batch | None:
+    """A Batch from its record; None if there is none."""
+    if b"tenant" not in raw:
+        return None
+    text = {name.decode(): value.decode() for name, value in raw.items()}
+    return Batch(
+        id=batch_id,
+        tenant=text["tenant"],
+        endpoint=text["endpoint"],
+        input_file_id=text["input_file_id"],
+        window_s=float(text["window_s"]),
+        completion_window=text["completion_window"],
+        metadata=json.loads(text["metadata"]) if text["metadata"] else None,
+        output_ttl_s=float(text["output_ttl_s"]) if text["output_ttl_s"] else None,
+        created_at=float(text["created_at"]),
+        status=BatchStatus(text["status"]),
+        times={
+            name.removeprefix("at:"): int(value) / 1e6
+            for name, value in text.items()
+            if name.startswith("at:")
+        },
+        total=int(text.get("total", 0)),
+        completed=int(text.get("completed", 0)),
+        failed=int(text.get("failed", 0)),
+        usage=Usage(*(int(text.get(name, 0)) for name in Usage._fields)),
+        errors=tuple(LineError(*each) for each in json.loads(text.get("errors") or "[]")),
+        model=text.get("model", ""),
+        output_file_id=text.get("output_file_id", ""),
+        error_file_id=text.get("error_file_id", ""),
+    )

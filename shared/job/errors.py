@@ -12,9 +12,14 @@
     ├── ModelNotFound          404
     ├── UnknownRoute           404
     ├── NotSupported           501
+    ├── StorageNotConfigured   501
     ├── MethodNotAllowed       405
     ├── BodyTimeout            408
     ├── BodyTooLarge           413
+    ├── FileTooLarge           413
+    ├── StorageQuotaExceeded   403
+    ├── FileInUse              409
+    ├── RangeNotSatisfiable    416
     ├── HeadersTimeout         408
     ├── HeadersTooLarge        431
     ├── TooManyWrongKeys       429
@@ -47,6 +52,8 @@
     ├── NoWorker               503
     ├── AutoscalerSilent       503
     ├── RedisUnavailable       503
+    ├── StorageUnavailable     503
+    ├── BlobMissing            500
     └── StreamReset            500
 
 Errors that vLLM answers are vLLM's own, byte for byte, and are not in this tree.
@@ -399,6 +406,73 @@ class RedisUnavailable(FlotillaError):
     """Redis can't be reached, or refuses writes."""
 
     status, code, retry_after_s = 503, "redis_unavailable", 2
+
+
+class StorageNotConfigured(FlotillaError):
+    """The gateway has no storage for files."""
+
+    status, code, final = 501, "storage_not_configured", True
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This gateway stores no files: its setting FLOTILLA_STORAGE_URL is empty. It names a "
+            "folder or a bucket (s3://, gs://, az://) that all gateways share."
+        )
+
+
+class StorageUnavailable(FlotillaError):
+    """The storage of files can't be reached, is full, or is another one than the fleet's."""
+
+    status, code, retry_after_s = 503, "storage_unavailable", 5
+
+    def __init__(self, message: str, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+        """What the storage has said: for the log, as it may name hosts and folders."""
+
+    @classmethod
+    def of(cls, cause: str) -> StorageUnavailable:
+        """After an error of the storage."""
+        return cls("The storage of files can't be reached or is full now; try again.", cause)
+
+
+class BlobMissing(FlotillaError):
+    """The storage has lost bytes of a file."""
+
+    status, code, final = 500, "file_damaged", True
+
+
+class FileTooLarge(FlotillaError):
+    """The file has more bytes than a file may have."""
+
+    status, code, type = 413, "file_too_large", "invalid_request_error"
+    param = "file"
+
+
+class StorageQuotaExceeded(FlotillaError):
+    """The tenant has as many files or bytes in the storage as it may keep."""
+
+    status, code, type = 403, "storage_quota_exceeded", "insufficient_quota"
+
+
+class FileInUse(FlotillaError):
+    """A batch that has not ended reads the file."""
+
+    status, code, type, final = 409, "file_in_use", "invalid_request_error", True
+
+
+class RangeNotSatisfiable(FlotillaError):
+    """The range begins behind the end of the file."""
+
+    status, code, type = 416, "range_not_satisfiable", "invalid_request_error"
+
+    def __init__(self, total: int) -> None:
+        super().__init__(f"The range begins behind the end: there are {total} bytes.")
+        self._total = total
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """See FlotillaError."""
+        return [(b"content-range", b"bytes */%d" % self._total)]
 
 
 class StreamReset(FlotillaError):

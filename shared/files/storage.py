@@ -1,0 +1,234 @@
+"""The bytes of files: blobs in a folder or in a cloud's bucket, through the library obstore.
+
+A blob is written whole or not at all, and never changes. obstore does the input and output in
+threads of its own; here only chunks pass. In a bucket, an upload whose process was killed leaves
+hidden parts, which a lifecycle rule of the bucket removes; in a folder `partial` finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import re
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import AzureStore, GCSStore, LocalStore, S3Store, from_url
+
+from shared.files.stored_file import Segment
+from shared.job.errors import BlobMissing, StorageUnavailable
+from shared.platform.settings import SettingsError
+
+_Store: TypeAlias = LocalStore | S3Store | GCSStore | AzureStore
+
+CHUNK_BYTES = 1 << 20
+"""What is read at once, and about the most that one upload should pass on at once."""
+_PART_BYTES = 5 << 20
+"""Of one blob that is written in parts: the least that S3 takes. It takes 10,000 of them."""
+MAX_BLOB_BYTES = 10_000 * _PART_BYTES
+_PARTS_AT_ONCE = 2
+_DELETED_AT_ONCE = 500
+_MARKER = "flotilla-storage"
+_PARTIAL = re.compile(r"#\d+$")  # of a folder: what obstore calls a blob until it is whole
+_RETRY = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=15)}
+
+
+class Blob(NamedTuple):
+    """A blob that is there."""
+
+    name: str
+    bytes: int
+    modified_at: float
+    """Seconds since 1970, by the clock of the storage."""
+
+
+class Storage:
+    """One storage. All methods raise StorageUnavailable where it does not answer or is full."""
+
+    def __init__(self, store: _Store, folder: Path | None) -> None:
+        self._store = store
+        self._folder = folder
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """`url`: a folder's path, which is created, file://, s3://, gs:// or az://.
+
+        obstore reads the variables of the clouds' own tools, such as AWS_ENDPOINT_URL. Raises
+        SettingsError.
+        """
+        scheme = urlsplit(url).scheme
+        try:
+            if scheme in ("", "file"):
+                folder = Path(unquote(urlsplit(url).path) if scheme else url).resolve()
+                return cls(LocalStore(folder, automatic_cleanup=True, mkdir=True), folder)
+            if scheme not in ("s3", "gs", "az"):
+                raise ValueError("must be a folder, or start with file://, s3://, gs:// or az://")
+            store = from_url(url, retry_config=_RETRY)  # type: ignore[arg-type]
+            assert isinstance(store, S3Store | GCSStore | AzureStore)
+        except (BaseError, OSError, ValueError) as error:
+            raise SettingsError(f"FLOTILLA_STORAGE_URL: {_first_line(error)}") from error
+        return cls(store, None)
+
+    async def write(self, name: str, chunks: AsyncIterable[bytes]) -> int:
+        """Make a blob of the chunks; returns its bytes. Raises what `chunks` raises.
+
+        After an error, or if this is cancelled, there is no blob.
+        """
+        n_bytes = 0
+        with _errors():
+            writer = obstore.open_writer_async(
+                self._store, name, buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+            )
+        try:
+            async for chunk in chunks:
+                n_bytes += len(chunk)
+                with _errors():
+                    await writer.write(chunk)
+            closing = asyncio.ensure_future(_close(writer))
+        finally:
+            del writer  # unless it is closed, what it has written goes with it
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])  # the blob may be there already
+            with contextlib.suppress(StorageUnavailable):
+                await self.delete([name])
+            raise
+        return n_bytes
+
+    async def write_bytes(self, name: str, data: bytes) -> None:
+        """Make a blob of at most some MiB in one piece."""
+        with _errors():
+            await obstore.put_async(self._store, name, data, use_multipart=False)
+
+    async def read(
+        self, segments: Sequence[Segment], start: int = 0, end: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """The bytes from `start` to before `end` of a file with these segments, in chunks.
+
+        One request for each segment. Raises BlobMissing if one is gone or shorter.
+        """
+        offset = 0
+        for blob, n_bytes in segments:
+            first, last = max(start - offset, 0), n_bytes
+            if end is not None:
+                last = min(last, end - offset)
+            offset += n_bytes
+            if first < last:
+                async for chunk in self._read_blob(blob, first, last):
+                    yield chunk
+
+    async def _read_blob(self, name: str, start: int, end: int) -> AsyncIterator[bytes]:
+        left = end - start
+        with _errors(name):
+            if left <= CHUNK_BYTES:
+                data = await obstore.get_range_async(self._store, name, start=start, end=end)
+                left -= len(data)
+                yield bytes(data)
+            else:
+                got = await obstore.get_async(self._store, name, options={"range": (start, end)})
+                async for part in got.stream(min_chunk_size=CHUNK_BYTES):
+                    left -= len(part)
+                    yield bytes(part)
+        if left:
+            raise _missing(name)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete these blobs; those that are not there are no error."""
+        for at in range(0, len(names), _DELETED_AT_ONCE):
+            some = list(names[at : at + _DELETED_AT_ONCE])
+            with _errors():
+                try:
+                    await obstore.delete_async(self._store, some)
+                except FileNotFoundError:  # only a folder says so, and stops there
+                    for name in some:
+                        with contextlib.suppress(FileNotFoundError):
+                            await obstore.delete_async(self._store, name)
+
+    async def list(self, prefix: str) -> AsyncIterator[Blob]:
+        """The blobs below a prefix that is a whole part of a path, such as `files`."""
+        with _errors():
+            async for found in obstore.list(self._store, prefix, chunk_size=500):
+                for meta in found:
+                    yield Blob(meta["path"], meta["size"], meta["last_modified"].timestamp())
+
+    async def delete_partial(self, before: float) -> int:
+        """Delete what killed processes have left of blobs in a folder; returns how many.
+
+        `before`: only what was last written before this time.
+        """
+        if self._folder is None:
+            return 0
+        with _errors():
+            return await asyncio.to_thread(_delete_partial, self._folder, before)
+
+    async def marker(self) -> str | None:
+        """The random id that shows which storage this is; None: it has none yet."""
+        try:
+            with _errors(_MARKER):
+                found = await obstore.get_range_async(self._store, _MARKER, start=0, length=32)
+        except BlobMissing:
+            return None
+        return bytes(found).decode(errors="replace")
+
+    async def make_marker(self) -> str:
+        """The marker, made if there is none."""
+        with _errors(), contextlib.suppress(AlreadyExistsError):
+            data = secrets.token_hex(16).encode()
+            await obstore.put_async(self._store, _MARKER, data, mode="create")
+        found = await self.marker()
+        if found is None:
+            raise StorageUnavailable("The storage of files has lost what was just written.")
+        return found
+
+
+async def _close(writer: obstore.AsyncWritableFile) -> None:
+    with _errors():
+        await writer.close()
+
+
+def _delete_partial(folder: Path, before: float) -> int:
+    n_deleted = 0
+    for where, _, names in os.walk(folder):
+        for name in filter(_PARTIAL.search, names):
+            path = Path(where, name)
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+                    n_deleted += 1
+    return n_deleted
+
+
+@contextlib.contextmanager
+def _errors(blob: str = "") -> Iterator[None]:
+    """Raise obstore's errors as ours. `blob`: it has to be there."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if blob:
+            raise _missing(blob) from error
+        raise _unavailable(error) from error
+    except (BaseError, OSError, ValueError) as error:
+        if blob and "Range" in str(error):  # it is shorter
+            raise _missing(blob) from error
+        raise _unavailable(error) from error
+
+
+def _missing(blob: str) -> BlobMissing:
+    return BlobMissing(f"The storage has lost a part of this file: {blob}.")
+
+
+def _unavailable(error: Exception) -> StorageUnavailable:
+    return StorageUnavailable.of(_first_line(error))
+
+
+def _first_line(error: Exception) -> str:
+    """Without the dump of obstore's own objects."""
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -49,3 +50,13 @@ class StoredFile(NamedTuple):
 def total_bytes(segments: Sequence[Segment]) -> int:
     """How many bytes these have together."""
     return sum(segment.bytes for segment in segments)
+
+
+def new_file_id() -> str:
+    """`file-` and 96 random bits."""
+    return f"file-{os.urandom(12).hex()}"
+
+
+def file_blob(file_id: str) -> str:
+    """The blob of a file that was uploaded in one piece."""
+    return f"files/{file_id}"

@@ -56,6 +56,12 @@ BATCH_EPOCH: Final = "batch_epoch"
 BATCHES: Final = "batches"
 OPEN_BATCHES: Final = "open_batches"
 FILE_USERS: Final = "file_users"
+FILE: Final = "file"
+FILES: Final = "files"
+FILES_EXPIRING: Final = "files_expiring"
+STORED: Final = "stored"
+UPLOAD: Final = "upload"
+UPLOAD_PARTS: Final = "upload_parts"
 PROBE_WORD: Final = "probe"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAITING_OF, TURNS, LEVELS, LEVEL_CLOCK, WARM,
@@ -63,7 +69,8 @@ LUA_WORDS: Final = (
     DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
     UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
-    BATCHES, OPEN_BATCHES, FILE_USERS, PROBE_WORD,
+    BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED, UPLOAD, UPLOAD_PARTS,
+    PROBE_WORD,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -220,6 +227,31 @@ def file_users(file_id: str) -> str:
     return f"{base(0)}{FILE_USERS}:{file_id}"
 
 
+def file(file_id: str) -> str:
+    """A file's record."""
+    return f"{base(0)}{FILE}:{file_id}"
+
+
+def files(tenant: str) -> str:
+    """The index of a tenant's files."""
+    return f"{base(0)}{FILES}:{tenant}"
+
+
+def files_expiring() -> str:
+    """The files and uploads of all tenants that expire."""
+    return f"{base(0)}{FILES_EXPIRING}"
+
+
+def upload(upload_id: str) -> str:
+    """An upload in parts."""
+    return f"{base(0)}{UPLOAD}:{upload_id}"
+
+
+def upload_parts(upload_id: str) -> str:
+    """The parts of an upload that has not ended."""
+    return f"{base(0)}{UPLOAD_PARTS}:{upload_id}"
+
+
 def pool_names(shard: int) -> str:
     """The names of the pools with jobs in this shard."""
     return f"{base(shard)}{POOL_NAMES}"
@@ -255,6 +287,7 @@ DEFAULT_VERSIONS: Final = "flotilla:{fleet}:default_versions"
 SHARDS: Final = "flotilla:{fleet}:shards"
 PROBE: Final = "flotilla:{fleet}:probe"
 MAINTENANCE_RUNS: Final = "flotilla:{fleet}:maintenance"
+STORAGE: Final = "flotilla:{fleet}:storage"
 SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"  # of `scale` and `scaling_events`, for SCAN
 
 

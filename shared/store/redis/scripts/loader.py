@@ -36,6 +36,7 @@ COMMON = (
     "placement",
     "kept",
     "conversations",
+    "files",
     "idempotency",
     "finish",
     "deadlines",
@@ -55,7 +56,9 @@ NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua")))
 
 # Redis refuses scripts that write when its memory is full, unless they are flagged. Every script
 # but these lets jobs go on or end, so it must run.
-_REFUSED_WHEN_FULL = frozenset({"submit", "extend_conversation", "probe"})
+_REFUSED_WHEN_FULL = frozenset(
+    {"submit", "extend_conversation", "probe", "store_file", "open_upload", "add_part"}
+)
 
 
 def _lua_table(pairs: Iterable[tuple[str, str]]) -> str:

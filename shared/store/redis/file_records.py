@@ -1,0 +1,210 @@
+"""Files in Redis: who has which, and which blobs of the storage have their bytes.
+
+All of it lies in the first shard, as batches do, which read files. The record goes first when a
+file is deleted, and comes last when it is stored: a blob without a record is garbage, which
+maintenance finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from shared.files.stored_file import Purpose, Segment, StoredFile
+from shared.job.errors import BadRequest, FileInUse, StorageQuotaExceeded
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+
+SHARD = 0
+_AT_ONCE = 250
+"""Records that are read in one round trip: between two, other work goes on."""
+_RETRY_S = 600.0
+"""An expired file that a batch reads is looked at again after this time."""
+_FIELDS = ("tenant", "filename", "purpose", "created_us", "expires_us", "segments")
+
+
+class StorageQuota(NamedTuple):
+    """What one tenant may have in the storage; 0: no limit."""
+
+    bytes: int = 0
+    blobs: int = 0
+    """Files; of one that was uploaded in parts, its parts."""
+
+
+class FileRecords:
+    """The files of all tenants. Methods raise StoreError."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self._redis = queue.servers.of(SHARD)
+
+    async def now_s(self) -> float:
+        """By the clock that decides what has expired."""
+        seconds, micros = await self._redis.time()
+        return int(seconds) + int(micros) / 1e6
+
+    async def add(self, file: StoredFile, max_bytes: int = 0, max_files: int = 0) -> None:
+        """Store the record of a file whose blobs are there; again is no error.
+
+        The limits are the tenant's, 0: none; each blob counts as a file. Raises
+        StorageQuotaExceeded.
+        """
+        arguments = (
+            file.id, file.tenant, micros_of(file.created_at), micros_of(file.expires_at),
+            file.bytes, len(file.segments), max_bytes, max_files, *record_of(file),
+        )  # fmt: skip
+        check_quota(*await self._queue.run("store_file", SHARD, arguments))
+
+    async def get(self, tenant: str, file_id: str, *, held: bool = False) -> StoredFile | None:
+        """The file; None if it is unknown, has expired, or is another tenant's.
+
+        `held`: also one that has expired. A file stays there as long as a batch uses it.
+        """
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.time()
+        pipe.hmget(keys.file(file_id), _FIELDS)
+        (seconds, _), values = await pipe.execute()
+        file = _parse(file_id, values)
+        if file is None or file.tenant != tenant or (not held and _expired(file, int(seconds))):
+            return None
+        return file
+
+    async def list(
+        self,
+        tenant: str,
+        after: str = "",
+        limit: int = 100,
+        order: Literal["asc", "desc"] = "desc",
+        purpose: Purpose | None = None,
+    ) -> tuple[list[StoredFile], bool]:
+        """At most `limit` files behind the file `after`, and whether there are more.
+
+        Raises BadRequest if the tenant has no file `after`.
+        """
+        index, newest_first = keys.files(tenant), order == "desc"
+        rank = -1
+        if after:
+            rank = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
+            if rank is None:
+                raise BadRequest("You have no file of this id.", "after")
+        found: list[StoredFile] = []
+        now_s = await self.now_s()
+        while len(found) <= limit:
+            ids = await self._redis.zrange(index, rank + 1, rank + _AT_ONCE, desc=newest_first)
+            rank += len(ids)
+            found += [
+                file
+                for file in await self._read([each.decode() for each in ids])
+                if not _expired(file, now_s) and purpose in (None, file.purpose)
+            ]
+            if len(ids) < _AT_ONCE:
+                break
+        return found[:limit], len(found) > limit
+
+    async def delete(self, tenant: str, file_id: str) -> StoredFile | None:
+        """Delete the record and return it, so that its blobs can be deleted; None: there is none.
+
+        Raises FileInUse while a batch uses the file.
+        """
+        later_us = micros_of(await self.now_s() + _RETRY_S)
+        arguments = (file_id, tenant, later_us)
+        status, *record = await self._queue.run("delete_file", SHARD, arguments)
+        if status == b"in_use":
+            raise FileInUse("A batch that has not ended reads this file; cancel it first.")
+        if status == b"gone":
+            return None
+        values = dict(zip(record[::2], record[1::2], strict=True))
+        return _parse(file_id, [values.get(name.encode()) for name in _FIELDS])
+
+    async def expired(self, limit: int) -> tuple[list[StoredFile], list[str]]:
+        """At most `limit` files and uploads that have expired; of the uploads, their ids."""
+        due = await self._redis.zrange(
+            keys.files_expiring(), 0, micros_of(await self.now_s()),
+            byscore=True, offset=0, num=limit,
+        )  # fmt: skip
+        ids = [each.decode() for each in due]
+        files = await self._read([each for each in ids if each.startswith("file-")])
+        gone = {each for each in ids if each.startswith("file-")} - {file.id for file in files}
+        if gone:  # their records were lost
+            await self._redis.zrem(keys.files_expiring(), *gone)
+        return files, [each for each in ids if not each.startswith("file-")]
+
+    async def known(self, ids: Sequence[str]) -> set[str]:
+        """Those of these files and uploads that have a record."""
+        pipe = self._redis.pipeline(transaction=False)
+        for each in ids:
+            pipe.exists(keys.file(each) if each.startswith("file-") else keys.upload(each))
+        return {each for each, there in zip(ids, await pipe.execute(), strict=True) if there}
+
+    async def storage_marker(self, own: str | None = None) -> str | None:
+        """The marker of the fleet's storage; `own` becomes it if there is none."""
+        redis = self._queue.servers.primary
+        if own is not None:
+            await redis.set(keys.STORAGE, own, nx=True)
+        found = await redis.get(keys.STORAGE)
+        return None if found is None else found.decode()
+
+    async def _read(self, ids: Sequence[str]) -> list[StoredFile]:
+        pipe = self._redis.pipeline(transaction=False)
+        for each in ids:
+            pipe.hmget(keys.file(each), _FIELDS)
+        found = map(_parse, ids, await pipe.execute()) if ids else ()
+        return [file for file in found if file is not None]
+
+
+def micros_of(at: float | None) -> str:
+    """A time as the scripts have it; empty: none."""
+    return "" if at is None else f"{at * 1e6:.0f}"
+
+
+def seconds_of(micros: bytes) -> float | None:
+    """The reverse."""
+    return int(micros) / 1e6 if micros else None
+
+
+def record_of(file: StoredFile) -> list[Any]:
+    """The fields of a file's record, flat."""
+    fields: Mapping[str, Any] = {
+        "tenant": file.tenant,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "created_us": micros_of(file.created_at),
+        "expires_us": micros_of(file.expires_at),
+        "bytes": file.bytes,
+        "blobs": len(file.segments),
+        "segments": "\n".join(f"{segment.bytes} {segment.blob}" for segment in file.segments),
+    }
+    return [word for pair in fields.items() for word in pair]
+
+
+def check_quota(status: bytes, value: bytes) -> None:
+    """Raise StorageQuotaExceeded if a script has replied so."""
+    if status in (b"bytes", b"files"):
+        raise StorageQuotaExceeded(
+            f"Your quota of stored {status.decode()} is used up: there are {int(value)} now, parts "
+            "of uploads among them. Delete files that you do not need, or wait until they expire."
+        )
+
+
+def _expired(file: StoredFile, now_s: float) -> bool:
+    return file.expires_at is not None and file.expires_at <= now_s
+
+
+def _parse(file_id: str, values: Sequence[bytes | None]) -> StoredFile | None:
+    if None in values:
+        return None
+    tenant, filename, purpose, created_us, expires_us, segments = values  # type: ignore[misc]
+    return StoredFile(
+        file_id,
+        tenant.decode(),
+        filename.decode(),
+        Purpose(purpose.decode()),
+        int(created_us) / 1e6,
+        seconds_of(expires_us),
+        tuple(map(_segment, segments.decode().splitlines())),
+    )
+
+
+def _segment(line: str) -> Segment:
+    n_bytes, _, blob = line.partition(" ")
+    return Segment(blob, int(n_bytes))

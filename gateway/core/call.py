@@ -1,4 +1,5 @@
-"""The one way from a request's bytes to a job: endpoints, POST /jobs, retries, predictions.
+"""The one way from a request's bytes to a job: endpoints, POST /jobs, retries, predictions, and
+the lines of batches.
 
 The order is the same for all of them:
 
@@ -27,7 +28,7 @@ from gateway.core.admission import (
     check_intake,
     check_request,
 )
-from gateway.core.context import Gateway
+from gateway.core.context import CallContext, Gateway
 from gateway.core.endpoint_step import EndpointStep
 from gateway.core.incoming import Incoming
 from gateway.core.prompt_prefixes import conversation_start, prompt_prefixes
@@ -40,7 +41,7 @@ from gateway.http.refused_routes import refuse_hosting_headers
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.adapter_queues import pool_of
-from shared.job.errors import NotRepeatable
+from shared.job.errors import BadRequest, NotRepeatable
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Job, NewJob
 from shared.job.placement import LEAST_BYTES
@@ -155,6 +156,21 @@ async def new_call(
     return NewCall(await _with_prefixes(gateway, made), prefer, background, bool(key))
 
 
+async def line_job(context: CallContext, job_id: str, tenant: str, call: Wrapped) -> NewJob:
+    """The job of a batch's line, which no client waits for.
+
+    Raises BadRequest, ModelNotFound, NoWorker, IntakeStopped, and StoreError.
+    """
+    endpoint, request, body, options, _ = _check(context, call, call.body)
+    if request.stream:
+        raise BadRequest("Answers of a batch can't be streamed.", "stream")
+    model = await admit(context.fleet, request)
+    job = context.factory.new(endpoint, tenant, model, request, body, attached=False)
+    # It may wait for as long as its batch: the queue deadline of its pool is for clients that wait.
+    job = job._replace(id=job_id, queue_deadline_s=None)
+    return await _with_prefixes(context, _with_options(job, CallHeaders(), options))
+
+
 async def repeat(
     gateway: Gateway, job: Job, new_id: str = "", incoming: Incoming | None = None
 ) -> NewJob:
@@ -222,7 +238,7 @@ async def _read(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap)
     return await parse_json(raw, _limits(settings), check)
 
 
-def _check(gateway: Gateway, call: Wrapped, raw: bytes) -> _Read:
+def _check(gateway: CallContext, call: Wrapped, raw: bytes) -> _Read:
     """The checks of a body that was parsed. The fields are not kept: they may be large."""
     endpoint, fields = call.endpoint, call.fields
     request = check_request(endpoint, fields, gateway.settings)
@@ -235,7 +251,7 @@ def _check(gateway: Gateway, call: Wrapped, raw: bytes) -> _Read:
     return _Read(endpoint, request, call.body, call.options, raw)
 
 
-async def _with_prefixes(gateway: Gateway, job: NewJob) -> NewJob:
+async def _with_prefixes(gateway: CallContext, job: NewJob) -> NewJob:
     """The job with the hashes of its prompt's prefixes. Those of an adapter have none: they go by
     the adapters that are loaded."""
     if len(job.body) < LEAST_BYTES or gateway.settings.placement.window == 0:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
@@ -24,6 +25,26 @@ from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 
 T = TypeVar("T")
+
+
+class CallContext(Protocol):
+    """What a job is made with (call.py), in a gateway and where lines of batches become jobs."""
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """Limits, and how long things are kept."""
+
+    @property
+    def factory(self) -> JobFactory:
+        """Makes the jobs."""
+
+    @property
+    def fleet(self) -> FleetView:
+        """Knows the models."""
+
+    @property
+    def steps(self) -> Mapping[str, EndpointStep]:
+        """What APIs add to the calls of an endpoint, by the endpoint's path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +69,8 @@ class Gateway:
     """To be called when an operator has changed the fleet."""
     steps: dict[str, EndpointStep] = field(default_factory=dict)
     """What an API adds to the calls of an endpoint, by the endpoint's path."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process is asked to end: streams without an end of their own end then."""
     _added: dict[type, Any] = field(default_factory=dict)
 
     def add(self, made: object) -> None:

@@ -149,12 +149,14 @@ class BatchRecords:
         """Those of all tenants that have not ended, oldest first."""
         return [each.decode() for each in await self._redis.zrange(keys.open_batches(), 0, -1)]
 
-    async def own(self, batch_id: str, owner: str, lock_s: float) -> tuple[int, int] | None:
-        """Own the batch for so long, or longer than now: the epoch, and the last change's number.
+    async def own(
+        self, batch_id: str, owner: str, lock_s: float, *, renew: bool
+    ) -> tuple[int, int] | None:
+        """Own the batch for so long: the epoch, and the number of the last change.
 
-        None if another process owns it, or it is gone.
+        `renew`: the present epoch goes on. None if another process owns it, or it is gone.
         """
-        arguments = (batch_id, owner, int(lock_s * 1000))
+        arguments = (batch_id, owner, int(lock_s * 1000), int(renew))
         reply = await self._queue.run("own_batch", _SHARD, arguments)
         return None if reply is None else (int(reply[0]), int(reply[1]))
 

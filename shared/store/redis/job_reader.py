@@ -62,6 +62,16 @@ class JobReader:
             values = error
         return await self.parse_record(job_id, WHOLE, values)
 
+    async def get_all(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """`get` of several jobs, in their order."""
+        pipeline = self.servers.pipeline()
+        for job_id in job_ids:
+            shard = checked_shard(job_id)
+            pipeline.of(shard).hmget(keys.job(shard, job_id), WHOLE)
+        replies = await pipeline.execute(raise_on_error=False)
+        pairs = zip(job_ids, replies, strict=True)
+        return [await self.parse_record(job_id, WHOLE, reply) for job_id, reply in pairs]
+
     async def stored_request(self, job_id: str) -> tuple[bytes, str]:
         shard = checked_shard(job_id)
         body, up_to = await self.servers.of(shard).hmget(keys.job(shard, job_id), "body", "upto")

@@ -1,0 +1,1 @@
+"""Runs batches: checks their input, submits their lines as jobs, and writes their output."""

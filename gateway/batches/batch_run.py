@@ -1,0 +1,159 @@
+"""One batch on its way from `validating` to its end, worked on by its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from hashlib import blake2b
+from typing import Self
+
+from gateway.batches.batch_context import BatchContext
+from gateway.batches.input_check import InputCheck
+from gateway.batches.line_result import CANCELLED, EXPIRED, CutOff
+from gateway.batches.owner import Owner
+from gateway.batches.window import Window
+from shared.batches.batch import BatchStatus, LineError
+from shared.files.stored_file import Purpose, StoredFile
+from shared.store.redis.batch_records import Change, OwnedBatch, Which, pack_errors
+
+_IDLE_S = 0.05
+_OUTPUT_TTL_S = 30 * 86_400.0
+
+
+class BatchRun:
+    """Methods raise StoreError, StorageUnavailable, and Fenced; the run is given up then, and made
+    again from what Redis has."""
+
+    def __init__(
+        self, context: BatchContext, owner: Owner, owned: OwnedBatch, file: StoredFile | None
+    ) -> None:
+        self._context = context
+        self._owner = owner
+        self._owned = owned
+        self._file = file
+        self._check: InputCheck | None = None
+        self._window: Window | None = None
+        self._cut_off: CutOff | None = None
+
+    @classmethod
+    async def of(cls, context: BatchContext, batch_id: str) -> Self | None:
+        """Own a batch; None if another process does."""
+        found = await Owner.of(context.records, batch_id)
+        if found is None:
+            return None
+        owner, owned = found
+        file = await context.files.get(owned.batch.tenant, owned.batch.input_file_id)
+        return cls(context, owner, owned, file)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._owner.status.ended
+
+    @property
+    def model(self) -> str:
+        """The model of all its lines; empty: several, or not known."""
+        return self._owner.batch.model
+
+    async def advance(self, until: float, most: int) -> None:
+        """Work on it until then, by the monotonic clock. `most`: lines in flight."""
+        while not self.ended and time.monotonic() < until:
+            await self._owner.renew()
+            if not await self._step(most):
+                await asyncio.sleep(_IDLE_S)
+
+    async def _step(self, most: int) -> bool:
+        """Do what can be done now; False if there was nothing."""
+        batch, status = self._owner.batch, self._owner.status
+        is_over = self._context.fleet.now_s() > batch.expires_at
+        if status is BatchStatus.FINALIZING:
+            return await self._end(BatchStatus.COMPLETED)
+        if status is BatchStatus.CANCELLING:
+            return await self._end_early(BatchStatus.CANCELLED, CANCELLED)
+        if is_over:
+            return await self._end_early(BatchStatus.EXPIRED, EXPIRED)
+        if status is BatchStatus.VALIDATING:
+            return await self._go_on_checking()
+        window = self._open_window()
+        did = await window.advance(most)
+        if window.is_complete:
+            await self._owner.change(Change(BatchStatus.FINALIZING))
+        return did
+
+    async def _go_on_checking(self) -> bool:
+        context, owner = self._context, self._owner
+        if self._file is None:
+            gone = LineError("file_not_found", "The input file is not there any more.", None)
+            return await self._fail([gone])
+        if self._check is None:
+            most, is_known = context.most_line_bytes, self._is_known
+            self._check = InputCheck(owner.batch, self._file, context.storage, most, is_known)
+        check = self._check
+        await check.go_on()
+        await asyncio.sleep(0)  # other batches
+        if not check.complete:
+            return True
+        if check.errors:
+            return await self._fail(check.errors)
+        model = next(iter(check.models)) if len(check.models) == 1 else None
+        found = {"total": check.total} | ({"model": model} if model else {})
+        owner.batch = owner.batch._replace(model=model or "", total=check.total)
+        await owner.change(Change(BatchStatus.IN_PROGRESS, set=found))
+        self._check = None
+        return True
+
+    async def _fail(self, errors: list[LineError]) -> bool:
+        await self._owner.change(Change(BatchStatus.FAILED, set={"errors": pack_errors(errors)}))
+        return True
+
+    def _is_known(self, model: str) -> bool:
+        """Whether lines may name this model. Where no model is known, all of them may."""
+        fleet = self._context.fleet
+        return not fleet.models or fleet.names.resolve(model, "", 0.5) is not None
+
+    def _open_window(self) -> Window:
+        if self._window is None:
+            file = self._file or StoredFile("", "", "", Purpose.BATCH, 0, None, ())
+            self._window = Window(self._context, self._owner, self._owned, file)
+        return self._window
+
+    async def _end_early(self, status: BatchStatus, why: CutOff) -> bool:
+        """Give up all lines that have not ended, and end."""
+        if self._owner.batch.total == 0:
+            return await self._end(status)
+        window = self._open_window()
+        if self._cut_off is None:
+            await window.cut_off(why)
+            self._cut_off = why
+        if not window.is_empty:
+            return await window.advance(0)
+        if await window.cut_off_next(why):
+            return True
+        return await self._end(status)
+
+    async def _end(self, status: BatchStatus) -> bool:
+        """Make files of the output and the errors, and end."""
+        output, errors = await self._file_of("output"), await self._file_of("errors")
+        found = {"output_file_id": output, "error_file_id": errors}
+        await self._owner.change(Change(status, set={k: v for k, v in found.items() if v}))
+        return True
+
+    async def _file_of(self, which: Which) -> str:
+        """The id of the file of what was written; empty if nothing was."""
+        context, batch = self._context, self._owner.batch
+        segments = await context.records.segments(batch.id, which)
+        if not segments:
+            return ""
+        file_id = f"file-{blake2b(f'{batch.id} {which}'.encode(), digest_size=12).hexdigest()}"
+        now = context.fleet.now_s()
+        file = StoredFile(
+            id=file_id,
+            tenant=batch.tenant,
+            filename=f"{batch.id}_{which}.jsonl",
+            purpose=Purpose.BATCH_OUTPUT,
+            created_at=now,
+            expires_at=now + (batch.output_ttl_s or _OUTPUT_TTL_S),
+            segments=segments,
+        )
+        await context.files.add(file)
+        return file_id

@@ -1,0 +1,76 @@
+"""Works on all open batches, a short time at a time: the task `batches` of maintenance."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from gateway.batches.batch_context import BatchContext
+from gateway.batches.batch_run import BatchRun
+from shared.job.errors import StorageUnavailable
+from shared.job.replies import Fenced
+from shared.store.interface import StoreError
+
+log = logging.getLogger("flotilla.batches")
+
+SLICE_S = 1.8
+"""How long one call works, if there is something to do."""
+_REFRESH_S = 2.0
+_LEAST_LINES = 16
+_FURTHER_LINES = 256
+"""In flight, beside twice the slots: what workers take while lines are read and written."""
+_AGAIN_S = 5.0
+"""After an error, before a batch is tried again."""
+
+
+class BatchWork:
+    """The batches that this process owns. What it keeps of them only saves reading it again."""
+
+    def __init__(self, context: BatchContext) -> None:
+        self._context = context
+        self._runs: dict[str, BatchRun] = {}
+        self._again_at: dict[str, float] = {}
+        self._refreshed_at = float("-inf")
+
+    async def work(self) -> None:
+        """Own open batches that nobody owns, and advance all. Raises StoreError."""
+        ids = await self._context.records.open_batches()
+        self._runs = {batch_id: run for batch_id, run in self._runs.items() if batch_id in ids}
+        if not ids:
+            return
+        until = time.monotonic() + SLICE_S
+        if time.monotonic() > self._refreshed_at + _REFRESH_S:
+            await self._context.fleet.refresh()
+            self._refreshed_at = time.monotonic()
+        await asyncio.gather(*(self._advance(batch_id, until) for batch_id in ids))
+
+    async def _advance(self, batch_id: str, until: float) -> None:
+        if time.monotonic() < self._again_at.get(batch_id, 0):
+            return
+        try:
+            run = self._runs.get(batch_id) or await BatchRun.of(self._context, batch_id)
+            if run is None:
+                return
+            self._runs[batch_id] = run
+            await run.advance(until, self._most(run))
+            if not run.ended:
+                return
+            log.info("%s has ended", batch_id)
+        except Fenced as error:
+            log.info("%s", error)
+        except (StoreError, StorageUnavailable) as error:
+            log.warning("%s pauses: %s", batch_id, error)
+        except Exception:
+            log.exception("%s pauses", batch_id)
+            self._again_at[batch_id] = time.monotonic() + _AGAIN_S
+        self._runs.pop(batch_id, None)
+
+    def _most(self, run: BatchRun) -> int:
+        """How many lines of a batch may be in flight: its share of twice the slots, and some."""
+        fleet, names = self._context.fleet, self._context.fleet.names
+        model = names.resolve(run.model, "", 0.5) if run.model else None
+        workers = fleet.workers if model is None else fleet.workers_of(model.pool)
+        slots = sum(worker.slots for worker in workers if worker.state.serving)
+        beside = sum(other.model == run.model for other in self._runs.values())
+        return max(_LEAST_LINES, (2 * slots + _FURTHER_LINES) // max(1, beside))

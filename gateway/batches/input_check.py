@@ -1,0 +1,91 @@
+"""Checks the whole input of a batch before any of its lines runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from gateway.batches.duplicates import Duplicates, key
+from gateway.batches.input_lines import InputLine, input_lines
+from gateway.batches.line_check import MOST_LINES, BadLine, check_line, custom_id_of
+from shared.batches.batch import Batch, LineError
+from shared.files.storage import Storage
+from shared.files.stored_file import StoredFile
+
+MOST_ERRORS = 100
+
+
+class InputCheck:
+    """The check of one input, which goes on part by part; `complete` at its end."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        file: StoredFile,
+        storage: Storage,
+        most_bytes: int,
+        is_known: Callable[[str], bool],
+    ) -> None:
+        """`most_bytes`: of one line. `is_known`: whether a model of this name exists."""
+        self.errors: list[LineError] = []
+        self.total = 0
+        """Lines so far."""
+        self.models: set[str | None] = set()
+        """The models that they name; None: one names none."""
+        self.complete = False
+        self._endpoint = batch.endpoint
+        self._is_known = is_known
+        self._most_bytes = most_bytes
+        self._ids = Duplicates()
+        self._suspects: set[int] = set()
+        self._first: dict[str, int] = {}
+        self._read = partial(input_lines, storage, file.segments, most_bytes)
+        self._lines = self._read()
+        self._check = self._check_line
+
+    async def go_on(self) -> None:
+        """Check another part. Raises StorageUnavailable."""
+        lines = await anext(self._lines, None)
+        for line in lines or ():
+            self._check(line)
+        if lines is None and self._check == self._check_line:
+            if not self.total:
+                self.errors.append(LineError("empty_file", "The file has no lines.", None))
+            self._suspects = set() if self.errors else self._ids.suspects()
+            self._ids = Duplicates()
+            self._check, self._lines = self._compare, self._read()
+            self.complete = not self._suspects
+        elif lines is None or self._is_hopeless():
+            self.complete = True
+
+    def _is_hopeless(self) -> bool:
+        return len(self.errors) >= MOST_ERRORS or self.total > MOST_LINES
+
+    def _check_line(self, line: InputLine) -> None:
+        self.total += 1
+        try:
+            if line.length > self._most_bytes:
+                raise BadLine(
+                    "line_too_large", f"This line has more than {self._most_bytes} bytes."
+                )
+            if self.total > MOST_LINES:
+                raise BadLine("too_many_lines", f"A file may have {MOST_LINES} lines at most.")
+            custom_id, model = check_line(line.data, self._endpoint, self._is_known)
+        except BadLine as error:
+            if not self._is_hopeless() or error.code == "too_many_lines":
+                self.errors.append(error.at(line.number))
+            return
+        self._ids.add(custom_id)
+        if len(self.models) < 2:
+            self.models.add(model)
+
+    def _compare(self, line: InputLine) -> None:
+        """Whether a line has the id of an earlier one, if its hash is that of another one."""
+        custom_id = custom_id_of(line.data)
+        if key(custom_id) not in self._suspects:
+            return
+        first = self._first.setdefault(custom_id, line.number)
+        if first != line.number and not self._is_hopeless():
+            message = f"The `custom_id` {custom_id[:100]!r} of line {first} is there again."
+            error = LineError("duplicate_custom_id", message, line.number, "custom_id")
+            self.errors.append(error)

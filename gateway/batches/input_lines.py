@@ -1,0 +1,70 @@
+"""Reads the lines of a batch's input, from any place on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+from shared.files.storage import Storage
+from shared.files.stored_file import Segment
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class InputLine(NamedTuple):
+    """A line that is not blank."""
+
+    number: int
+    """From 1 on; blank lines count."""
+    offset: int
+    length: int
+    """Bytes, without those that end the line."""
+    data: bytes
+    """Empty if it is longer than allowed."""
+
+
+async def input_lines(
+    storage: Storage,
+    segments: Sequence[Segment],
+    most_bytes: int,
+    number: int = 1,
+    offset: int = 0,
+) -> AsyncIterator[list[InputLine]]:
+    """All lines from the one with this number at this offset on, those of a chunk at a time.
+
+    `most_bytes`: of one line. Raises StorageUnavailable.
+    """
+    begun, size = b"", 0  # of a line that goes on in the next chunk
+    async for chunk in storage.read(segments, offset):
+        first, *rest = chunk.split(b"\n")
+        size += len(first)
+        begun = begun + first if size <= most_bytes else b""
+        if not rest:
+            continue
+        found = [_line(number, offset, size, begun)]
+        offset += size + 1
+        number += 1
+        for data in rest[:-1]:
+            if data and data != b"\r":
+                found.append(_line(number, offset, len(data), data))
+            offset += len(data) + 1
+            number += 1
+        begun, size = rest[-1], len(rest[-1])
+        if size > most_bytes:
+            begun = b""
+        yield [line for line in found if line.data.strip() or line.length > most_bytes]
+    last = _line(number, offset, size, begun)
+    if last.data.strip() or last.length > most_bytes:
+        yield [last]
+
+
+def _line(number: int, offset: int, size: int, data: bytes) -> InputLine:
+    if offset == 0 and data.startswith(_BOM):
+        data = data[len(_BOM) :]
+    return InputLine(number, offset, size, data)
+
+
+async def line_at(storage: Storage, segments: Sequence[Segment], offset: int, length: int) -> bytes:
+    """One line again. Raises StorageUnavailable."""
+    data = b"".join([part async for part in storage.read(segments, offset, offset + length)])
+    return _line(0, offset, length, data).data

@@ -1,0 +1,88 @@
+"""The structure of a line of a batch's input: what has to be right before any line runs.
+
+The fields of its body are checked when it is submitted (`gateway/core/call.py`): what is wrong
+there is that line's own error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from shared.api.endpoint import BodyKind, StreamFormat
+from shared.api.endpoints import ENDPOINTS
+from shared.batches.batch import LineError
+
+BATCH_ENDPOINTS = tuple(
+    row.path
+    for row in ENDPOINTS.values()
+    if row.body is BodyKind.JSON and row.stream is not StreamFormat.RESPONSE_EVENTS
+)
+"""The endpoints to which the lines of a batch may go. (Responses are stored by their gateway.)"""
+MOST_LINES = 50_000_000
+_MOST_ID_CHARS = 512
+_REQUIRED = ("custom_id", "method", "url", "body")
+
+
+class BadLine(Exception):
+    """What is wrong with a line."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+    def at(self, line: int) -> LineError:
+        """As the error of the line with this number."""
+        return LineError(self.code, str(self), line, self.param)
+
+
+def check_line(
+    data: bytes, endpoint: str, is_known: Callable[[str], bool]
+) -> tuple[str, str | None]:
+    """The custom id of a line, and the model that it names. Raises BadLine.
+
+    `endpoint`: of the batch. `is_known`: whether a model of this name exists.
+    """
+    line = read_line(data)
+    custom_id, body = line["custom_id"], line["body"]
+    if type(custom_id) is not str or not 0 < len(custom_id) <= _MOST_ID_CHARS:
+        raise BadLine(
+            "invalid_custom_id",
+            f"`custom_id` must be a text of 1 to {_MOST_ID_CHARS} characters.",
+            "custom_id",
+        )
+    if line["method"] != "POST":
+        raise BadLine("invalid_method", "`method` must be POST.", "method")
+    if line["url"] != endpoint:
+        raise BadLine("invalid_url", f"`url` must be {endpoint}, as for the batch.", "url")
+    if type(body) is not dict:
+        raise BadLine("invalid_body", "`body` must be an object.", "body")
+    if body.get("stream"):
+        raise BadLine("stream_not_supported", "Answers of a batch can't be streamed.", "stream")
+    model = body.get("model")
+    if type(model) is not str:
+        return custom_id, None
+    if not is_known(model):
+        raise BadLine("model_not_found", f"The model {model[:100]!r} does not exist.", "model")
+    return custom_id, model
+
+
+def read_line(data: bytes) -> dict[str, Any]:
+    """The object of a line, with all fields that it needs. Raises BadLine."""
+    try:
+        line = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadLine("invalid_json_line", f"This line is not valid JSON: {error}") from error
+    if type(line) is not dict:
+        raise BadLine("invalid_json_line", "This line is not a JSON object.")
+    for name in _REQUIRED:
+        if name not in line:
+            raise BadLine("missing_required_parameter", f"`{name}` is missing.", name)
+    return line
+
+
+def custom_id_of(data: bytes) -> str:
+    """The custom id of a line that was checked."""
+    return str(json.loads(data)["custom_id"])

@@ -1,0 +1,82 @@
+"""The jobs of a batch's lines: how they are made, and what they lead to."""
+
+from __future__ import annotations
+
+import logging
+from hashlib import blake2b
+
+from gateway.batches.batch_context import BatchContext
+from gateway.batches.line_check import custom_id_of
+from gateway.batches.line_result import EXPIRED, CutOff, LineResult, answered, given_up, refused
+from gateway.core.call import JobOptions, Wrapped, line_job
+from gateway.core.whole_answer import whole_answer
+from gateway.http.body import parse_object, raw_member
+from shared.api.endpoints import ENDPOINTS
+from shared.batches.batch import Batch
+from shared.job.errors import DeadlineExceeded, FlotillaError, JobFailed
+from shared.job.job import Job, NewJob
+from shared.job.lanes import FLEX
+
+log = logging.getLogger("flotilla.batches")
+
+_MOST_TRIES = 3
+_RETRIED = frozenset({"worker_lost", "log_lost"})
+
+
+class LineJobs:
+    """Those of one batch."""
+
+    def __init__(self, context: BatchContext, batch: Batch) -> None:
+        self._context = context
+        self._batch = batch
+
+    def id_of(self, number: int, tries: int) -> str:
+        """The id of a line's job; a line that is submitted twice in one try is one job."""
+        digest = blake2b(f"{self._batch.id} {number} {tries}".encode(), digest_size=16).digest()
+        shard = int.from_bytes(digest[:4]) % self._context.queue.shards
+        return f"job_{shard:03x}{digest[4:].hex()}"
+
+    async def new(self, number: int, job_id: str, data: bytes) -> NewJob | LineResult | None:
+        """The job of a line, or its result if it is refused; None: it has to wait."""
+        batch, custom_id = self._batch, custom_id_of(data)
+        options = JobOptions(
+            lane=FLEX,
+            deadline_s=max(0.001, batch.expires_at - self._context.fleet.now_s()),
+            metadata={"batch_id": batch.id, "custom_id": custom_id},
+        )
+        try:
+            fields = parse_object(data)["body"]
+            call = Wrapped(ENDPOINTS[batch.endpoint], fields, raw_member(data, "body"), options)
+            return await line_job(self._context, job_id, batch.tenant, call)
+        except FlotillaError as error:
+            # 503: no worker has this model now, or the pool's intake is stopped.
+            return None if error.status == 503 else refused(number, custom_id, job_id, error)
+        except ValueError:
+            log.exception("line %d of %s can't be submitted", number, batch.id)
+            message = "The gateway could not submit this request."
+            return given_up(number, custom_id, job_id, "internal_error", message)
+
+    async def result_of(
+        self, number: int, job: Job, tries: int, cut_off: CutOff | None
+    ) -> LineResult | None:
+        """What a job that has ended gives its line; None: it is to be tried again.
+
+        `cut_off`: why the batch ends. Raises StoreError.
+        """
+        may_retry = tries + 1 < _MOST_TRIES and cut_off is None
+        custom_id = job.metadata["custom_id"]
+        try:
+            answer = whole_answer(self._context.queue, job)
+            if answer is None:
+                return given_up(number, custom_id, job.id, "answer_not_json", "It is a stream.")
+            body = b"".join([part async for part in answer.body.parts()])
+        except FlotillaError as error:
+            if type(error) is DeadlineExceeded:  # its deadline is that of the batch
+                cut_off = cut_off or EXPIRED
+            elif may_retry and (error.code in _RETRIED or not isinstance(error, JobFailed)):
+                return None
+            code, message = cut_off or CutOff(error.code or "job_failed", str(error))
+            return given_up(number, custom_id, job.id, code, message)
+        if answer.status >= 500 and may_retry:
+            return None
+        return answered(number, custom_id, job.id, answer.status, body)

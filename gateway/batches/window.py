@@ -1,0 +1,290 @@
+"""The lines of a batch that are in flight, from when they are read to when their result is stored.
+
+Redis knows where they are, so that another process can go on from any moment:
+
+1. `reserve`: lines are read, and noted in the batch's record;
+2. `submit`: each becomes a job, whose id is made of the batch, the line and its try, so that a line
+   that is submitted twice is one job;
+3. `collect`: jobs that have ended become lines of the output, or of the errors, or are tried again;
+4. `commit`: these are written to the storage, then noted in the record, then the jobs are deleted.
+
+A line whose job is gone is submitted again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+from gateway.batches.batch_context import BatchContext
+from gateway.batches.input_lines import InputLine, input_lines, line_at
+from gateway.batches.line_check import custom_id_of
+from gateway.batches.line_jobs import LineJobs
+from gateway.batches.line_result import CutOff, LineResult, given_up
+from gateway.batches.owner import Owner
+from shared.batches.batch import Usage
+from shared.files.stored_file import Segment, StoredFile
+from shared.job.job import NewJob, checked_shard
+from shared.store.redis.batch_records import Change, LinePlace, OwnedBatch
+
+_MOST_LINES = 8192
+_MOST_BYTES = 32 << 20
+_AT_ONCE = 64
+"""Lines that are submitted or collected in one call."""
+_COMMIT_BYTES = 4 << 20
+_COMMIT_S = 5.0
+_POLL_RATIO = 10
+"""How much longer than a question for ended jobs takes the next one comes."""
+_PATIENCE_S = 0.5
+"""Before lines that were not taken are submitted again."""
+
+
+class Window:
+    """Methods raise StoreError, StorageUnavailable, and Fenced; the window is given up then."""
+
+    def __init__(
+        self, context: BatchContext, owner: Owner, owned: OwnedBatch, file: StoredFile
+    ) -> None:
+        self._context = context
+        self._owner = owner
+        self._file = file
+        self._jobs = LineJobs(context, owner.batch)
+        self._cut_off: CutOff | None = None
+        self._places = owned.lines
+        self._bytes = sum(place.length for place in owned.lines.values())
+        self._unsent: dict[int, bytes | None] = {}  # None: to be read again
+        self._results: dict[int, LineResult] = {}
+        self._result_bytes = 0
+        self._committed_at = time.monotonic()
+        self._tried_at = float("-inf")
+        self._poll_at = 0.0
+        self._lines = input_lines(
+            context.storage,
+            file.segments,
+            context.most_line_bytes,
+            owned.next_line,
+            owned.next_offset,
+        )
+        self._read: list[InputLine] = []  # but not reserved
+        self._end_reached = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no line is in flight."""
+        return not self._places
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every line's result is stored."""
+        return self._end_reached and not self._read and not self._places
+
+    async def advance(self, most: int) -> bool:
+        """Do what can be done now; False if there was nothing. `most`: lines in flight."""
+        did = await self.collect()
+        if len(self._places) < min(most, _MOST_LINES) and self._bytes < _MOST_BYTES:
+            did = await self._reserve(most - len(self._places)) or did
+        did = await self._submit() or did
+        everything = len(self._results) == len(self._places)
+        if self._results and (everything or self._is_due(most)):
+            await self.commit()
+            did = True
+        return did
+
+    # --- reserve ---
+
+    async def _reserve(self, most: int) -> bool:
+        lines = await self.take(min(most, _AT_ONCE))
+        if not lines:
+            return False
+        places = {line.number: LinePlace(line.offset, line.length) for line in lines}
+        await self._owner.change(Change(set=self._behind(lines[-1]), lines=places))
+        self._places |= places
+        self._bytes += sum(line.length for line in lines)
+        self._unsent |= {line.number: line.data for line in lines}
+        return True
+
+    async def take(self, most: int) -> list[InputLine]:
+        """The next lines of the input, which are not reserved; empty at its end."""
+        if not self._read and not self._end_reached:
+            lines = await anext(self._lines, None)
+            self._end_reached = lines is None
+            self._read = lines or []
+        taken, self._read = self._read[:most], self._read[most:]
+        return taken
+
+    @staticmethod
+    def _behind(line: InputLine) -> dict[str, int]:
+        return {"next_line": line.number + 1, "next_offset": line.offset + line.length + 1}
+
+    # --- submit ---
+
+    async def _submit(self) -> bool:
+        if not self._unsent or time.monotonic() < self._tried_at + _PATIENCE_S:
+            return False
+        jobs: dict[int, list[tuple[int, NewJob]]] = {}
+        sent = False
+        for number in list(islice(self._unsent, _AT_ONCE)):
+            made = await self._made_of(number)
+            if isinstance(made, LineResult):
+                self._finish(made)
+                sent = True
+            elif made is not None:
+                jobs.setdefault(made.shard, []).append((number, made))
+        for shard, pairs in jobs.items():
+            sent = await self._submit_to(shard, pairs) or sent
+        if not sent:
+            self._tried_at = time.monotonic()  # no worker, or lanes are full
+        return sent
+
+    async def _made_of(self, number: int) -> NewJob | LineResult | None:
+        """The job of a line that is not submitted, or its result; None: it has to wait."""
+        data, job_id = self._unsent[number], self._job_id(number)
+        if data is None:
+            place, segments = self._places[number], self._file.segments
+            data = await line_at(self._context.storage, segments, place.offset, place.length)
+            self._unsent[number] = data
+        if self._cut_off is not None:
+            return given_up(number, custom_id_of(data), job_id, *self._cut_off)
+        return await self._jobs.new(number, job_id, data)
+
+    async def _submit_to(self, shard: int, pairs: Sequence[tuple[int, NewJob]]) -> bool:
+        depth, jobs = self._context.settings.max_queue_depth, [job for _, job in pairs]
+        owner = self._owner.batch.id, self._owner.epoch
+        replies = await self._context.queue.submit_all(shard, jobs, depth, owner)
+        taken = [n for (n, _), reply in zip(pairs, replies, strict=True) if isinstance(reply, int)]
+        for number in taken:
+            del self._unsent[number]
+        return bool(taken)
+
+    def _job_id(self, number: int) -> str:
+        return self._jobs.id_of(number, self._places[number].tries)
+
+    # --- collect ---
+
+    async def collect(self) -> bool:
+        """Take the results of lines whose jobs have ended; False if none has."""
+        began_at = time.monotonic()
+        if began_at < self._poll_at:
+            return False
+        ended = await self._ended()
+        now = time.monotonic()
+        self._poll_at = now + _POLL_RATIO * (now - began_at)
+        numbers = list(ended)
+        for at in range(0, len(numbers), _AT_ONCE):
+            some = numbers[at : at + _AT_ONCE]
+            await self._collect({number: ended[number] for number in some})
+        return bool(numbers)
+
+    async def _ended(self) -> dict[int, str]:
+        """The lines whose jobs have ended, and their jobs."""
+        by_shard: dict[int, dict[str, int]] = {}
+        for number in self._places:
+            if number not in self._unsent and number not in self._results:
+                job_id = self._job_id(number)
+                by_shard.setdefault(checked_shard(job_id), {})[job_id] = number
+        found: dict[int, str] = {}
+        for shard, numbers in by_shard.items():
+            ids = list(numbers)
+            for at in range(0, len(ids), 512):
+                states = await self._context.queue.ended(shard, ids[at : at + 512])
+                for job_id, state in states.items():
+                    if state == "gone":
+                        self._unsent[numbers[job_id]] = None
+                    else:
+                        found[numbers[job_id]] = job_id
+        return found
+
+    async def _collect(self, ended: dict[int, str]) -> None:
+        tries: dict[int, LinePlace] = {}
+        jobs = await self._context.queue.get_all(list(ended.values()))
+        for number, job in zip(ended, jobs, strict=True):
+            if job is None:
+                self._unsent[number] = None
+                continue
+            place = self._places[number]
+            result = await self._jobs.result_of(number, job, place.tries, self._cut_off)
+            if result is not None:
+                self._finish(result)
+            else:
+                tries[number] = place._replace(tries=place.tries + 1)
+        if tries:
+            await self._owner.change(Change(lines=tries))
+            self._places |= tries
+            self._unsent |= dict.fromkeys(tries)
+
+    def _finish(self, result: LineResult) -> None:
+        self._results[result.number] = result
+        self._result_bytes += len(result.data)
+        self._unsent.pop(result.number, None)
+
+    # --- commit ---
+
+    def _is_due(self, most: int) -> bool:
+        return (
+            self._result_bytes >= _COMMIT_BYTES
+            or len(self._results) * 4 >= most
+            or time.monotonic() > self._committed_at + _COMMIT_S
+        )
+
+    async def commit(self) -> None:
+        """Store all results, and forget their lines and jobs."""
+        results, self._results, self._result_bytes = self._results, {}, 0
+        jobs = [self._job_id(number) for number in results]
+        await self.store(list(results.values()), Change(ended=list(results)))
+        for number in results:
+            self._bytes -= self._places.pop(number).length
+        self._committed_at = time.monotonic()
+        await self._context.queue.delete(*jobs)
+
+    async def store(self, results: Sequence[LineResult], change: Change) -> None:
+        """Write results to the storage, and note them together with this change."""
+        output = [each for each in results if each.is_output]
+        errors = [each for each in results if not each.is_output]
+        counts = {"completed": len(output), "failed": len(errors)}
+        for name in Usage._fields:
+            counts[name] = sum(getattr(each.usage, name) for each in output)
+        change = change._replace(
+            add={name: count for name, count in counts.items() if count},
+            output=await self._write("output", output),
+            errors=await self._write("errors", errors),
+        )
+        await self._owner.change(change)
+
+    async def _write(self, which: str, results: Sequence[LineResult]) -> list[Segment]:
+        if not results:
+            return []
+        owner = self._owner
+        # The step makes the name one that no other process, and no earlier try, has used.
+        blob = f"batches/{owner.batch.id}/{which}-{owner.epoch}-{owner.next_step}"
+        data = b"".join([each.data for each in results])
+        await self._context.storage.write_bytes(blob, data)
+        return [Segment(blob, len(data))]
+
+    # --- the end before the last line ---
+
+    async def cut_off(self, why: CutOff) -> None:
+        """Submit no more lines, and cancel those that run."""
+        self._cut_off = why
+        queue, tenant = self._context.queue, self._owner.batch.tenant
+        running = [number for number in self._places if number not in self._unsent]
+        for at in range(0, len(running), _AT_ONCE):
+            ids = [self._job_id(number) for number in running[at : at + _AT_ONCE]]
+            await asyncio.gather(*(queue.cancel(job_id, tenant) for job_id in ids))
+
+    async def cut_off_next(self, why: CutOff) -> bool:
+        """Give up lines that were never in flight; False if there are none any more."""
+        results: list[LineResult] = []
+        size, lines = 0, await self.take(_MOST_LINES)
+        while lines and size < _COMMIT_BYTES:
+            for line in lines:
+                job_id = self._jobs.id_of(line.number, 0)
+                result = given_up(line.number, custom_id_of(line.data), job_id, *why)
+                results.append(result)
+                size += len(result.data)
+            last = lines[-1]
+            lines = await self.take(_MOST_LINES) if size < _COMMIT_BYTES else []
+        if results:
+            await self.store(results, Change(set=self._behind(last)))
+        return bool(results)

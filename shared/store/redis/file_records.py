@@ -76,7 +76,7 @@ class FileRecords:
         limit: int = 100,
         order: Literal["asc", "desc"] = "desc",
         purpose: Purpose | None = None,
-    ) -> tuple[list[StoredFile], bool]:
+    ) -> tuple[Sequence[StoredFile], bool]:
         """At most `limit` files behind the file `after`, and whether there are more.
 
         Raises BadRequest if the tenant has no file `after`.
@@ -116,7 +116,7 @@ class FileRecords:
         values = dict(zip(record[::2], record[1::2], strict=True))
         return _parse(file_id, [values.get(name.encode()) for name in _FIELDS])
 
-    async def expired(self, limit: int) -> tuple[list[StoredFile], list[str]]:
+    async def expired(self, limit: int) -> tuple[Sequence[StoredFile], Sequence[str]]:
         """At most `limit` files and uploads that have expired; of the uploads, their ids."""
         due = await self._redis.zrange(
             keys.files_expiring(), 0, micros_of(await self.now_s()),
@@ -144,7 +144,7 @@ class FileRecords:
         found = await redis.get(keys.STORAGE)
         return None if found is None else found.decode()
 
-    async def _read(self, ids: Sequence[str]) -> list[StoredFile]:
+    async def _read(self, ids: Sequence[str]) -> Sequence[StoredFile]:
         pipe = self._redis.pipeline(transaction=False)
         for each in ids:
             pipe.hmget(keys.file(each), _FIELDS)
@@ -157,7 +157,7 @@ def micros_of(at: float | None) -> str:
     return "" if at is None else f"{at * 1e6:.0f}"
 
 
-def seconds_of(micros: bytes) -> float | None:
+def seconds_of(micros: bytes | str) -> float | None:
     """The reverse."""
     return int(micros) / 1e6 if micros else None
 
@@ -191,17 +191,18 @@ def _expired(file: StoredFile, now_s: float) -> bool:
 
 
 def _parse(file_id: str, values: Sequence[bytes | None]) -> StoredFile | None:
-    if None in values:
+    fields = [value.decode() for value in values if value is not None]
+    if len(fields) < len(_FIELDS):
         return None
-    tenant, filename, purpose, created_us, expires_us, segments = values  # type: ignore[misc]
+    tenant, filename, purpose, created_us, expires_us, segments = fields
     return StoredFile(
         file_id,
-        tenant.decode(),
-        filename.decode(),
-        Purpose(purpose.decode()),
+        tenant,
+        filename,
+        Purpose(purpose),
         int(created_us) / 1e6,
         seconds_of(expires_us),
-        tuple(map(_segment, segments.decode().splitlines())),
+        tuple(map(_segment, segments.splitlines())),
     )
 
 

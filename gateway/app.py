@@ -37,16 +37,13 @@ from gateway.ops import docs_route, metrics_route, overview_route, page_route, p
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
 from shared.fleet.pools import Pools, load_pools
-from shared.job.quotas import Quotas
 from shared.platform import logs, tracing
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.interface import StoreError
 from shared.store.redis import durability, eviction
-from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.detector import Detector
-from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_gateways import LostGateways
@@ -54,7 +51,6 @@ from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.reaper import Reaper
 from shared.store.redis.redis_client import server_name
 from shared.store.redis.replicated_submit import ReplicatedSubmits
-from shared.store.redis.scale_store import ScaleStore
 from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.gateway")
@@ -115,36 +111,18 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     return FrontDoor(app, [row for api in APIS for row in api.plain], plain, web_pages)
 
 
-def _quotas(settings: GatewaySettings) -> Quotas:
-    return Quotas(settings.max_kept_jobs, settings.max_kept_conversations, settings.max_kept_bytes)
-
-
-def _fleet_view(
-    settings: GatewaySettings, pools: Pools, servers: Servers, metrics: GatewayMetrics
-) -> FleetView:
-    malformed = MalformedValues(metrics.malformed)
-    return FleetView(
-        Registry(servers.primary, malformed),
-        ScaleStore(servers.primary, malformed),
-        pools,
-        settings.default_model,
-        settings.allow_fields,
-        DesiredPools(servers.primary, malformed),
-    )
-
-
 def _make_gateway(
     settings: GatewaySettings, pools: Pools, metrics: GatewayMetrics, registry: CollectorRegistry
 ) -> Gateway:
     """All objects of the process. Needs a running event loop."""
     gateway_id = f"gw-{secrets.token_hex(6)}"
     servers = Servers(settings.redis_url, settings.shards)
-    queue = JobQueue(servers, quotas=_quotas(settings))
+    queue = JobQueue(servers, quotas=settings.quotas)
     queue.share_rules = settings.fair_shares.rules
     if settings.wait_replicas:
         queue.replicated = ReplicatedSubmits(servers, settings.wait_replicas)
     relay = Relay(queue, servers, gateway_id, metrics, settings.stream_buffer_bytes)
-    fleet = _fleet_view(settings, pools, servers, metrics)
+    fleet = FleetView.of(settings, pools, servers.primary, MalformedValues(metrics.malformed))
     streams = StreamContext(
         gateway_id,
         settings,

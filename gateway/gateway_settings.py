@@ -7,13 +7,15 @@ import re
 from pydantic import Field, field_validator
 
 from gateway.listen_settings import ListenSettings
+from shared.files.storage_settings import StorageSettings
 from shared.fleet.pool_settings import PoolSettings
+from shared.job.quotas import Quotas
 from shared.platform.settings import SettingList
 
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
-class GatewaySettings(ListenSettings, PoolSettings):
+class GatewaySettings(ListenSettings, PoolSettings, StorageSettings):
     """Settings that only a gateway reads."""
 
     allowed_hosts: SettingList = Field(
@@ -179,6 +181,11 @@ class GatewaySettings(ListenSettings, PoolSettings):
     )
     max_schema_chars: int = Field(262_144, ge=1, description="characters in the same")
     max_schema_depth: int = Field(64, ge=1, description="levels of nesting in the same")
+
+    @property
+    def quotas(self) -> Quotas:
+        """What is kept of one tenant in Redis, at most."""
+        return Quotas(self.max_kept_jobs, self.max_kept_conversations, self.max_kept_bytes)
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     REDIS: {PLATFORM, JOB, FLEET, STORE, FILES, BATCHES},
     "shared/client": set(),
     LISTEN: {PLATFORM},
-    SETTINGS: {PLATFORM, FLEET, LISTEN},
+    SETTINGS: {PLATFORM, JOB, FLEET, FILES, LISTEN},
     "gateway/http": {PLATFORM, JOB, STORE, API, LISTEN, SETTINGS},
     "gateway/core": {PLATFORM, JOB, STORE, REDIS, FLEET, API, SETTINGS, "gateway/http"},
     AUTOSCALER: {PLATFORM, JOB, STORE, REDIS, FLEET},

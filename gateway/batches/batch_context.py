@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from gateway.core.endpoint_step import EndpointStep
 from gateway.core.fleet_view import FleetView
 from gateway.core.job_factory import JobFactory
 from gateway.gateway_settings import GatewaySettings
 from shared.files.storage import Storage
+from shared.fleet.pools import load_pools
+from shared.platform.malformed import MalformedValues
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.file_records import FileRecords
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.servers import Servers
 
 
 class BatchContext(NamedTuple):
@@ -26,6 +29,21 @@ class BatchContext(NamedTuple):
     files: FileRecords
     records: BatchRecords
     steps: Mapping[str, EndpointStep] = {}
+
+    @classmethod
+    def of(cls, settings: GatewaySettings, servers: Servers) -> Self:
+        """Raises SettingsError."""
+        pools, queue = load_pools(settings), JobQueue(servers, quotas=settings.quotas)
+        queue.share_rules = settings.fair_shares.rules
+        return cls(
+            settings=settings,
+            queue=queue,
+            factory=JobFactory(settings, pools, "", lambda shard: True),
+            fleet=FleetView.of(settings, pools, servers.primary, MalformedValues()),
+            storage=Storage.open(settings.storage_url),
+            files=FileRecords(queue),
+            records=BatchRecords(queue),
+        )
 
     @property
     def most_line_bytes(self) -> int:

@@ -42,7 +42,7 @@ class BatchRun:
         if found is None:
             return None
         owner, owned = found
-        file = await context.files.get(owned.batch.tenant, owned.batch.input_file_id)
+        file = await context.files.get(owned.batch.tenant, owned.batch.input_file_id, held=True)
         return cls(context, owner, owned, file)
 
     @property

@@ -6,7 +6,9 @@ import asyncio
 import random
 import time
 from collections.abc import Collection
+from typing import Any, Self
 
+from gateway.gateway_settings import GatewaySettings
 from shared.fleet import wait_estimate
 from shared.fleet.desired_pool import Switches
 from shared.fleet.limits import GATEWAY_FLEET
@@ -21,6 +23,7 @@ from shared.fleet.wait_estimate import WaitEstimate
 from shared.fleet.worker_losses import WorkerLosses
 from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
+from shared.platform.malformed import MalformedValues
 from shared.store.interface import StoreError
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.fleet_registry import Registry
@@ -75,6 +78,20 @@ class FleetView:
         self._complete_at = time.monotonic()
         self._error = ""  # of the last refresh that failed
         self._refreshing = asyncio.Lock()
+
+    @classmethod
+    def of(
+        cls, settings: GatewaySettings, pools: Pools, redis: Any, malformed: MalformedValues
+    ) -> Self:
+        """The fleet in this Redis (the primary)."""
+        return cls(
+            Registry(redis, malformed),
+            ScaleStore(redis, malformed),
+            pools,
+            settings.default_model,
+            settings.allow_fields,
+            DesiredPools(redis, malformed),
+        )
 
     async def run(self) -> None:
         """Refresh the copy until cancelled."""

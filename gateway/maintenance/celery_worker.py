@@ -16,12 +16,16 @@ from celery import signals
 from celery.beat import EmbeddedService, Scheduler
 from celery.platforms import SecurityWarning
 
+from gateway.batches.batch_context import BatchContext
+from gateway.batches.batch_work import BatchWork
+from gateway.gateway_settings import GatewaySettings
 from gateway.maintenance.celery_app import create_app
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.maintenance.maintenance_tasks import MaintenanceTasks
 from shared.fleet.pools import load_pools
 from shared.platform import logs
 from shared.platform.settings import load_settings
+from shared.store.redis.servers import Servers
 
 
 def main() -> None:
@@ -34,7 +38,12 @@ def main() -> None:
     logging.getLogger("celery.beat").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", category=SecurityWarning)  # root in a container is no risk
     with asyncio.Runner() as runner:
-        tasks = MaintenanceTasks(settings, load_pools(settings))
+        servers = Servers(settings.redis_url, settings.shards, max_connections=8)
+        batches = context = None
+        if settings.storage_url:
+            context = BatchContext.of(load_settings(GatewaySettings), servers)
+            batches = BatchWork(context).work
+        tasks = MaintenanceTasks(settings, load_pools(settings), batches)
         app = create_app(settings, lambda name: runner.run(tasks.run(name)))
         app.set_default()  # of all threads: some parts of Celery use the default application
         # Beat as a thread, whose schedule is in memory: no more processes, no file.
@@ -53,6 +62,9 @@ def main() -> None:
         )
         worker.start()
         runner.run(tasks.close())
+        if context is not None:
+            runner.run(context.queue.close())
+        runner.run(servers.close())
     sys.exit(worker.exitcode)
 
 

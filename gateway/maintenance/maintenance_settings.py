@@ -5,10 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
+from shared.files.storage_settings import StorageSettings
 from shared.fleet.pool_settings import PoolSettings
 
 
-class MaintenanceSettings(AutoscalerSettings, PoolSettings):
+class MaintenanceSettings(AutoscalerSettings, PoolSettings, StorageSettings):
     """Settings that only the maintenance process reads."""
 
     maintenance_redis_url: str = Field(

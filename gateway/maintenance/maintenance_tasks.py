@@ -34,16 +34,22 @@ log = logging.getLogger("flotilla.maintenance")
 REPAIR = "repair"
 PRUNE = "prune"
 AUTOSCALE = "autoscale"
+BATCHES = "batches"
 TIMEOUT_S = 20.0
 """A round that takes longer is cancelled."""
 _PRUNE_INTERVAL_S = 600.0
+_BATCHES_INTERVAL_S = 2.0
+"""A little more than one call works (batch_work.py), so that other tasks have their turn."""
 _LOCKED_SHARE = 0.9
 """Of an interval; less than 1, as a timer that fires a little early must not miss its round."""
 
 
 def celery_intervals(settings: MaintenanceSettings) -> dict[str, float]:
     """The tasks that Celery runs -> seconds from one round to the next."""
-    return {REPAIR: settings.repair_interval_s, PRUNE: _PRUNE_INTERVAL_S}
+    intervals = {REPAIR: settings.repair_interval_s, PRUNE: _PRUNE_INTERVAL_S}
+    if settings.storage_url:
+        intervals[BATCHES] = _BATCHES_INTERVAL_S
+    return intervals
 
 
 def timer_intervals(settings: MaintenanceSettings, pools: Pools) -> dict[str, float]:
@@ -54,7 +60,13 @@ def timer_intervals(settings: MaintenanceSettings, pools: Pools) -> dict[str, fl
 class MaintenanceTasks:
     """The tasks of one fleet, with their connections to Redis."""
 
-    def __init__(self, settings: MaintenanceSettings, pools: Pools) -> None:
+    def __init__(
+        self,
+        settings: MaintenanceSettings,
+        pools: Pools,
+        batches: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`batches`: works on batches for a while; None: this process never runs that task."""
         servers = Servers(settings.redis_url, settings.shards, max_connections=4)
         self._queue = JobQueue(servers)
         self._silence_s = settings.silence_s
@@ -67,7 +79,7 @@ class MaintenanceTasks:
             REPAIR: housekeeping.repair,
             PRUNE: functools.partial(housekeeping.prune, scaled, self._intervals_s),
             AUTOSCALE: functools.partial(autoscaler.tick, self._queue, registry, settings, pools),
-        }
+        } | ({BATCHES: batches} if batches else {})
 
     async def run(self, name: str) -> None:
         """Run a task unless another process has done so in this round. Logs what goes wrong."""
@@ -89,7 +101,9 @@ class MaintenanceTasks:
 
         Raises what the task raises, StoreError among it.
         """
-        if not await self._runs.begin(name, self._intervals_s[name] * _LOCKED_SHARE):
+        # Processes share the batches: each of these has an owner of its own.
+        round_s = self._intervals_s[name] * _LOCKED_SHARE
+        if name != BATCHES and not await self._runs.begin(name, round_s):
             return False
         await self._work[name]()
         await self._runs.done(name)

@@ -17,6 +17,11 @@ def job_ids(incomplete: str) -> list[str]:
     return _found("/jobs?limit=50", incomplete, lambda body: (job["id"] for job in body["data"]))
 
 
+def batch_ids(incomplete: str) -> list[str]:
+    """The newest batches."""
+    return _found("/v1/batches", incomplete, lambda body: (row["id"] for row in body["data"]))
+
+
 def letter_ids(incomplete: str) -> list[str]:
     """The newest dead letters."""
     return _found("/admin/dead", incomplete, lambda body: (row["id"] for row in body["data"]))

@@ -174,19 +174,25 @@ class GatewayClient:
         return answer
 
     @contextlib.contextmanager
+    def exchange(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **body: Any
+    ) -> Iterator[httpx.Response]:
+        """An answer that is read part by part. `body`: httpx' `json`, or parts as `content`."""
+        limits = httpx.Timeout(_SILENCE_S, connect=min(self._timeout_s, _CONNECT_S))
+        try:
+            with self._http.stream(method, path, headers=headers, timeout=limits, **body) as answer:
+                raise_for(answer)
+                yield answer
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
+
+    @contextlib.contextmanager
     def stream(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[tuple[httpx.Response, Iterator[ServerEvent]]]:
         """An answer of server-sent events, and its events as they come."""
-        limits = httpx.Timeout(_SILENCE_S, connect=min(self._timeout_s, _CONNECT_S))
-        try:
-            with self._http.stream(
-                method, path, json=body, headers=headers, timeout=limits
-            ) as answer:
-                raise_for(answer)
-                yield answer, _events(answer)
-        except httpx.HTTPError as error:
-            raise self._lost(error) from error
+        with self.exchange(method, path, headers=headers, json=body) as answer:
+            yield answer, _events(answer)
 
     def follow(self, path: str, after: str = "") -> Iterator[ServerEvent]:
         """The events of a path up to its end, over as many connections as it takes."""

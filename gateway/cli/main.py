@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from gateway.cli import bench, chat, config, dead, doctor, job_actions, processes, queues, scale
+from gateway.cli import files_command as files
 from gateway.cli import jobs_command as jobs
 from gateway.cli import keys_command as keys
 from gateway.cli import submit_command as submit
 from gateway.cli import workers_command as workers
+from gateway.cli.batch import batch_command as batch
 from gateway.cli.exit_codes import MEANINGS
 from gateway.cli.top import top_command as top
 
@@ -28,6 +30,8 @@ for group in (processes, chat, submit, top, bench, doctor):
     app.add_typer(group.app)  # without a name its commands are the app's
 jobs.app.add_typer(job_actions.app)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(batch.app, name="batch")
+app.add_typer(files.app, name="files")
 app.add_typer(dead.app, name="dead")
 app.add_typer(workers.app, name="workers")
 app.add_typer(queues.app, name="queue")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -22,6 +23,21 @@ Model = Annotated[
         autocompletion=model_names,
     ),
 ]
+
+Pairs = Annotated[
+    list[str] | None, typer.Option("--meta", metavar="NAME=VALUE", help="Kept with it.")
+]
+
+
+def parse_pairs(texts: Sequence[str]) -> dict[str, str]:
+    """The names and values of `--meta`. Raises CommandError."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise CommandError(f"--meta is NAME=VALUE, not {text!r}", ExitCode.USAGE)
+        found[name] = value
+    return found
 
 
 def confirm(question: str) -> None:

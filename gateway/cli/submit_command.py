@@ -13,7 +13,7 @@ from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.follow import follow_job
 from gateway.cli.jobs_command import await_end
-from gateway.cli.options import Model
+from gateway.cli.options import Model, Pairs, parse_pairs
 from gateway.cli.output import note
 
 app = typer.Typer()
@@ -43,9 +43,7 @@ def submit(
     idempotency_key: Annotated[
         str | None, typer.Option(help="The same key and request is the same job.")
     ] = None,
-    meta: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Kept with the job.")
-    ] = None,
+    meta: Pairs = None,
     follow: Annotated[bool, typer.Option(help="Print its output as it comes.")] = False,
     wait: Annotated[float, typer.Option(min=0, help="Wait so many seconds for its end.")] = 0.0,
 ) -> ExitCode:
@@ -55,7 +53,7 @@ def submit(
         "body": _body(prompt, file, model, endpoint),
         "lane": lane,
         "deadline_s": deadline,
-        "metadata": dict(map(_pair, meta or ())),
+        "metadata": parse_pairs(meta or ()),
     }
     given = {name: value for name, value in request.items() if value is not None}
     headers = {"idempotency-key": idempotency_key} if idempotency_key else {}
@@ -91,13 +89,6 @@ def _body(prompt: str | None, file: Path | None, model: str | None, endpoint: st
             else {"prompt": text}
         )
     return body | ({"model": model} if model else {})
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise CommandError(f"--meta is NAME=VALUE, not {text!r}", ExitCode.USAGE)
-    return name, value
 
 
 def _remark(job: Any) -> str:

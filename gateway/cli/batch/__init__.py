@@ -1,0 +1,1 @@
+"""`flotilla batch`: files of requests, run as batches."""

@@ -1,0 +1,114 @@
+"""Fetches the files of a batch: in pieces, so that the rest is fetched if a connection is lost."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gateway.cli.batch.batch_input import BatchInput
+from gateway.cli.batch.batch_progress import ENDED
+from gateway.cli.batch.line_index import sort_lines
+from gateway.cli.batch.run_state import RunState, errors_path
+from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.cli.gateway_client import ATTEMPTS, RETRY_S, GatewayClient
+
+_CHUNK_BYTES = 1 << 18
+
+
+def download(client: GatewayClient, file_id: str, target: Path) -> None:
+    """Write a file's content to `target`, from where an earlier try has stopped."""
+    path = f"/v1/files/{file_id}/content"
+    size = int(client.get(f"/v1/files/{file_id}")["bytes"])
+    part = target.with_name(f"{target.name}.{file_id}.part")
+    failures, before = 0, 0
+    while (have := part.stat().st_size if part.exists() else 0) != size or not part.exists():
+        headers = {"range": f"bytes={have}-"} if 0 < have < size else {}
+        try:
+            with client.exchange("GET", path, headers=headers) as answer:
+                _write(answer, part, "ab" if answer.status_code == 206 else "wb")
+        except CommandError as error:
+            failures, before = (0 if have > before else failures + 1), have
+            if error.code not in (ExitCode.UNREACHABLE, ExitCode.TIMED_OUT) or failures > ATTEMPTS:
+                raise
+            time.sleep(RETRY_S * failures)
+    part.replace(target)
+
+
+def download_so_far(client: GatewayClient, path: str, target: Path) -> None:
+    """Write what there is of a file that still grows."""
+    part = target.with_name(f"{target.name}.part")
+    with client.exchange("GET", path) as answer:
+        _write(answer, part, "wb")
+    part.replace(target)
+
+
+def _write(answer: httpx.Response, path: Path, mode: str) -> None:
+    with path.open(mode) as file:
+        for chunk in answer.iter_bytes(_CHUNK_BYTES):
+            file.write(chunk)
+
+
+def fetch(client: GatewayClient, batch: dict[str, Any], output: Path) -> None:
+    """Write both files of a batch; one that has not ended: what there is of them."""
+    errors = errors_path(output)
+    if batch["status"] not in ENDED:
+        path = f"/v1/batches/{batch['id']}"
+        download_so_far(client, f"{path}/output", output)
+        download_so_far(client, f"{path}/errors", errors)
+        return
+    for file_id, target in ((batch["output_file_id"], output), (batch["error_file_id"], errors)):
+        if file_id:
+            download(client, file_id, target)
+    if not batch["output_file_id"]:
+        output.write_bytes(b"")
+    if not batch["error_file_id"]:
+        errors.unlink(missing_ok=True)
+
+
+def fetch_run(
+    client: GatewayClient,
+    state: RunState,
+    batch: dict[str, Any],
+    output: Path,
+    ordered_like: BatchInput | None,
+) -> None:
+    """The results of a run: as `fetch`, but those of a retry are added to the ones before.
+
+    `ordered_like`: sort the lines as they are in this input.
+    """
+    if not state.fetched:
+        if state.is_retry:
+            _add(client, state, batch, output)
+        else:
+            fetch(client, batch, output)
+        state.fetched = True
+        state.save()
+    if ordered_like is not None:
+        sort_lines(output, _ids(ordered_like))
+        if errors_path(output).exists():
+            sort_lines(errors_path(output), _ids(ordered_like))
+    state.batch = batch
+    state.save()
+
+
+def _add(client: GatewayClient, state: RunState, batch: dict[str, Any], output: Path) -> None:
+    """Add the answers of a retry; its errors replace the ones before."""
+    new = output.with_name(f"{output.name}.retried")
+    fetch(client, batch, new)
+    with output.open("ab") as file, new.open("rb") as added:
+        file.truncate(state.kept_bytes)  # an earlier try may have added a part of them
+        shutil.copyfileobj(added, file)
+    if errors_path(new).exists():
+        errors_path(new).replace(errors_path(output))
+    else:
+        errors_path(output).unlink(missing_ok=True)
+    new.unlink()
+
+
+def _ids(source: BatchInput) -> Iterator[str]:
+    return (line.custom_id for line in source.lines())

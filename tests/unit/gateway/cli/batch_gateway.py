@@ -1,0 +1,147 @@
+"""A gateway with files and batches in memory, on a real socket: each line is answered at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.unit.gateway.cli.samples import NOW
+
+
+@dataclass
+class BatchGateway:
+    """Takes uploads and batches; a test says which lines fail, and cuts connections off."""
+
+    fails: Callable[[str], bool] = lambda custom_id: False
+    cuts: dict[str, int] = field(default_factory=dict)
+    """`METHOD /path` -> how many of its requests are cut off."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    parts: dict[str, bytes] = field(default_factory=dict)
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    ranges: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        gateway = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                gateway._serve(self)
+
+            do_POST = do_DELETE = do_GET  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _serve(self, handler: BaseHTTPRequestHandler) -> None:
+        path = handler.path.partition("?")[0]
+        line = f"{handler.command} {path}"
+        body = handler.rfile.read(int(handler.headers.get("content-length") or 0))
+        self.requests.append(line)
+        status, answer = self._answer(line, body, handler)
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        name = re.sub(r"(file|upload|batch)[-_]\w+", "ID", line)
+        cut = self.cuts.get(name, 0) > 0
+        handler.send_response(status)
+        handler.send_header("content-type", "text/event-stream" if "events" in path else "x/y")
+        handler.send_header("content-length", str(len(data)))
+        handler.end_headers()
+        if cut:
+            self.cuts[name] -= 1
+            data = data[: len(data) // 2]
+        handler.wfile.write(data)
+
+    def _answer(self, line: str, body: bytes, handler: Any) -> tuple[int, Any]:
+        match line.strip("/").split("/"):
+            case ["POST ", "v1", "uploads"]:
+                return 200, {"id": f"upload_{len(self.files) + 1}"}
+            case ["POST ", "v1", "uploads", _, "parts"]:
+                return 200, {"id": self._part(body)}
+            case ["POST ", "v1", "uploads", upload, "complete"]:
+                file_id = upload.replace("upload_", "file-")
+                ids = json.loads(body)["part_ids"]
+                self.files[file_id] = b"".join(self.parts[each] for each in ids)
+                return 200, {"file": self._file(file_id)}
+            case ["POST ", "v1", "batches"]:
+                return 200, self._batch(json.loads(body))
+            case ["GET ", "v1", "batches"]:
+                return 200, {"object": "list", "data": self.batches[::-1], "has_more": False}
+            case ["GET ", "v1", "batches", batch_id, "events"]:
+                (batch,) = [each for each in self.batches if each["id"] == batch_id]
+                shown = {**batch, "status": "in_progress", "eta_s": 2.0, "lines_per_s": 3.0,
+                         "output_tokens_per_s": 6.0}  # fmt: skip
+                events = (("progress", shown), (batch["status"], batch))
+                text = "".join(f"event: {n}\ndata: {json.dumps(data)}\n\n" for n, data in events)
+                return 200, text.encode()
+            case ["GET ", "v1", "batches", batch_id]:
+                return 200, next(each for each in self.batches if each["id"] == batch_id)
+            case ["GET ", "v1", "files", file_id] if file_id in self.files:
+                return 200, self._file(file_id)
+            case ["DELETE ", "v1", "files", file_id] if file_id in self.files:
+                del self.files[file_id]
+                return 200, {"id": file_id, "object": "file", "deleted": True}
+            case ["GET ", "v1", "files"]:
+                return 200, {"object": "list", "data": [self._file(each) for each in self.files]}
+            case ["GET ", "v1", "files", file_id, "content"]:
+                return self._content(file_id, handler.headers.get("range"))
+        return 404, {"error": {"message": f"no {line}", "code": "not_found"}}
+
+    def _content(self, file_id: str, wanted: str | None) -> tuple[int, bytes]:
+        if wanted is None:
+            return 200, self.files[file_id]
+        self.ranges.append(wanted)
+        return 206, self.files[file_id][int(wanted[len("bytes=") : -1]) :]
+
+    def _part(self, body: bytes) -> str:
+        boundary, _, rest = body.partition(b"\r\n")
+        data = rest.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n" + boundary + b"--\r\n")
+        part_id = f"part_{len(self.parts)}"
+        self.parts[part_id] = data
+        return part_id
+
+    def _file(self, file_id: str) -> dict[str, Any]:
+        return {
+            "id": file_id,
+            "bytes": len(self.files[file_id]),
+            "purpose": "batch",
+            "created_at": NOW,
+            "filename": "in.jsonl",
+        }
+
+    def _batch(self, request: dict[str, Any]) -> dict[str, Any]:
+        number = len(self.batches) + 1
+        lines = [json.loads(each) for each in self.files[request["input_file_id"]].splitlines()]
+        ids = [each["custom_id"] for each in lines]
+        good = [each for each in ids if not self.fails(each)]
+        bad = [each for each in ids if self.fails(each)]
+        made = {f"file-o{number}": reversed(good), f"file-e{number}": reversed(bad)}
+        for name, of in made.items():
+            rows = [json.dumps({"custom_id": each, "response": {}, "batch": number}) for each in of]
+            self.files[name] = "".join(f"{row}\n" for row in rows).encode()
+        batch = {
+            **request,
+            "id": f"batch_{number}",
+            "status": "completed",
+            "created_at": NOW,
+            "errors": None,
+            "output_file_id": f"file-o{number}" if good else None,
+            "error_file_id": f"file-e{number}" if bad else None,
+            "request_counts": {"total": len(ids), "completed": len(good), "failed": len(bad)},
+            "usage": {"input_tokens": 10, "output_tokens": 20},
+        }
+        self.batches.append(batch)
+        return batch

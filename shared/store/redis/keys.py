@@ -202,6 +202,11 @@ def batch_lines(batch_id: str) -> str:
     return f"{base(0)}{BATCH_LINES}:{batch_id}"
 
 
+def batch_lock(batch_id: str) -> str:
+    """Which process owns a batch."""
+    return f"{base(0)}{BATCH_LOCK}:{batch_id}"
+
+
 def batch_output(batch_id: str) -> str:
     """The segments of a batch's output."""
     return f"{base(0)}{BATCH_OUTPUT}:{batch_id}"
@@ -240,6 +245,11 @@ def files(tenant: str) -> str:
 def files_expiring() -> str:
     """The files and uploads of all tenants that expire."""
     return f"{base(0)}{FILES_EXPIRING}"
+
+
+def stored(tenant: str) -> str:
+    """What a tenant has in the storage."""
+    return f"{base(0)}{STORED}:{tenant}"
 
 
 def upload(upload_id: str) -> str:

@@ -14,6 +14,7 @@ from gateway.batches.batch_context import BatchContext
 from gateway.batches.batch_work import BatchWork
 from shared.batches.batch import Batch, new_batch_id
 from shared.files.stored_file import Purpose, Segment, StoredFile
+from shared.store.redis import keys
 from shared.store.redis.batch_records import Which
 from shared.store.redis.servers import Servers
 from tests.e2e.processes import Stack
@@ -31,12 +32,17 @@ def line(custom_id: str, **body: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
+class Crash(BaseException):
+    """The process ends here."""
+
+
 class Batches:
     """Makes batches, works on them, and reads what became of them."""
 
     def __init__(self, context: BatchContext) -> None:
         self.context = context
         self.work = BatchWork(context)
+        self.crashed = False
 
     async def create(self, data: bytes, **changes: Any) -> Batch:
         """A batch whose input is `data`."""
@@ -75,6 +81,12 @@ class Batches:
         """Go on as another process, which knows only what is stored."""
         monkeypatch.setattr(owner, "_PROCESS", new_batch_id())
         self.work = BatchWork(self.context)
+        self.crashed = False
+
+    async def jobs(self) -> Sequence[bytes]:
+        """Records of jobs."""
+        redis = self.context.queue.servers.of(0)
+        return [each async for each in redis.scan_iter(f"{keys.base(0)}job:*")]
 
     async def lines(self, batch: Batch, which: Which) -> Sequence[dict[str, Any]]:
         """The lines of the output, or of the errors."""

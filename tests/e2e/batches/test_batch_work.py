@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from shared.batches.batch import BatchStatus
-from tests.e2e.batches.conftest import Batches, line
+import contextlib
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from shared.batches.batch import Batch, BatchStatus
+from shared.job.errors import FileInUse
+from shared.store.redis import keys
+from tests.e2e.batches.conftest import TENANT, Batches, Crash, line
 
 
 async def test_each_line_has_its_answer(batches: Batches) -> None:
@@ -18,3 +27,159 @@ async def test_each_line_has_its_answer(batches: Batches) -> None:
     assert batch.usage.input_tokens == sum(each["prompt_tokens"] for each in usages)
     assert batch.error_file_id == ""
     assert batch.model == "simulated"
+
+
+async def test_what_is_refused_is_in_the_errors(batches: Batches) -> None:
+    lines = [
+        line("fine"),
+        line("field", max_tokens=-1),
+        line("hot", messages="none"),
+        line("deep", n=100_000),
+    ]
+    batch = await batches.run(await batches.create(b"\r\n".join(lines)))
+    assert (batch.status, batch.completed, batch.failed) == (BatchStatus.COMPLETED, 1, 3)
+    errors = {each["custom_id"]: each for each in await batches.file_lines(batch.error_file_id)}
+    assert set(errors) == {"field", "hot", "deep"}
+    for each in errors.values():
+        assert each["error"] is None
+        assert each["response"]["status_code"] == 400
+        assert each["response"]["body"]["error"]["message"]
+
+
+async def test_all_refused_have_no_output_file(batches: Batches) -> None:
+    batch = await batches.run(await batches.create(line("a", max_tokens=-1)))
+    assert (batch.status, batch.failed) == (BatchStatus.COMPLETED, 1)
+    assert batch.output_file_id == ""
+    assert batch.error_file_id
+
+
+async def test_wrong_lines_fail_the_batch(batches: Batches) -> None:
+    lines = [line("a"), b"", b"{", line("a"), line("b", model="other"), line("c", stream=True)]
+    batch = await batches.run(await batches.create(b"\n".join(lines)))
+    assert batch.status is BatchStatus.FAILED
+    found = [(error.line, error.code) for error in batch.errors]
+    assert found == [(3, "invalid_json_line"), (5, "model_not_found"), (6, "stream_not_supported")]
+    assert batch.total == 0
+    assert not await batches.jobs()
+
+
+async def test_both_lines_of_a_duplicate_are_named(batches: Batches) -> None:
+    lines = [line(f"q{n}") for n in range(50)]
+    batch = await batches.run(await batches.create(b"\n".join([*lines, line("q7")])))
+    assert batch.status is BatchStatus.FAILED
+    (error,) = batch.errors
+    assert (error.code, error.line) == ("duplicate_custom_id", 51)
+    assert "line 8 " in error.message
+
+
+async def test_an_empty_file_fails(batches: Batches) -> None:
+    batch = await batches.run(await batches.create(b"\xef\xbb\xbf\r\n\n"))
+    assert [error.code for error in batch.errors] == ["empty_file"]
+
+
+async def test_cancelled_lines_are_in_the_errors(batches: Batches) -> None:
+    lines = [line(f"q{n}", max_tokens=1 if n < 20 else 2000) for n in range(1500)]
+    batch = await batches.create(b"\n".join(lines))
+    while (await batches.get(batch)).completed < 20:
+        await batches.work.work()
+    asked = await batches.context.records.cancel(TENANT, batch.id)
+    assert asked is not None
+    assert asked.status is BatchStatus.CANCELLING
+    ended = await batches.run(batch)
+    assert ended.status is BatchStatus.CANCELLED
+    assert ended.completed + ended.failed == ended.total == 1500
+    await check_sums(batches, ended, {"batch_cancelled"})
+    assert not await batches.jobs()
+
+
+async def test_a_batch_expires(batches: Batches) -> None:
+    lines = [line(f"q{n}", max_tokens=1 if n < 20 else 3000) for n in range(600)]
+    batch = await batches.create(b"\n".join(lines), window_s=4.0)
+    ended = await batches.run(batch)
+    assert ended.status is BatchStatus.EXPIRED
+    assert ended.completed >= 20
+    await check_sums(batches, ended, {"batch_expired"})
+
+
+async def test_a_file_in_use_stays(batches: Batches) -> None:
+    batch = await batches.create(line("a"))
+    with pytest.raises(FileInUse):
+        await batches.context.files.delete(TENANT, batch.input_file_id)
+    await batches.run(batch)
+    assert await batches.context.files.delete(TENANT, batch.input_file_id) is not None
+
+
+async def test_batches_advance_side_by_side(batches: Batches) -> None:
+    made = [await batches.create(b"\n".join(line(f"q{n}") for n in range(200))) for _ in range(3)]
+    ends = []
+    while len(ends) < 3:
+        await batches.work.work()
+        for batch in made:
+            if batch not in ends and (await batches.get(batch)).status.ended:
+                ends.append(batch)
+    for batch in made:
+        assert (await batches.get(batch)).completed == 200
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_after_a_crash_anywhere_each_line_has_one_result(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The owner ends at random places; the next one knows only what was stored."""
+    draw = random.Random(seed)
+    lines = [line(f"q{n}", max_tokens=-1 if n % 50 == 7 else 1 + n % 5) for n in range(400)]
+    batch = await batches.create(b"\n".join(lines))
+    crash_at(monkeypatch, batches, draw)
+    crashes = 0
+    while not (found := await batches.get(batch)).status.ended:
+        with contextlib.suppress(Crash):
+            await batches.work.work()
+        if batches.crashed:
+            crashes += 1
+            batches.crash(monkeypatch)
+            # The lock of the one that crashed runs out.
+            await batches.context.queue.servers.of(0).delete(keys.batch_lock(batch.id))
+    assert crashes
+    assert (found.status, found.completed, found.failed) == (BatchStatus.COMPLETED, 392, 8)
+    await check_sums(batches, found, set())
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, batches: Batches, draw: random.Random) -> None:
+    """Calls of the owner fail before or after what they do, one in eight."""
+    context = batches.context
+    for where, name in (
+        (context.records, "change"),
+        (context.storage, "write_bytes"),
+        (context.queue, "submit_all"),
+        (context.queue, "delete"),
+        (context.queue, "get_all"),
+        (context.records, "read"),
+    ):
+        original = getattr(where, name)
+
+        async def call(*words: Any, _original: Any = original, **rest: Any) -> Any:
+            moment = draw.random()
+            if moment < 1 / 16:
+                batches.crashed = True
+                raise Crash
+            result = await _original(*words, **rest)
+            if moment > 15 / 16:
+                batches.crashed = True
+                raise Crash
+            return result
+
+        monkeypatch.setattr(where, name, call)
+
+
+async def check_sums(batches: Batches, batch: Batch, codes: set[str]) -> None:
+    """Each line has one result; counts and usage add up; lines without an answer have a code."""
+    output = await batches.lines(batch, "output")
+    errors = await batches.lines(batch, "errors")
+    ids = Counter(each["custom_id"] for each in [*output, *errors])
+    assert set(ids.values()) == {1}
+    assert len(output) == batch.completed
+    assert len(errors) == batch.failed
+    assert len(ids) == batch.total
+    tokens = sum(each["response"]["body"]["usage"]["completion_tokens"] for each in output)
+    assert tokens == batch.usage.output_tokens
+    assert {each["error"]["code"] for each in errors if each["error"]} == codes

@@ -26,6 +26,7 @@ from gateway.core.submitter import Submitter
 from gateway.core.tenants import tenants_in
 from gateway.core.unwatcher import Unwatcher
 from gateway.description import openapi
+from gateway.files.files import Files
 from gateway.front_door import FrontDoor
 from gateway.gateway_settings import GatewaySettings
 from gateway.http import error_response as errors
@@ -108,7 +109,9 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     app.add_middleware(Head)
     app.add_middleware(RequestId, access=access, metrics=metrics)  # outermost: a 401 has an id too
     web_pages = WebPages(settings.allowed_hosts, with_keys=bool(settings.tenants_by_key()))
-    return FrontDoor(app, [row for api in APIS for row in api.plain], plain, web_pages)
+    plain_routes = [row for api in APIS for row in api.plain]
+    forms = [path for api in APIS for path in api.forms]
+    return FrontDoor(app, plain_routes, plain, web_pages, forms)
 
 
 def _make_gateway(
@@ -155,6 +158,7 @@ def _make_gateway(
     sampler = Sampler(Overview(gateway).take)
     metrics.overview_streams.set_function(lambda: sampler.viewers)
     gateway.add(sampler)
+    gateway.add(Files(queue, settings.storage_url))
     for api in APIS:
         if api.start is not None:
             api.start(gateway)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from fastapi import FastAPI
-from starlette.routing import Route
+from starlette.routing import Route, compile_path
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.context import Gateway
@@ -33,10 +33,13 @@ class FrontDoor:
         routes: Iterable[PlainRoute],
         shared: PlainApplications,
         web_pages: WebPages,
+        forms: Iterable[str] = (),
     ) -> None:
+        """`forms`: paths of FastAPI whose bodies are forms (`Api.forms`)."""
         self.fastapi = fastapi
         self._shared = shared
         self._web_pages = web_pages
+        self._forms = [compile_path(path)[0].match for path in forms]
         self._by_path: dict[str, tuple[str, PlainApplication]] = {}
         self._others: list[tuple[PlainRoute, PlainApplication]] = []
         for route in routes:
@@ -63,7 +66,7 @@ class FrontDoor:
         request_span.begin(scope["headers"], partial(self._shared.authenticator.is_operator, scope))
         row = self._by_path.get(scope["path"])
         try:
-            self._web_pages.check(scope, checks_type=row is None)
+            self._web_pages.check(scope, checks_type=row is None and not self._takes_form(scope))
         except FlotillaError as error:
             await self._shared.refuse(error, scope, receive, send, time.monotonic())
             return
@@ -76,12 +79,16 @@ class FrontDoor:
                 return
         await self.fastapi(scope, receive, send)
 
+    def _takes_form(self, scope: Scope) -> bool:
+        return scope["method"] == "POST" and any(match(scope["path"]) for match in self._forms)
+
     def fail_open_streams(self, error: Exception) -> None:
         """End all answers that are not complete with this error."""
         self._shared.gateway.relay.fail_all(error)
 
     def end_overviews(self) -> None:
-        """End the streams of the overview, which have no end of their own."""
+        """End the streams of the overview and of batches, which last for long or for ever."""
+        self._shared.gateway.stopping.set()
         self._shared.gateway.of(Sampler).end_streams()
 
     @property

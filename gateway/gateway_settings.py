@@ -7,6 +7,7 @@ import re
 from pydantic import Field, field_validator
 
 from gateway.listen_settings import ListenSettings
+from shared.files.storage import MAX_BLOB_BYTES
 from shared.files.storage_settings import StorageSettings
 from shared.fleet.pool_settings import PoolSettings
 from shared.job.quotas import Quotas
@@ -58,7 +59,10 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings):
     )
     max_messages: int = Field(10_000, ge=1, description="messages of one conversation")
     body_timeout_s: float = Field(
-        30.0, gt=0, description="time limit for receiving a request's body"
+        30.0,
+        gt=0,
+        description="time limit for receiving a request's body; of a file's upload, for the next "
+        "part of it",
     )
     max_header_bytes: int = Field(
         32 << 10, ge=1024, description="size limit of a request line and its headers together"
@@ -151,6 +155,20 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings):
         ge=0,
         description="bytes of one tenant that are kept at a time: conversations, and requests and "
         "answers above 4 KiB; 0: no limit",
+    )
+    max_file_bytes: int = Field(
+        32 << 30, ge=1, le=MAX_BLOB_BYTES, description="size limit of a file of /v1/files"
+    )
+    max_stored_bytes: int = Field(
+        1 << 40,
+        ge=0,
+        description="bytes of the files of one tenant that are stored at a time; 0: no limit",
+    )
+    max_stored_files: int = Field(
+        10_000,
+        ge=0,
+        description="files of one tenant that are stored at a time; one that was uploaded in parts "
+        "counts as its parts; 0: no limit",
     )
     access_log: bool = Field(True, description="log a line for each request")
     trace_ratio: float = Field(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.apis.admin.routes import API as ADMIN
 from gateway.apis.anthropic.routes import API as ANTHROPIC
 from gateway.apis.audio.routes import API as AUDIO
+from gateway.apis.files.routes import API as FILES
 from gateway.apis.jobs.routes import API as JOBS
 from gateway.apis.openai.routes import API as OPENAI
 from gateway.apis.pooling.routes import API as POOLING
@@ -18,6 +19,7 @@ APIS: tuple[Api, ...] = (
     ANTHROPIC,
     AUDIO,
     POOLING,
+    FILES,
     JOBS,
     ADMIN,
     TORCHSERVE,

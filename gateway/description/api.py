@@ -20,6 +20,8 @@ class Api:
     """Those that FastAPI serves."""
     plain: tuple[PlainRoute, ...] = ()
     """Routes whose answers may be streams of tokens."""
+    forms: tuple[str, ...] = ()
+    """Paths of `routers` whose bodies are forms; what reads them checks their content type."""
     schemas: Mapping[str, Schema] = field(default_factory=dict)
     """The bodies that are passed on unchanged, by the names that `plain` refers to."""
     start: Callable[[Gateway], None] | None = None

@@ -55,7 +55,7 @@ async def read_body(
     Raises UnsupportedMediaType, BodyTooLarge, BodyTimeout, and BadRequest.
     """
     headers = dict(scope["headers"])
-    _check_type(headers, kind)
+    check_type(headers, kind)
     announced = headers.get(b"content-length", b"0")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
@@ -79,7 +79,7 @@ def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     )
 
 
-def _check_type(headers: Mapping[bytes, bytes], kind: BodyKind) -> None:
+def check_type(headers: Mapping[bytes, bytes], kind: BodyKind) -> None:
     """Raise UnsupportedMediaType or BadRequest for a body that can't be read."""
     media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if media_type != _MEDIA_TYPES[kind]:

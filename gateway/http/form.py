@@ -1,13 +1,16 @@
 """A body that is a form with a file: its fields, parsed once. The file itself is not read.
 
+A file that is stored is taken out of its form as it arrives: streamed_form.py.
+
 vLLM parses the form again, with the same library through Starlette; both must understand the same,
 so that names that are there twice are refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from python_multipart.exceptions import FormParserError
@@ -50,15 +53,12 @@ def without_boundary(body: bytes) -> bytes:
 
 def fields_of(body: bytes, boundary: bytes) -> dict[str, Any]:
     """The fields of a form whose parts have this boundary. Raises BadRequest."""
-    form = _Form()
-    parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
-    try:
+    form = Form()
+    parser = form.parser(boundary)
+    with valid_form():
         parser.write(body)
         parser.finalize()
-    except FormParserError as error:
-        raise BadRequest(f"The body is not a valid form: {error}") from error
-    if not form.ended:
-        raise BadRequest("The body is not a valid form: its last part does not end.")
+    form.check_ended()
     fields = form.fields
     stream, n = fields.get("stream"), fields.get("n", "")
     if stream is not None:
@@ -69,10 +69,24 @@ def fields_of(body: bytes, boundary: bytes) -> dict[str, Any]:
     return fields
 
 
-def _checked_boundary(body: bytes, scope: Scope) -> bytes:
+@contextlib.contextmanager
+def valid_form() -> Iterator[None]:
+    """Raise the parser's errors as BadRequest."""
+    try:
+        yield
+    except FormParserError as error:
+        raise BadRequest(f"The body is not a valid form: {error}") from error
+
+
+def boundary_of(scope: Scope) -> bytes:
+    """What stands between the parts of a form, by its content type; empty: that does not say."""
     header = dict(scope["headers"]).get(b"content-type", b"")
     _, options = parse_options_header(header)
-    boundary = options.get(b"boundary", b"")
+    return options.get(b"boundary", b"")
+
+
+def _checked_boundary(body: bytes, scope: Scope) -> bytes:
+    boundary = boundary_of(scope)
     if not boundary or boundary_in(body) != boundary:
         raise BadRequest(
             "The form must begin with its boundary, which `Content-Type` names: "
@@ -81,12 +95,12 @@ def _checked_boundary(body: bytes, scope: Scope) -> bytes:
     return boundary
 
 
-class _Form:
-    """Gathers the fields that the parser finds."""
+class Form:
+    """Gathers the fields that the parser finds; a subclass may take a file."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
-        self.ended = False
+        self._ended = False
         self._names: set[str] = set()
         self._n_parts = 0
         self._header, self._value = b"", b""
@@ -95,9 +109,20 @@ class _Form:
         self._is_file = False
         self._text = bytearray()
 
-    def callbacks(self) -> dict[str, Callable[..., None]]:
-        """By the names that the parser calls them."""
-        return {
+    def begin_file(self, name: str, filename: bytes) -> None:
+        """A part that is a file begins."""
+
+    def add_file_data(self, data: bytes) -> None:
+        """Some of its bytes."""
+
+    def check_ended(self) -> None:
+        """Raise BadRequest if the form has not ended."""
+        if not self._ended:
+            raise BadRequest("The body is not a valid form: its last part does not end.")
+
+    def parser(self, boundary: bytes) -> MultipartParser:
+        """What calls the methods below. `valid_form` has its errors."""
+        callbacks: dict[str, Callable[..., None]] = {
             "on_part_begin": self._begin_part,
             "on_header_field": self._add_to_header,
             "on_header_value": self._add_to_value,
@@ -107,6 +132,7 @@ class _Form:
             "on_part_end": self._end_part,
             "on_end": self._end,
         }
+        return MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
 
     def _begin_part(self) -> None:
         self._n_parts += 1
@@ -131,13 +157,16 @@ class _Form:
         name = options.get(b"name")
         if name is None:
             raise BadRequest("Each part of a form needs a `Content-Disposition` with its name.")
-        self._name, self._is_file = _decoded(name), b"filename" in options
+        self._name, self._is_file = decoded(name), b"filename" in options
         if self._name in self._names and not self._name.endswith("[]"):
             raise BadRequest(f"`{self._name[:64]}` is there twice.", self._name[:64])
         self._names.add(self._name)
+        if self._is_file:
+            self.begin_file(self._name, options[b"filename"])
 
     def _add_data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
+            self.add_file_data(data[start:end])
             return
         if len(self._text) + end - start > _MAX_FIELD_BYTES:
             raise BadRequest(
@@ -147,13 +176,14 @@ class _Form:
 
     def _end_part(self) -> None:
         if not self._is_file:
-            self.fields[self._name] = _decoded(bytes(self._text))
+            self.fields[self._name] = decoded(bytes(self._text))
 
     def _end(self) -> None:
-        self.ended = True
+        self._ended = True
 
 
-def _decoded(text: bytes) -> str:
+def decoded(text: bytes) -> str:
+    """A text of a form. Raises BadRequest."""
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:

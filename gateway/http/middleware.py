@@ -34,6 +34,10 @@ ADMIN_PATHS = frozenset(OPERATOR_PATHS)
 """Other paths that need an operator's key."""
 
 
+IS_HEAD = "flotilla.head"
+"""The key of a scope that is true if the request is HEAD: its answer's body is not to be made."""
+
+
 def needs_admin(method: str, path: str) -> bool:
     """Whether a request needs an operator's key, because it concerns more than one tenant."""
     if path.startswith("/admin/"):
@@ -112,7 +116,7 @@ class Head:
         """Serve one request."""
         # Not for streams: the answer to HEAD would take as long as the stream.
         if scope.get("method") == "HEAD" and not scope["path"].endswith(("/events", "/stream")):
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", IS_HEAD: True}
         await self._app(scope, receive, send)
 
 

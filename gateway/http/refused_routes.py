@@ -62,8 +62,6 @@ REFUSED: dict[str, str] = {
     # OpenAI
     "/v1/responses/compact": "vLLM does not compact conversations.",
     "/v1/responses/input_tokens": "use POST /tokenize.",
-    "/v1/files": "use POST /jobs for each request; a job's result is kept for a day.",
-    "/v1/uploads": "use POST /jobs for each request; a job's result is kept for a day.",
     "/v1/batches": "use POST /jobs for each request, with `lane: flex`.",
     "/v1/moderations": _NOT_VLLM,
     "/v1/images": _NOT_VLLM,

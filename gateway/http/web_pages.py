@@ -12,7 +12,7 @@ gateway without keys on 127.0.0.1. Three checks, each against one such attack:
    send across sites without a CORS preflight request, and a body without a type, are refused, also
    where no body is read.
 
-Where a body is read, its type is checked with keys, too (body.py); two endpoints take forms.
+Where a body is read, its type is checked with keys, too (body.py); some routes take forms.
 """
 
 from __future__ import annotations

@@ -55,6 +55,14 @@ class FileRecords:
         )  # fmt: skip
         check_quota(*await self._queue.run("store_file", SHARD, arguments))
 
+    async def check_room(self, tenant: str, quota: StorageQuota) -> None:
+        """Raise StorageQuotaExceeded if the tenant has no room at all: before it sends a file."""
+        key = keys.stored(tenant)
+        values = await self._redis.hmget(key, "bytes", "blobs")
+        for name, value, most in zip((b"bytes", b"files"), values, quota, strict=True):
+            if most and int(value or 0) >= most:
+                check_quota(name, value)
+
     async def get(self, tenant: str, file_id: str, *, held: bool = False) -> StoredFile | None:
         """The file; None if it is unknown, has expired, or is another tenant's.
 

@@ -1,0 +1,1 @@
+"""Files of tenants, as gateways and the maintenance process use them."""

@@ -1,0 +1,88 @@
+"""The files of a fleet: what Redis knows of them, and the storage that has their bytes.
+
+What other code needs of files is here: `of` (a file of a tenant, or 404), `storage` and `ready`
+(the storage, or 501 and 503), `records`, and `delete_blobs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from shared.files.storage import Storage
+from shared.files.stored_file import StoredFile
+from shared.job.errors import NotFound, StorageNotConfigured, StorageUnavailable
+from shared.platform.logs import RareWarning
+from shared.store.redis.file_records import FileRecords
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.upload_records import UploadRecords
+
+log = logging.getLogger("flotilla.files")
+
+_CHECKED_S = 2.0
+"""The storage counts as the fleet's for so long."""
+
+
+class Files:
+    """Made once in a process."""
+
+    def __init__(self, queue: JobQueue, storage_url: str) -> None:
+        """`storage_url`: empty if there is none. Raises SettingsError."""
+        self.records = FileRecords(queue)
+        self.uploads = UploadRecords(queue)
+        self._storage = Storage.open(storage_url) if storage_url else None
+        self._checked_until = 0.0
+        self._warn = RareWarning(log)
+
+    @property
+    def storage(self) -> Storage:
+        """Where the bytes are. Raises StorageNotConfigured."""
+        if self._storage is None:
+            raise StorageNotConfigured
+        return self._storage
+
+    async def ready(self) -> Storage:
+        """The storage, if it answers and is that of the whole fleet: needed before writing to it.
+
+        Raises StorageNotConfigured, StorageUnavailable, and StoreError.
+        """
+        storage, now = self.storage, asyncio.get_running_loop().time()
+        if now >= self._checked_until:
+            try:
+                await self._check(storage)
+            except StorageUnavailable as error:
+                self._warn("the storage of files: %s", error.cause or error)
+                raise
+            self._checked_until = now + _CHECKED_S
+        return storage
+
+    async def _check(self, storage: Storage) -> None:
+        fleets, own = await self.records.storage_marker(), await storage.marker()
+        if fleets is None:
+            own = own or await storage.make_marker()
+            fleets = await self.records.storage_marker(own)
+        if own != fleets:
+            raise StorageUnavailable(
+                "The storage of this process (FLOTILLA_STORAGE_URL) is not the one in which the "
+                "fleet's files are: all processes need the same folder or bucket."
+            )
+
+    async def of(self, tenant: str, file_id: str) -> StoredFile:
+        """A file of the tenant. Raises NotFound, and StoreError."""
+        file = await self.records.get(tenant, file_id)
+        if file is None:
+            raise no_such_file(file_id)
+        return file
+
+    async def delete_blobs(self, names: Sequence[str]) -> None:
+        """Delete blobs that no record names any more; maintenance finds those that are left."""
+        try:
+            await self.storage.delete(names)
+        except StorageUnavailable as error:
+            self._warn("%d blobs could not be deleted: %s", len(names), error.cause or error)
+
+
+def no_such_file(file_id: str) -> NotFound:
+    """The answer for a file that is unknown, deleted, expired, or another tenant's."""
+    return NotFound(f"There is no file {file_id[:64]!r}; files expire, see `expires_at`.")

@@ -6,9 +6,10 @@ there is that line's own error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from shared.api.endpoint import BodyKind, StreamFormat
 from shared.api.endpoints import ENDPOINTS
@@ -22,6 +23,7 @@ BATCH_ENDPOINTS = tuple(
 """The endpoints to which the lines of a batch may go. (Responses are stored by their gateway.)"""
 MOST_LINES = 50_000_000
 _MOST_ID_CHARS = 512
+_DECODER = msgspec.json.Decoder()
 _REQUIRED = ("custom_id", "method", "url", "body")
 
 
@@ -72,8 +74,8 @@ def check_line(
 def read_line(data: bytes) -> dict[str, Any]:
     """The object of a line, with all fields that it needs. Raises BadLine."""
     try:
-        line = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        line = _DECODER.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadLine("invalid_json_line", f"This line is not valid JSON: {error}") from error
     if type(line) is not dict:
         raise BadLine("invalid_json_line", "This line is not a JSON object.")
@@ -85,4 +87,4 @@ def read_line(data: bytes) -> dict[str, Any]:
 
 def custom_id_of(data: bytes) -> str:
     """The custom id of a line that was checked."""
-    return str(json.loads(data)["custom_id"])
+    return str(_DECODER.decode(data)["custom_id"])

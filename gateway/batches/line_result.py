@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+import msgspec
+
 from shared.batches.batch import Usage
 from shared.job.errors import FlotillaError
 
@@ -41,8 +43,8 @@ class LineResult(NamedTuple):
 def answered(number: int, custom_id: str, job_id: str, status: int, body: bytes) -> LineResult:
     """The line for an HTTP answer. One that is no JSON object can't be part of a line."""
     try:
-        answer = json.loads(body)
-    except ValueError:
+        answer = msgspec.json.decode(body)
+    except msgspec.DecodeError:
         answer = None
     if not isinstance(answer, dict):
         message = "The answer is not a JSON object, so it can't be part of a batch's output."

@@ -50,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "gateway/core": {PLATFORM, JOB, STORE, REDIS, FLEET, API, SETTINGS, "gateway/http"},
     AUTOSCALER: {PLATFORM, JOB, STORE, REDIS, FLEET},
     OVERVIEW: {PLATFORM, JOB, STORE, REDIS, FLEET, AUTOSCALER, "gateway/core"},
+    "gateway/files": {PLATFORM, JOB, REDIS, FILES},
     DESCRIPTION: {JOB, API, "gateway/http", "gateway/core"},
     "gateway/apis/anthropic": {DESCRIPTION},
     "gateway/apis/audio": {DESCRIPTION},
@@ -67,14 +68,22 @@ ALLOWED: dict[str, set[str]] = {
     "gateway/apis/admin": {
         JOB, REDIS, FLEET, API, AUTOSCALER, "gateway/http", "gateway/core", DESCRIPTION,
     },
+    "gateway/apis/batches": {
+        JOB, STORE, REDIS, API, FILES, BATCHES, "gateway/http", "gateway/core", "gateway/files",
+        DESCRIPTION,
+    },
+    "gateway/apis/files": {
+        JOB, REDIS, FILES, "gateway/http", "gateway/core", "gateway/files", DESCRIPTION,
+    },
     "gateway/apis": {DESCRIPTION, *(f"gateway/apis/{api}" for api in APIS)},
     "gateway/ops": {JOB, STORE, REDIS, OVERVIEW, "gateway/http", "gateway/core", DESCRIPTION},
     "gateway/batches": {
         PLATFORM, JOB, STORE, REDIS, FLEET, API, FILES, BATCHES, SETTINGS, "gateway/http",
-        "gateway/core",
+        "gateway/core", "gateway/files",
     },
     "gateway/maintenance": {
         PLATFORM, JOB, STORE, REDIS, FLEET, FILES, AUTOSCALER, SETTINGS, "gateway/batches",
+        "gateway/files",
     },
     "gateway/launcher": {PLATFORM, STORE, REDIS, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},
     "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},

@@ -8,12 +8,11 @@ from typing import NamedTuple, Self
 from gateway.core.endpoint_step import EndpointStep
 from gateway.core.fleet_view import FleetView
 from gateway.core.job_factory import JobFactory
+from gateway.files.files import Files
 from gateway.gateway_settings import GatewaySettings
-from shared.files.storage import Storage
 from shared.fleet.pools import load_pools
 from shared.platform.malformed import MalformedValues
 from shared.store.redis.batch_records import BatchRecords
-from shared.store.redis.file_records import FileRecords
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.servers import Servers
 
@@ -25,8 +24,7 @@ class BatchContext(NamedTuple):
     queue: JobQueue
     factory: JobFactory
     fleet: FleetView
-    storage: Storage
-    files: FileRecords
+    files: Files
     records: BatchRecords
     steps: Mapping[str, EndpointStep] = {}
 
@@ -40,8 +38,7 @@ class BatchContext(NamedTuple):
             queue=queue,
             factory=JobFactory(settings, pools, "", lambda shard: True),
             fleet=FleetView.of(settings, pools, servers.primary, MalformedValues()),
-            storage=Storage.open(settings.storage_url),
-            files=FileRecords(queue),
+            files=Files(queue, settings.storage_url),
             records=BatchRecords(queue),
         )
 

@@ -42,7 +42,9 @@ class BatchRun:
         if found is None:
             return None
         owner, owned = found
-        file = await context.files.get(owned.batch.tenant, owned.batch.input_file_id, held=True)
+        file = await context.files.records.get(
+            owned.batch.tenant, owned.batch.input_file_id, held=True
+        )
         return cls(context, owner, owned, file)
 
     @property
@@ -87,7 +89,7 @@ class BatchRun:
             return await self._fail([gone])
         if self._check is None:
             most, is_known = context.most_line_bytes, self._is_known
-            self._check = InputCheck(owner.batch, self._file, context.storage, most, is_known)
+            self._check = InputCheck(owner.batch, self._file, context.files.storage, most, is_known)
         check = self._check
         await check.go_on()
         await asyncio.sleep(0)  # other batches
@@ -155,5 +157,5 @@ class BatchRun:
             expires_at=now + (batch.output_ttl_s or _OUTPUT_TTL_S),
             segments=segments,
         )
-        await context.files.add(file)
+        await context.files.records.add(file)
         return file_id

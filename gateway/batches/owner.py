@@ -9,7 +9,7 @@ from shared.batches.batch import BatchStatus
 from shared.job.replies import Fenced
 from shared.store.redis.batch_records import BatchRecords, Change, OwnedBatch
 
-_LOCK_S = 15.0
+_LOCK_S = 5.0
 _RENEW_S = 1.0
 _PROCESS = secrets.token_hex(8)
 

@@ -61,7 +61,7 @@ class Window:
         self._tried_at = float("-inf")
         self._poll_at = 0.0
         self._lines = input_lines(
-            context.storage,
+            context.files.storage,
             file.segments,
             context.most_line_bytes,
             owned.next_line,
@@ -143,7 +143,7 @@ class Window:
         data, job_id = self._unsent[number], self._job_id(number)
         if data is None:
             place, segments = self._places[number], self._file.segments
-            data = await line_at(self._context.storage, segments, place.offset, place.length)
+            data = await line_at(self._context.files.storage, segments, place.offset, place.length)
             self._unsent[number] = data
         if self._cut_off is not None:
             return given_up(number, custom_id_of(data), job_id, *self._cut_off)
@@ -250,6 +250,7 @@ class Window:
             output=await self._write("output", output),
             errors=await self._write("errors", errors),
         )
+        await self._context.files.ready(just_now=True)
         await self._owner.change(change)
 
     async def _write(self, which: str, results: Sequence[LineResult]) -> list[Segment]:
@@ -259,7 +260,7 @@ class Window:
         # The step makes the name one that no other process, and no earlier try, has used.
         blob = f"batches/{owner.batch.id}/{which}-{owner.epoch}-{owner.next_step}"
         data = b"".join([each.data for each in results])
-        await self._context.storage.write_bytes(blob, data)
+        await self._context.files.storage.write_bytes(blob, data)
         return [Segment(blob, len(data))]
 
     # --- the end before the last line ---

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Sequence
 
 from shared.files.storage import Storage
@@ -42,13 +43,15 @@ class Files:
             raise StorageNotConfigured
         return self._storage
 
-    async def ready(self) -> Storage:
+    async def ready(self, *, just_now: bool = False) -> Storage:
         """The storage, if it answers and is that of the whole fleet: needed before writing to it.
+
+        `just_now`: not two seconds ago. A folder may be one that is not mounted any more.
 
         Raises StorageNotConfigured, StorageUnavailable, and StoreError.
         """
         storage, now = self.storage, asyncio.get_running_loop().time()
-        if now >= self._checked_until:
+        if just_now or now >= self._checked_until:
             try:
                 await self._check(storage)
             except StorageUnavailable as error:
@@ -58,11 +61,14 @@ class Files:
         return storage
 
     async def _check(self, storage: Storage) -> None:
-        fleets, own = await self.records.storage_marker(), await storage.marker()
-        if fleets is None:
-            own = own or await storage.make_marker()
-            fleets = await self.records.storage_marker(own)
-        if own != fleets:
+        fleet = await self.records.fleet_id()
+        if fleet is None:
+            new = secrets.token_hex(12)
+            await storage.mark(new)
+            fleet = await self.records.fleet_id(new)
+            if fleet != new:  # another process was faster, perhaps with another storage
+                await storage.unmark(new)
+        if fleet not in await storage.fleets():
             raise StorageUnavailable(
                 "The storage of this process (FLOTILLA_STORAGE_URL) is not the one in which the "
                 "fleet's files are: all processes need the same folder or bucket."

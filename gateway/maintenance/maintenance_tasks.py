@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry
 
+from gateway.maintenance.file_sweep import FileSweep
 from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.ops.autoscaler import tick as autoscaler
 from shared.fleet.pools import Pools
+from shared.job.errors import StorageUnavailable
 from shared.platform.metrics.losses import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis.detector import Detector
@@ -33,11 +35,13 @@ log = logging.getLogger("flotilla.maintenance")
 
 REPAIR = "repair"
 PRUNE = "prune"
+FILES = "files"
 AUTOSCALE = "autoscale"
 BATCHES = "batches"
 TIMEOUT_S = 20.0
 """A round that takes longer is cancelled."""
 _PRUNE_INTERVAL_S = 600.0
+_FILES_INTERVAL_S = 600.0
 _BATCHES_INTERVAL_S = 2.0
 """A little more than one call works (batch_work.py), so that other tasks have their turn."""
 _LOCKED_SHARE = 0.9
@@ -48,7 +52,7 @@ def celery_intervals(settings: MaintenanceSettings) -> dict[str, float]:
     """The tasks that Celery runs -> seconds from one round to the next."""
     intervals = {REPAIR: settings.repair_interval_s, PRUNE: _PRUNE_INTERVAL_S}
     if settings.storage_url:
-        intervals[BATCHES] = _BATCHES_INTERVAL_S
+        intervals |= {BATCHES: _BATCHES_INTERVAL_S, FILES: _FILES_INTERVAL_S}
     return intervals
 
 
@@ -75,11 +79,14 @@ class MaintenanceTasks:
         housekeeping = Housekeeping(self._queue, registry)
         self._runs = MaintenanceRuns(servers)
         scaled = [pool.name for pool in pools.autoscaled]
-        self._work: Mapping[str, Callable[[], Awaitable[None]]] = {
+        self._work: dict[str, Callable[[], Awaitable[None]]] = {
             REPAIR: housekeeping.repair,
             PRUNE: functools.partial(housekeeping.prune, scaled, self._intervals_s),
+            FILES: FileSweep(self._queue, settings.storage_url).sweep,
             AUTOSCALE: functools.partial(autoscaler.tick, self._queue, registry, settings, pools),
-        } | ({BATCHES: batches} if batches else {})
+        }
+        if batches:
+            self._work[BATCHES] = batches
 
     async def run(self, name: str) -> None:
         """Run a task unless another process has done so in this round. Logs what goes wrong."""
@@ -91,7 +98,7 @@ class MaintenanceTasks:
                     await self.run_once_per_round(name)
         except TimeoutError:
             log.warning("%s: cancelled after %g s; the next round continues", name, TIMEOUT_S)
-        except StoreError as error:
+        except (StoreError, StorageUnavailable) as error:
             log.warning("%s: failed in this round: %s", name, error)
         except Exception:
             log.exception("%s: failed in this round", name)

@@ -12,14 +12,13 @@ import contextlib
 import datetime as dt
 import os
 import re
-import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store, from_url
 
 from shared.files.stored_file import Segment
@@ -35,7 +34,7 @@ _PART_BYTES = 5 << 20
 MAX_BLOB_BYTES = 10_000 * _PART_BYTES
 _PARTS_AT_ONCE = 2
 _DELETED_AT_ONCE = 500
-_MARKER = "flotilla-storage"
+_FLEETS = "fleets"
 _PARTIAL = re.compile(r"#\d+$")  # of a folder: what obstore calls a blob until it is whole
 _RETRY = {"max_retries": 3, "retry_timeout": dt.timedelta(seconds=15)}
 
@@ -168,24 +167,17 @@ class Storage:
         with _errors():
             return await asyncio.to_thread(_delete_partial, self._folder, before)
 
-    async def marker(self) -> str | None:
-        """The random id that shows which storage this is; None: it has none yet."""
-        try:
-            with _errors(_MARKER):
-                found = await obstore.get_range_async(self._store, _MARKER, start=0, length=32)
-        except BlobMissing:
-            return None
-        return bytes(found).decode(errors="replace")
+    async def mark(self, fleet: str) -> None:
+        """Leave the id of a fleet, which shows that this is its storage."""
+        await self.write_bytes(f"{_FLEETS}/{fleet}", b"1")
 
-    async def make_marker(self) -> str:
-        """The marker, made if there is none."""
-        with _errors(), contextlib.suppress(AlreadyExistsError):
-            data = secrets.token_hex(16).encode()
-            await obstore.put_async(self._store, _MARKER, data, mode="create")
-        found = await self.marker()
-        if found is None:
-            raise StorageUnavailable("The storage of files has lost what was just written.")
-        return found
+    async def unmark(self, fleet: str) -> None:
+        """Take it away."""
+        await self.delete([f"{_FLEETS}/{fleet}"])
+
+    async def fleets(self) -> set[str]:
+        """The fleets that have left their ids here."""
+        return {blob.name.rpartition("/")[2] async for blob in self.list(_FLEETS)}
 
 
 async def _close(writer: obstore.AsyncWritableFile) -> None:

@@ -25,6 +25,7 @@
     ├── TooManyWrongKeys       429
     ├── QuotaExceeded          429
     ├── TooManyBatches         429
+    ├── BatchEnded             409
     ├── TooManyConnections     503
     ├── GatewayStopped         503
     ├── UnsupportedMediaType   415
@@ -228,6 +229,12 @@ class QuotaExceeded(FlotillaError):
             f"Your quota of kept {what} is used up: {number} are kept now. Delete responses and "
             "conversations that you do not need, or wait until they expire."
         )
+
+
+class BatchEnded(FlotillaError):
+    """A batch that has ended can't be cancelled."""
+
+    status, code, type, final = 409, "batch_ended", "invalid_request_error", True
 
 
 class TooManyBatches(FlotillaError):

@@ -144,11 +144,11 @@ class FileRecords:
             pipe.exists(keys.file(each) if each.startswith("file-") else keys.upload(each))
         return {each for each, there in zip(ids, await pipe.execute(), strict=True) if there}
 
-    async def storage_marker(self, own: str | None = None) -> str | None:
-        """The marker of the fleet's storage; `own` becomes it if there is none."""
+    async def fleet_id(self, new: str | None = None) -> str | None:
+        """The id that the fleet has left in its storage; `new` becomes it if there is none."""
         redis = self._queue.servers.primary
-        if own is not None:
-            await redis.set(keys.STORAGE, own, nx=True)
+        if new is not None:
+            await redis.set(keys.STORAGE, new, nx=True)
         found = await redis.get(keys.STORAGE)
         return None if found is None else found.decode()
 

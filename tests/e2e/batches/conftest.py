@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,14 @@ class Batches:
     async def create(self, data: bytes, **changes: Any) -> Batch:
         """A batch whose input is `data`."""
         context, batch_id = self.context, new_batch_id()
-        now = await context.files.now_s()
+        now = await context.files.records.now_s()
         blob = f"files/{batch_id}"
-        await context.storage.write_bytes(blob, data)
+        await context.files.storage.write_bytes(blob, data)
         file = StoredFile(
             f"file-{batch_id}", TENANT, "in.jsonl", Purpose.BATCH, now, None,
             (Segment(blob, len(data)),),
         )  # fmt: skip
-        await context.files.add(file)
+        await context.files.records.add(file)
         values = {"window_s": 86_400.0, "completion_window": "24h", "metadata": None} | changes
         batch = Batch(
             batch_id, TENANT, ENDPOINT, file.id, output_ttl_s=None, created_at=now, **values
@@ -91,15 +92,29 @@ class Batches:
     async def lines(self, batch: Batch, which: Which) -> Sequence[dict[str, Any]]:
         """The lines of the output, or of the errors."""
         segments = await self.context.records.segments(batch.id, which)
-        data = b"".join([part async for part in self.context.storage.read(segments)])
+        data = b"".join([part async for part in self.context.files.storage.read(segments)])
         return [json.loads(each) for each in data.splitlines()]
 
     async def file_lines(self, file_id: str) -> Sequence[dict[str, Any]]:
         """Those of a file that it has made."""
-        file = await self.context.files.get(TENANT, file_id)
+        file = await self.context.files.records.get(TENANT, file_id)
         assert file is not None
-        data = b"".join([part async for part in self.context.storage.read(file.segments)])
+        data = b"".join([part async for part in self.context.files.storage.read(file.segments)])
         return [json.loads(each) for each in data.splitlines()]
+
+
+async def check_sums(batches: Batches, batch: Batch, codes: set[str]) -> None:
+    """Each line has one result; counts and usage add up; lines without an answer have a code."""
+    output = await batches.lines(batch, "output")
+    errors = await batches.lines(batch, "errors")
+    ids = Counter(each["custom_id"] for each in [*output, *errors])
+    assert set(ids.values()) == {1}
+    assert len(output) == batch.completed
+    assert len(errors) == batch.failed
+    assert len(ids) == batch.total
+    tokens = sum(each["response"]["body"]["usage"]["completion_tokens"] for each in output)
+    assert tokens == batch.usage.output_tokens
+    assert {each["error"]["code"] for each in errors if each["error"]} == codes
 
 
 @pytest.fixture

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections import Counter
 from typing import Any
 
 import pytest
 
-from shared.batches.batch import Batch, BatchStatus
+from shared.batches.batch import BatchStatus
 from shared.job.errors import FileInUse
 from shared.store.redis import keys
-from tests.e2e.batches.conftest import TENANT, Batches, Crash, line
+from tests.e2e.batches.conftest import TENANT, Batches, Crash, check_sums, line
 
 
 async def test_each_line_has_its_answer(batches: Batches) -> None:
@@ -104,9 +103,9 @@ async def test_a_batch_expires(batches: Batches) -> None:
 async def test_a_file_in_use_stays(batches: Batches) -> None:
     batch = await batches.create(line("a"))
     with pytest.raises(FileInUse):
-        await batches.context.files.delete(TENANT, batch.input_file_id)
+        await batches.context.files.records.delete(TENANT, batch.input_file_id)
     await batches.run(batch)
-    assert await batches.context.files.delete(TENANT, batch.input_file_id) is not None
+    assert await batches.context.files.records.delete(TENANT, batch.input_file_id) is not None
 
 
 async def test_batches_advance_side_by_side(batches: Batches) -> None:
@@ -149,7 +148,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, batches: Batches, draw: random.Ran
     context = batches.context
     for where, name in (
         (context.records, "change"),
-        (context.storage, "write_bytes"),
+        (context.files.storage, "write_bytes"),
         (context.queue, "submit_all"),
         (context.queue, "delete"),
         (context.queue, "get_all"),
@@ -169,17 +168,3 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, batches: Batches, draw: random.Ran
             return result
 
         monkeypatch.setattr(where, name, call)
-
-
-async def check_sums(batches: Batches, batch: Batch, codes: set[str]) -> None:
-    """Each line has one result; counts and usage add up; lines without an answer have a code."""
-    output = await batches.lines(batch, "output")
-    errors = await batches.lines(batch, "errors")
-    ids = Counter(each["custom_id"] for each in [*output, *errors])
-    assert set(ids.values()) == {1}
-    assert len(output) == batch.completed
-    assert len(errors) == batch.failed
-    assert len(ids) == batch.total
-    tokens = sum(each["response"]["body"]["usage"]["completion_tokens"] for each in output)
-    assert tokens == batch.usage.output_tokens
-    assert {each["error"]["code"] for each in errors if each["error"]} == codes

@@ -49,8 +49,7 @@ def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
         for _ in range(2)
     ]
     one, other = (
-        OpenAI(base_url=f"{gateway.url}/v1", api_key="k-ann", max_retries=0)
-        for gateway in gateways
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="k-ann", max_retries=0) for gateway in gateways
     )
     with one, other:
         yield Fleet(one, other, folder, gateways)
@@ -69,9 +68,9 @@ def _nothing_left(fleet: Fleet) -> Iterator[None]:
 
 
 def blobs(fleet: Fleet) -> list[str]:
-    """What is in the storage, but for its marker."""
+    """What is in the storage, but for the fleet's id."""
     found = [path for path in fleet.folder.rglob("*") if path.is_file()]
-    return sorted(path.name for path in found if path.name != "flotilla-storage")
+    return sorted(path.name for path in found if path.parent.name != "fleets")
 
 
 def post(fleet: Fleet, **of_httpx: Any) -> httpx.Response:

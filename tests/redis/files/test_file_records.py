@@ -213,8 +213,8 @@ def test_a_blobs_name_shows_its_owners() -> None:
     assert owners(file_blob(file_id)) == (file_id,)
 
 
-async def test_the_first_storage_is_the_fleets(records: FileRecords) -> None:
-    assert await records.storage_marker() is None
-    assert await records.storage_marker("one") == "one"
-    assert await records.storage_marker("two") == "one"
-    assert await records.storage_marker() == "one"
+async def test_a_fleet_has_one_id(records: FileRecords) -> None:
+    assert await records.fleet_id() is None
+    assert await records.fleet_id("one") == "one"
+    assert await records.fleet_id("two") == "one"
+    assert await records.fleet_id() == "one"

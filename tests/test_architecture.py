@@ -89,7 +89,7 @@ ALLOWED: dict[str, set[str]] = {
     "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
     "gateway": {
         PLATFORM, JOB, STORE, REDIS, FLEET, LISTEN, SETTINGS, OVERVIEW, "gateway/http",
-        "gateway/core", DESCRIPTION, "gateway/apis", "gateway/ops",
+        "gateway/core", "gateway/files", DESCRIPTION, "gateway/apis", "gateway/ops",
     },
     "worker/demo": {FLEET},
     WORKER_SETTINGS: {FLEET},

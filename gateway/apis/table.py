@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.apis.admin.routes import API as ADMIN
 from gateway.apis.anthropic.routes import API as ANTHROPIC
 from gateway.apis.audio.routes import API as AUDIO
+from gateway.apis.batches.routes import API as BATCHES
 from gateway.apis.files.routes import API as FILES
 from gateway.apis.jobs.routes import API as JOBS
 from gateway.apis.openai.routes import API as OPENAI
@@ -20,6 +21,7 @@ APIS: tuple[Api, ...] = (
     AUDIO,
     POOLING,
     FILES,
+    BATCHES,
     JOBS,
     ADMIN,
     TORCHSERVE,

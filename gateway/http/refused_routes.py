@@ -62,7 +62,6 @@ REFUSED: dict[str, str] = {
     # OpenAI
     "/v1/responses/compact": "vLLM does not compact conversations.",
     "/v1/responses/input_tokens": "use POST /tokenize.",
-    "/v1/batches": "use POST /jobs for each request, with `lane: flex`.",
     "/v1/moderations": _NOT_VLLM,
     "/v1/images": _NOT_VLLM,
     "/v1/videos": _NOT_VLLM,

@@ -36,6 +36,7 @@ OTHER_SERVERS = ("cli/", "launchers/")
 """Of vLLM's source: programs with routes of their own, which `vllm serve` does not have."""
 
 _RESPONSE, _CONVERSATION = "/v1/responses/{response_id}", "/v1/conversations/{id}"
+_BATCH = "/v1/batches/{batch_id}"
 BY_OPENAIS_SDK = {
     ("POST", "/v1/responses"): "responses.create",
     ("GET", _RESPONSE): "responses.retrieve",
@@ -50,6 +51,10 @@ BY_OPENAIS_SDK = {
     ("POST", f"{_CONVERSATION}/items"): "conversations.items.create",
     ("GET", f"{_CONVERSATION}/items/{{item_id}}"): "conversations.items.retrieve",
     ("DELETE", f"{_CONVERSATION}/items/{{item_id}}"): "conversations.items.delete",
+    ("POST", "/v1/batches"): "batches.create",
+    ("GET", "/v1/batches"): "batches.list",
+    ("GET", _BATCH): "batches.retrieve",
+    ("POST", f"{_BATCH}/cancel"): "batches.cancel",
 }
 """What the tests of these routes call."""
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from gateway.cli.batch import batch_run
+from gateway.cli.batch import run_command
 from gateway.cli.batch.batch_input import CHAT
 from gateway.cli.batch.batch_progress import ENDED, exit_code, follow_batch, summary
 from gateway.cli.batch.batch_results import fetch as fetch_files
-from gateway.cli.batch.batch_run import Window
+from gateway.cli.batch.run_command import Window
 from gateway.cli.batch.run_state import errors_path
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import batch_ids
@@ -21,7 +21,7 @@ from gateway.cli.options import Pairs, parse_pairs
 from gateway.cli.output import note, since, state, table
 
 app = typer.Typer(help="Batches: files of requests that run beside chat.", no_args_is_help=True)
-app.add_typer(batch_run.app)
+app.add_typer(run_command.app)
 
 BatchId = Annotated[
     str, typer.Argument(metavar="BATCH", help="A batch's id.", autocompletion=batch_ids)

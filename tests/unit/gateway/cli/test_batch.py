@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.cli import files_command
-from gateway.cli.batch import batch_results, batch_run, file_upload
+from gateway.cli.batch import batch_results, file_upload, run_command
 from gateway.cli.batch.run_state import opened
 from gateway.cli.exit_codes import CommandError
 from gateway.cli.gateway_client import GatewayClient
@@ -26,7 +26,7 @@ def gateway(
     flotilla: Flotilla, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> Iterator[BatchGateway]:
     """The gateway, and an input of ten bodies that is uploaded in several parts."""
-    for module in (file_upload, batch_run, files_command):
+    for module in (file_upload, run_command, files_command):
         monkeypatch.setattr(module, "PART_BYTES", 100)
     monkeypatch.setattr("gateway.cli.batch.file_upload.RETRY_S", 0.01)
     monkeypatch.setattr("gateway.cli.batch.batch_progress._RETRY_S", 0.01)

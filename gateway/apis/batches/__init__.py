@@ -1,0 +1,1 @@
+"""Batches: files of requests that run as jobs in the lane flex."""

@@ -29,7 +29,8 @@ LABEL org.opencontainers.image.title="Flotilla gateway" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 RUN groupadd --gid 10001 flotilla \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp flotilla
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp flotilla \
+    && install -d -o 10001 -g 10001 /files # a new volume there has the same owner
 COPY --from=build /venv /venv
 COPY --chmod=755 compose/probe.py /usr/local/bin/probe
 # Nothing is written but to /tmp: the root file system may be read-only.

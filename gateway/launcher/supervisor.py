@@ -218,6 +218,8 @@ class Supervisor:
 
     def _command(self, process: str, argv: tuple[str, ...], **changes: str | int) -> Command:
         changes = {"redis_url": self._redis.url, **changes}
+        if process in ("gateway", "maintenance") and not self._settings.storage_url:
+            changes["storage_url"] = str((self._folder / "files").resolve())
         environment = to_environment(process, self._settings, **changes)
         return Command(argv, environment | {"PYTHONUNBUFFERED": "1"})
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from gateway.batches.duplicates import Duplicates, key
 from gateway.batches.input_lines import InputLine, input_lines
-from gateway.batches.line_check import MOST_LINES, BadLine, check_line, custom_id_of
+from gateway.batches.line_check import MOST_LINES, BadLine, check_line, parse_line
 from shared.batches.batch import Batch, LineError
 from shared.files.storage import Storage
 from shared.files.stored_file import StoredFile
@@ -81,7 +81,7 @@ class InputCheck:
 
     def _compare(self, line: InputLine) -> None:
         """Whether a line has the id of an earlier one, if its hash is that of another one."""
-        custom_id = custom_id_of(line.data)
+        custom_id = parse_line(line.data).custom_id
         if key(custom_id) not in self._suspects:
             return
         first = self._first.setdefault(custom_id, line.number)

@@ -85,6 +85,13 @@ def read_line(data: bytes) -> dict[str, Any]:
     return line
 
 
-def custom_id_of(data: bytes) -> str:
-    """The custom id of a line that was checked."""
-    return str(_DECODER.decode(data)["custom_id"])
+class Line(msgspec.Struct):
+    """What is used of a line that was checked."""
+
+    custom_id: str
+    body: msgspec.Raw
+    """As it was sent."""
+
+
+parse_line = msgspec.json.Decoder(Line).decode
+"""A line that was checked."""

@@ -6,11 +6,11 @@ import logging
 from hashlib import blake2b
 
 from gateway.batches.batch_context import BatchContext
-from gateway.batches.line_check import custom_id_of
+from gateway.batches.line_check import parse_line
 from gateway.batches.line_result import EXPIRED, CutOff, LineResult, answered, given_up, refused
 from gateway.core.call import JobOptions, Wrapped, line_job
 from gateway.core.whole_answer import whole_answer
-from gateway.http.body import parse_object, raw_member
+from gateway.http.body import parse_object
 from shared.api.endpoints import ENDPOINTS
 from shared.batches.batch import Batch
 from shared.job.errors import DeadlineExceeded, FlotillaError, JobFailed
@@ -38,15 +38,15 @@ class LineJobs:
 
     async def new(self, number: int, job_id: str, data: bytes) -> NewJob | LineResult | None:
         """The job of a line, or its result if it is refused; None: it has to wait."""
-        batch, custom_id = self._batch, custom_id_of(data)
+        batch, line = self._batch, parse_line(data)
+        custom_id, body = line.custom_id, bytes(line.body)
         options = JobOptions(
             lane=FLEX,
             deadline_s=max(0.001, batch.expires_at - self._context.fleet.now_s()),
             metadata={"batch_id": batch.id, "custom_id": custom_id},
         )
         try:
-            fields = parse_object(data)["body"]
-            call = Wrapped(ENDPOINTS[batch.endpoint], fields, raw_member(data, "body"), options)
+            call = Wrapped(ENDPOINTS[batch.endpoint], parse_object(body), body, options)
             return await line_job(self._context, job_id, batch.tenant, call)
         except FlotillaError as error:
             # 503: no worker has this model now, or the pool's intake is stopped.

@@ -20,7 +20,7 @@ from itertools import islice
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.input_lines import InputLine, input_lines, line_at
-from gateway.batches.line_check import custom_id_of
+from gateway.batches.line_check import parse_line
 from gateway.batches.line_jobs import LineJobs
 from gateway.batches.line_result import CutOff, LineResult, given_up
 from gateway.batches.owner import Owner
@@ -146,7 +146,7 @@ class Window:
             data = await line_at(self._context.files.storage, segments, place.offset, place.length)
             self._unsent[number] = data
         if self._cut_off is not None:
-            return given_up(number, custom_id_of(data), job_id, *self._cut_off)
+            return given_up(number, parse_line(data).custom_id, job_id, *self._cut_off)
         return await self._jobs.new(number, job_id, data)
 
     async def _submit_to(self, shard: int, pairs: Sequence[tuple[int, NewJob]]) -> bool:
@@ -281,7 +281,7 @@ class Window:
         while lines and size < _COMMIT_BYTES:
             for line in lines:
                 job_id = self._jobs.id_of(line.number, 0)
-                result = given_up(line.number, custom_id_of(line.data), job_id, *why)
+                result = given_up(line.number, parse_line(line.data).custom_id, job_id, *why)
                 results.append(result)
                 size += len(result.data)
             last = lines[-1]

@@ -130,11 +130,14 @@ def test_what_is_done_so_far(fleet: Process, client: OpenAI) -> None:
 
 
 def test_an_input_that_is_no_batch(client: OpenAI) -> None:
-    failed = ended(client, created(client, line("a"), b"{", line("a")))
-    assert (failed.status, failed.output_file_id, failed.error_file_id) == ("failed", None, None)
-    assert [(each.line, each.code) for each in failed.errors.data] == [
-        (2, "invalid_json_line"), (3, "duplicate_custom_id")
-    ]  # fmt: skip
+    for lines, codes in (
+        ((line("a"), b"{"), [(2, "invalid_json_line")]),
+        ((line("a"), line("b"), line("a")), [(3, "duplicate_custom_id")]),
+        ((b"\n",), [(None, "empty_file")]),
+    ):
+        failed = ended(client, created(client, *lines))
+        assert (failed.status, failed.output_file_id) == ("failed", None)
+        assert [(each.line, each.code) for each in failed.errors.data] == codes
 
 
 def test_pages(client: OpenAI) -> None:

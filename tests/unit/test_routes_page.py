@@ -36,6 +36,7 @@ OTHER_SERVERS = ("cli/", "launchers/")
 """Of vLLM's source: programs with routes of their own, which `vllm serve` does not have."""
 
 _RESPONSE, _CONVERSATION = "/v1/responses/{response_id}", "/v1/conversations/{id}"
+_FILE, _UPLOAD = "/v1/files/{file_id}", "/v1/uploads/{upload_id}"
 _BATCH = "/v1/batches/{batch_id}"
 BY_OPENAIS_SDK = {
     ("POST", "/v1/responses"): "responses.create",
@@ -51,6 +52,15 @@ BY_OPENAIS_SDK = {
     ("POST", f"{_CONVERSATION}/items"): "conversations.items.create",
     ("GET", f"{_CONVERSATION}/items/{{item_id}}"): "conversations.items.retrieve",
     ("DELETE", f"{_CONVERSATION}/items/{{item_id}}"): "conversations.items.delete",
+    ("POST", "/v1/files"): "files.create",
+    ("GET", "/v1/files"): "files.list",
+    ("GET", _FILE): "files.retrieve",
+    ("DELETE", _FILE): "files.delete",
+    ("GET", f"{_FILE}/content"): "files.content",
+    ("POST", "/v1/uploads"): "uploads.create",
+    ("POST", f"{_UPLOAD}/parts"): "uploads.parts.create",
+    ("POST", f"{_UPLOAD}/complete"): "uploads.complete",
+    ("POST", f"{_UPLOAD}/cancel"): "uploads.cancel",
     ("POST", "/v1/batches"): "batches.create",
     ("GET", "/v1/batches"): "batches.list",
     ("GET", _BATCH): "batches.retrieve",

@@ -7,13 +7,13 @@ from hashlib import blake2b
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.line_check import parse_line
-from gateway.batches.line_result import EXPIRED, CutOff, LineResult, answered, given_up, refused
+from gateway.batches.line_result import CutOff, LineResult, answered, given_up, refused
 from gateway.core.call import JobOptions, Wrapped, line_job
 from gateway.core.whole_answer import whole_answer
 from gateway.http.body import parse_object
 from shared.api.endpoints import ENDPOINTS
 from shared.batches.batch import Batch
-from shared.job.errors import DeadlineExceeded, FlotillaError, JobFailed
+from shared.job.errors import FlotillaError, JobFailed
 from shared.job.job import Job, NewJob
 from shared.job.lanes import FLEX
 
@@ -42,7 +42,6 @@ class LineJobs:
         custom_id, body = line.custom_id, bytes(line.body)
         options = JobOptions(
             lane=FLEX,
-            deadline_s=max(0.001, batch.expires_at - self._context.fleet.now_s()),
             metadata={"batch_id": batch.id, "custom_id": custom_id},
         )
         try:
@@ -71,9 +70,7 @@ class LineJobs:
                 return given_up(number, custom_id, job.id, "answer_not_json", "It is a stream.")
             body = b"".join([part async for part in answer.body.parts()])
         except FlotillaError as error:
-            if type(error) is DeadlineExceeded:  # its deadline is that of the batch
-                cut_off = cut_off or EXPIRED
-            elif may_retry and (error.code in _RETRIED or not isinstance(error, JobFailed)):
+            if may_retry and (error.code in _RETRIED or not isinstance(error, JobFailed)):
                 return None
             code, message = cut_off or CutOff(error.code or "job_failed", str(error))
             return given_up(number, custom_id, job.id, code, message)

@@ -166,8 +166,8 @@ async def line_job(context: CallContext, job_id: str, tenant: str, call: Wrapped
         raise BadRequest("Answers of a batch can't be streamed.", "stream")
     model = await admit(context.fleet, request)
     job = context.factory.new(endpoint, tenant, model, request, body, attached=False)
-    # It may wait for as long as its batch: the queue deadline of its pool is for clients that wait.
-    job = job._replace(id=job_id, queue_deadline_s=None)
+    # It waits for as long as its batch, which ends it: these of its pool are for clients that wait.
+    job = job._replace(id=job_id, deadline_s=None, queue_deadline_s=None)
     return await _with_prefixes(context, _with_options(job, CallHeaders(), options))
 
 

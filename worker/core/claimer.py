@@ -121,8 +121,9 @@ class Claimer:
         return True
 
     async def _wait_for_change(self) -> None:
+        flex_look_s = self._hand_backs.next_flex_look_s
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_RECHECK_S):
+            async with asyncio.timeout(_RECHECK_S if flex_look_s is None else flex_look_s):
                 await self._changed.wait()
         if self._consumer.shards[0] not in self._homes.shards:
             await asyncio.sleep(_HOME_FIRST_S)

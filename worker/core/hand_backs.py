@@ -1,17 +1,21 @@
 """A full worker hands running jobs back for a tenant that is far behind, or for a better lane.
 
+Jobs of the lane flex make room for other lanes at once, whatever they have generated; all else is
+bounded, in each second and for each job.
+
 A job that is handed back keeps its log and waits for its tenant's next turn; whichever worker
 claims it then continues the answer where it stopped. `worker/core/claimer.py` asks, and claims.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Collection, Iterable
 from typing import Final
 
 from shared.job.fair_shares import Account
-from shared.job.lanes import CLIENT_LANES
+from shared.job.lanes import CLIENT_LANES, FLEX
 from shared.job.replies import NextTurn
 from worker.core.charges import Charges
 from worker.core.job_run import JobRun
@@ -31,6 +35,8 @@ _FIXED_TOKENS: Final = 100
 """What a hand-back costs beside the tokens that are computed again, as so many of them."""
 _LOOKS: Final = 8
 """In the time of one hand-back."""
+_FLEX_LOOK_S: Final = 0.025
+"""Between two looks for a job that takes the slot of one of the lane flex, on average."""
 
 
 def account_of(run: JobRun, pool: str) -> Account:
@@ -45,26 +51,35 @@ def candidates(runs: Iterable[JobRun], shard: int) -> list[JobRun]:
         for run in runs
         if run.job.shard == shard
         and run.job.share.lane in CLIENT_LANES
-        and run.job.generation <= MOST_LEASES
         and not run.job.has_deadline
         and run.buffer.movable
-        and run.buffer.new_tokens >= LEAST_TOKENS
         and not (run.buffer.discarded or run.final_state)
     ]
 
 
-def choose(runs: Collection[JobRun], turn: NextTurn, gap: float) -> JobRun | None:
+def _yields_at_once(run: JobRun, lane: str) -> bool:
+    """Whether a job makes room for this lane without the bounds of other hand-backs."""
+    return run.job.share.lane == FLEX != lane
+
+
+def choose(
+    runs: Collection[JobRun], turn: NextTurn, gap: float, *, flex_only: bool = False
+) -> JobRun | None:
     """Which of the runs makes room for the job whose turn it is; None: none of them.
 
     Jobs of worse lanes do, of the worst first; else those of tenants in the same lane whose level
     is more than `gap` above. Of these it is the one whose tenant is furthest ahead for each token
-    that must be computed again.
+    that must be computed again. `flex_only`: no other hand-back is due.
     """
     pool, lane = turn.account.pool, turn.account.lane
     best: tuple[int, float] | None = None
     found = None
     for run in runs:
         account, buffer = account_of(run, pool), run.buffer
+        if not _yields_at_once(run, lane) and (
+            flex_only or buffer.new_tokens < LEAST_TOKENS or run.job.generation > MOST_LEASES
+        ):
+            continue
         worse = CLIENT_LANES.index(account.lane) - CLIENT_LANES.index(lane)
         ahead = turn.levels[account] - (0 if worse else turn.level)
         if worse < 0 or (worse == 0 and ahead <= gap):
@@ -93,33 +108,54 @@ class HandBacks:
         self._releases = releases
         self._charges = charges
         self._per_s = member.queue.share_rules.hand_backs_s
-        self._next_look = self._next_hand_back = 0.0
+        self._next_look = self._next_hand_back = self._next_flex_look = 0.0
 
     async def find(self, shard: int) -> JobRun | None:
         """The run that makes room for a waiting job of the shard, if one does. Raises StoreError.
 
         The worker has no free slot, or its KV cache is full.
         """
-        self._next_look = time.monotonic() + 1 / self._per_s / _LOOKS
+        now, flex_only = time.monotonic(), not self._fair_is_due
+        self._next_flex_look = now + _FLEX_LOOK_S * random.uniform(0.5, 1.5)
+        if not flex_only:
+            self._next_look = now + 1 / self._per_s / _LOOKS
         found = candidates(self._runs.values(), shard)
+        if flex_only:
+            found = [run for run in found if run.job.share.lane == FLEX]
         accounts = list(dict.fromkeys(account_of(run, self._pool) for run in found))
         turn = await self._queue.next_turn(shard, self._pool, accounts) if found else None
         if turn is None or not self._slots.may_claim:
             return None
         # Some may have ended meanwhile.
         left = [run for run in candidates(found, shard) if self._runs.get(run.job.id) is run]
-        return choose(left, turn, _GAP_JOBS * self._charges.expected_cost)
+        gap = _GAP_JOBS * self._charges.expected_cost
+        run = choose(left, turn, gap, flex_only=flex_only)
+        if run is not None and _yields_at_once(run, turn.account.lane):
+            self._next_flex_look = 0.0  # more may wait
+        elif run is not None:
+            # What a look came late does not make the next one later.
+            period = 1 / self._per_s
+            self._next_hand_back = max(self._next_hand_back, now - period / 4) + period
+        return run
 
     async def hand_back(self, run: JobRun) -> None:
         """Release the job of a run; its slot is for the job that `find` has seen waiting."""
-        period, now = 1 / self._per_s, time.monotonic()
-        # What a look came late does not make the next one later.
-        self._next_hand_back = max(self._next_hand_back, now - period / 4) + period
         await self._releases.some([run], "handed_back", in_turn=True)
 
     @property
     def is_due(self) -> bool:
         """Whether `find` may be called now."""
-        if self._per_s == 0 or time.monotonic() < max(self._next_look, self._next_hand_back):
+        if self._per_s == 0 or not self._slots.may_claim:
             return False
-        return self._slots.may_claim
+        return self._fair_is_due or self.next_flex_look_s == 0
+
+    @property
+    def _fair_is_due(self) -> bool:
+        return time.monotonic() >= max(self._next_look, self._next_hand_back)
+
+    @property
+    def next_flex_look_s(self) -> float | None:
+        """In how many seconds jobs of the lane flex may make room; None: there are none."""
+        if not any(run.job.share.lane == FLEX for run in self._runs.values()):
+            return None
+        return max(0.0, self._next_flex_look - time.monotonic())

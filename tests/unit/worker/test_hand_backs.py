@@ -48,11 +48,9 @@ def turn(lane: str = DEFAULT, level: float = 0.0, **levels: float) -> NextTurn:
     "changes",
     [
         {"shard": 1},
-        {"generation": MOST_LEASES + 1},
         {"movable": False},
         {"discarded": True},
         {"final_state": "completed"},
-        {"tokens": LEAST_TOKENS - 1},
         {"lane": ""},
         {"has_deadline": True},
     ],
@@ -60,6 +58,16 @@ def turn(lane: str = DEFAULT, level: float = 0.0, **levels: float) -> NextTurn:
 def test_what_is_not_handed_back(changes: dict[str, Any]) -> None:
     fine = run(generation=MOST_LEASES, tokens=LEAST_TOKENS)
     assert candidates([run(**changes), fine], 0) == [fine]
+
+
+@pytest.mark.parametrize("changes", [{"generation": MOST_LEASES + 1}, {"tokens": LEAST_TOKENS - 1}])
+def test_hand_backs_are_bounded_but_not_those_of_the_lane_flex(changes: dict[str, Any]) -> None:
+    assert choose([run(**changes)], turn(a=1e6), GAP) is None
+    assert choose([run(**changes)], turn(PRIORITY, a=1e6), GAP) is None
+    assert choose([run(lane=FLEX, **changes)], turn(FLEX, a=1e6), GAP) is None
+    flex = run(lane=FLEX, **changes)
+    assert choose([flex], turn(a=0.0), GAP, flex_only=True) is flex
+    assert choose([run()], turn(PRIORITY, a=1e6), GAP, flex_only=True) is None
 
 
 @pytest.mark.parametrize(("level", "yields"), [(1500.0, True), (1000.0, False), (0.0, False)])

@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from gateway.apis.table import APIS
 from gateway.app import create_app
 from gateway.http.web_pages import WebPages
 from shared.api.endpoints import ENDPOINTS
@@ -108,7 +109,8 @@ async def test_nor_with_the_users_key(sent: Headers) -> None:
 async def test_a_body_that_a_page_can_send_without_asking_is_refused_by_every_route(
     sent: Headers,
 ) -> None:
-    others = [(method, path) for method, path in CHANGING if path not in ENDPOINTS]
+    read = {*ENDPOINTS, *(re.sub(r"\{\w+\}", "x", form) for api in APIS for form in api.forms)}
+    others = [(method, path) for method, path in CHANGING if path not in read]
     assert len(others) > 20  # the endpoints' bodies: test_body.py
     for method, path in others:
         headers = [(b"host", HERE), *sent]

@@ -1,0 +1,140 @@
+"""What maintenance deletes: files and uploads that have expired, blobs that no record names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from gateway.files.files import Files
+from gateway.maintenance.file_sweep import FileSweep
+from shared.files.stored_file import StoredFile
+from shared.files.upload import part_blob
+from shared.job.errors import StorageUnavailable
+from shared.store.redis import keys
+from shared.store.redis.file_records import FileRecords
+from shared.store.redis.job_queue import JobQueue
+from tests.redis.files.test_file_records import NO_QUOTA, A, make_file, make_upload
+
+LONG_AGO = 1_000_000_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "files"
+
+
+@pytest.fixture
+def files(queue: JobQueue, folder: Path) -> Files:
+    return Files(queue, str(folder))
+
+
+@pytest.fixture
+def sweep(queue: JobQueue, folder: Path) -> FileSweep:
+    return FileSweep(queue, str(folder))
+
+
+def blobs(folder: Path, *, age: bool = False) -> set[str]:
+    """What is stored; `age`: as if it had been so for long."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "fleets"]
+    for path in found if age else ():
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    return {path.relative_to(folder).as_posix() for path in found}
+
+
+async def stored(files: Files, expires_in_s: float | None = None) -> StoredFile:
+    file = await make_file(files.records, expires_in_s=expires_in_s)
+    for segment in file.segments:
+        await files.storage.write_bytes(segment.blob, b"x" * segment.bytes)
+    await files.records.add(file)
+    return file
+
+
+async def test_what_has_expired_is_deleted(
+    files: Files, sweep: FileSweep, folder: Path, store: Redis
+) -> None:
+    kept = [await stored(files), await stored(files, 60)]
+    await stored(files, -1)
+    used = await stored(files, -1)
+    store.sadd(keys.file_users(used.id), "batch_1")
+    upload = await make_upload(files.records)
+    await files.uploads.add(upload, NO_QUOTA)
+    await files.storage.write_bytes(part_blob(upload.id, "part_1"), b"x")
+    await files.uploads.add_part(upload, "part_1", 1, NO_QUOTA)
+    store.hset(keys.upload(upload.id), "expires_us", 1)
+    store.zadd(keys.files_expiring(), {upload.id: 1})
+    await sweep.sweep()
+    assert blobs(folder) == {file.segments[0].blob for file in (*kept, used)}
+    assert await files.records.list(A) == (kept[::-1], False)
+    assert not store.exists(keys.upload(upload.id))
+
+
+async def test_old_blobs_without_a_record_are_deleted(
+    files: Files, sweep: FileSweep, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.maintenance.file_sweep._AT_ONCE", 2)
+    await files.ready()
+    file = await stored(files)
+    upload = await make_upload(files.records, n_bytes=2)
+    await files.uploads.add(upload, NO_QUOTA)
+    part = part_blob(upload.id, "part_1")
+    await files.storage.write_bytes(part, b"x")
+    for number in range(5):
+        await files.storage.write_bytes(f"files/file-{number}", b"x")
+    await files.storage.write_bytes("uploads/upload_1-part_1", b"x")
+    await files.storage.write_bytes("batches/batch_1/1-1", b"x")
+    (folder / "files" / "file-6#1").write_bytes(b"x")  # of a killed process
+    before = blobs(folder)
+    await sweep.sweep()
+    assert blobs(folder, age=True) == before, "they may be about to get a record"
+    await sweep.sweep()
+    assert blobs(folder) == {file.segments[0].blob, part, "batches/batch_1/1-1"}
+
+
+async def test_the_scan_for_orphans_goes_on_where_it_stopped(
+    files: Files, sweep: FileSweep, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await files.ready()
+    for number in range(6):
+        await files.storage.write_bytes(f"files/file-{number}", b"x")
+    blobs(folder, age=True)
+    monkeypatch.setattr("gateway.maintenance.file_sweep._ROUND_S", -1)
+    for left in (5, 4, 3):
+        await sweep.sweep()
+        assert len(blobs(folder)) == left
+    monkeypatch.undo()
+    await sweep.sweep()
+    assert blobs(folder) == set()
+
+
+async def test_blobs_of_another_fleet_stay(
+    files: Files, sweep: FileSweep, folder: Path, store: Redis
+) -> None:
+    """Or those of this one, when its Redis has lost everything."""
+    await files.ready()
+    await stored(files)
+    before = blobs(folder, age=True)
+    store.flushall()
+    await sweep.sweep()
+    assert blobs(folder) == before
+
+
+async def test_another_storage_is_not_swept(
+    queue: JobQueue, files: Files, sweep: FileSweep, tmp_path: Path
+) -> None:
+    await files.ready()
+    with pytest.raises(StorageUnavailable, match="not the one"):
+        await FileSweep(queue, str(tmp_path / "other")).sweep()
+    await sweep.sweep()
+
+
+async def test_lost_records_do_not_stop_it(
+    files: Files, sweep: FileSweep, store: Redis, folder: Path
+) -> None:
+    file = await stored(files, -1)
+    store.delete(keys.file(file.id))
+    await sweep.sweep()
+    assert await FileRecords(files.records._queue).expired(10) == ([], [])
+    assert len(blobs(folder)) == 1, "an orphan, until it is old"

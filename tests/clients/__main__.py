@@ -136,7 +136,9 @@ def fleet(stack: ExitStack, purposes: Iterable[str]) -> tuple[str, dict[str, str
     stack.callback(redis.stop)
     processes = Stack(redis.url, folder)
     stack.callback(processes.close)
-    gateway = processes.gateway(lease_s=LEASE_S)
+    storage = str(folder / "files")
+    gateway = processes.gateway(lease_s=LEASE_S, storage_url=storage)
+    processes.maintenance(lease_s=LEASE_S, storage_url=storage)
     made = folder / "made"
     for maker, target in (("made_models", made), ("whisper", made / "whisper")):
         subprocess.run([sys.executable, "-m", f"tests.models.{maker}", target], check=True)

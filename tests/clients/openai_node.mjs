@@ -121,4 +121,46 @@ check("audio.transcriptions", async () => {
   assert(typeof answer.text === "string");
 }, "audio");
 
+const line = (custom_id) =>
+  JSON.stringify({ custom_id, method: "POST", url: "/v1/chat/completions", body: { model: MODEL, messages, max_tokens: 3 } });
+
+check("files", async () => {
+  const file = await client.files.create({ file: new File(["{}\n"], "in.jsonl"), purpose: "batch" });
+  assert((await client.files.retrieve(file.id)).bytes === 3);
+  const ids = [];
+  for await (const each of client.files.list()) ids.push(each.id);
+  assert(ids.includes(file.id));
+  assert((await (await client.files.content(file.id)).text()) === "{}\n");
+  assert((await client.files.delete(file.id)).deleted);
+  await raises(OpenAI.NotFoundError, () => client.files.retrieve(file.id));
+});
+
+check("uploads and batches", async () => {
+  const data = [1, 2, 3, 4, 5].map((n) => line(`line-${n}`)).join("\n");
+  const parts = [data.slice(0, 200), data.slice(200)];
+  const upload = await client.uploads.create({
+    filename: "in.jsonl", bytes: data.length, mime_type: "application/jsonl", purpose: "batch",
+  });
+  const part_ids = [];
+  for (const part of parts) {
+    part_ids.push((await client.uploads.parts.create(upload.id, { data: new File([part], "part") })).id);
+  }
+  const { file } = await client.uploads.complete(upload.id, { part_ids });
+  let batch = await client.batches.create({
+    input_file_id: file.id, endpoint: "/v1/chat/completions", completion_window: "24h",
+  });
+  for (let tries = 0; tries < 600 && !batch.completed_at; tries++) {
+    await new Promise((resolve) => setTimeout(resolve, 100));
+    batch = await client.batches.retrieve(batch.id);
+  }
+  assert(batch.request_counts.completed === 5, JSON.stringify(batch));
+  const answers = (await (await client.files.content(batch.output_file_id)).text()).trim().split("\n").map(JSON.parse);
+  assert(answers.every((each) => each.response.body.choices[0].message.content));
+  const listed = [];
+  for await (const each of client.batches.list({ limit: 1 })) listed.push(each.id);
+  assert(listed.includes(batch.id));
+  const error = await raises(OpenAI.ConflictError, () => client.batches.cancel(batch.id));
+  assert(error.message.includes("Cannot cancel a batch with status 'completed'."));
+});
+
 await main();

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from typing import Any, Literal
 
 import openai
@@ -261,6 +263,50 @@ def audio() -> None:
 def translation() -> None:
     answer = client.audio.translations.create(model=AUDIO, file=("sound.wav", wav()))
     assert isinstance(answer.text, str)
+
+
+def _line(custom_id: str) -> str:
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 3}
+    line = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+    return json.dumps(line)
+
+
+@check("files")
+def files() -> None:
+    file = client.files.create(file=("in.jsonl", b"{}\n"), purpose="batch")
+    assert client.files.retrieve(file.id).bytes == 3
+    assert file.id in {each.id for each in client.files.list()}
+    assert client.files.content(file.id).read() == b"{}\n"
+    assert client.files.delete(file.id).deleted
+    raises(openai.NotFoundError, lambda: client.files.retrieve(file.id))
+
+
+@check("uploads and batches")
+def batches() -> None:
+    data = "\n".join(_line(f"line-{n}") for n in range(5)).encode()
+    upload = client.uploads.upload_file_chunked(
+        file=data,
+        filename="in.jsonl",
+        bytes=len(data),
+        mime_type="application/jsonl",
+        purpose="batch",
+        part_size=300,
+    )
+    assert upload.file
+    batch = client.batches.create(
+        input_file_id=upload.file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    until = time.monotonic() + 60
+    while batch.completed_at is None and time.monotonic() < until:
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    assert batch.request_counts
+    assert batch.request_counts.completed == 5
+    assert batch.output_file_id
+    answers = client.files.content(batch.output_file_id).text.splitlines()
+    assert {json.loads(each)["custom_id"] for each in answers} == {f"line-{n}" for n in range(5)}
+    assert batch.id in {each.id for each in client.batches.list(limit=1)}
+    raises(openai.ConflictError, lambda: client.batches.cancel(batch.id))
 
 
 main()

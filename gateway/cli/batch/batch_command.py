@@ -12,7 +12,7 @@ from gateway.cli.batch import run_command
 from gateway.cli.batch.batch_input import CHAT
 from gateway.cli.batch.batch_progress import ENDED, exit_code, follow_batch, summary
 from gateway.cli.batch.batch_results import fetch as fetch_files
-from gateway.cli.batch.run_command import Window
+from gateway.cli.batch.run_command import WindowOption
 from gateway.cli.batch.run_state import errors_path
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import batch_ids
@@ -38,7 +38,7 @@ def create(
     session: Session,
     file: Annotated[str, typer.Argument(metavar="FILE", help="The id of an uploaded file.")],
     endpoint: Annotated[str, typer.Option(help="Which endpoint answers the lines.")] = CHAT,
-    window: Window = "24h",
+    window: WindowOption = "24h",
     meta: Pairs = None,
 ) -> None:
     """Run an uploaded file as a batch, and print its id."""

@@ -23,7 +23,7 @@ _BOM = b"\xef\xbb\xbf"
 _OUTER = ("custom_id", "method", "url")
 
 
-class BadLine(Exception):
+class LineRefused(Exception):
     """A line that no batch takes; `code` is the gateway's."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -104,7 +104,7 @@ class BatchInput:
                 line = self._line(number, offset, raw)
                 if line.custom_id:
                     self._check_line(line, ids)
-            except BadLine as error:
+            except LineRefused as error:
                 found.errors.append(InputError(number, error.code, str(error)))
                 continue
             if line.custom_id and self._wanted and not self._wanted(line.custom_id):
@@ -157,7 +157,7 @@ class BatchInput:
                 offset, number = offset + size, number + 1
 
     def _line(self, number: int, offset: int, raw: bytes) -> SentLine:
-        """A line as it is sent. Raises BadLine."""
+        """A line as it is sent. Raises LineRefused."""
         if len(raw) > MAX_LINE_BYTES:
             _bad("line_too_large", f"The line has more than {MAX_LINE_BYTES >> 20} MiB.")
         text = (raw.removeprefix(_BOM) if number == 1 else raw).strip()
@@ -184,7 +184,7 @@ class BatchInput:
         return SentLine(number, offset, custom_id, url, text + b"\n")
 
     def _check_line(self, line: SentLine, ids: dict[str, int]) -> None:
-        """Raises BadLine if an earlier line has its id."""
+        """Raises LineRefused if an earlier line has its id."""
         if (before := ids.get(line.custom_id)) is not None:
             _bad(
                 "duplicate_custom_id",
@@ -195,7 +195,7 @@ class BatchInput:
 
 
 def _check_outer(fields: dict[str, Any], endpoint: str) -> None:
-    """What is around the body. Raises BadLine."""
+    """What is around the body. Raises LineRefused."""
     custom_id, body = fields["custom_id"], fields["body"]
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= _MAX_ID_CHARS:
         _bad("invalid_custom_id", f"`custom_id` is no text of 1 to {_MAX_ID_CHARS} characters.")
@@ -208,11 +208,11 @@ def _check_outer(fields: dict[str, Any], endpoint: str) -> None:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """The JSON object of a line. Raises BadLine."""
+    """The JSON object of a line. Raises LineRefused."""
     try:
         fields = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise BadLine("invalid_json_line", f"The line is no JSON: {error}.") from error
+        raise LineRefused("invalid_json_line", f"The line is no JSON: {error}.") from error
     if not isinstance(fields, dict):
         _bad("invalid_json_line", "The line is no JSON object.")
     return fields
@@ -223,4 +223,4 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _bad(code: str, message: str) -> NoReturn:
-    raise BadLine(code, message)
+    raise LineRefused(code, message)

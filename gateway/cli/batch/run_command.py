@@ -22,7 +22,7 @@ from gateway.cli.output import count, figure, note
 
 app = typer.Typer()
 
-Window = Annotated[
+WindowOption = Annotated[
     str,
     typer.Option(metavar="TIME", help="Lines that have not ended then are given up: 1h to 30d."),
 ]
@@ -44,7 +44,7 @@ def run(
         str, typer.Option(help="For lines that are only a body; else that of the lines.")
     ] = "",
     model: Model = None,
-    window: Window = "24h",
+    window: WindowOption = "24h",
     in_order: Annotated[
         bool, typer.Option("--in-order", help="Sort the answers as the requests are.")
     ] = False,

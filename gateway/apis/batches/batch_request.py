@@ -71,3 +71,10 @@ class BatchRequest(BaseModel):
             known = ", ".join(ENDPOINT_PATHS)
             raise BadRequest(f"`endpoint` must be one of {known}.", "endpoint")
         return request
+
+
+def request_schema() -> dict[str, Any]:
+    """The schema of the body; that of `OutputExpiry` has its own place in the description."""
+    schema = BatchRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    del schema["$defs"]
+    return schema

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.apis.batches.batch_events import events
 from gateway.apis.batches.batch_object import BatchList, BatchObject
-from gateway.apis.batches.batch_request import BatchRequest
+from gateway.apis.batches.batch_request import BatchRequest, OutputExpiry, request_schema
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.description.api import Api
@@ -48,7 +48,7 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 
 @router.post(
     "",
-    openapi_extra=takes(BatchRequest.model_json_schema())
+    openapi_extra=takes(request_schema())
     | shows("BatchObject", errors=(errors.NotFound, errors.TooManyBatches)),
 )
 async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> BatchObject:
@@ -167,4 +167,6 @@ def _start(gateway: Gateway) -> None:
     gateway.add(BatchRecords(gateway.queue))
 
 
-API = Api(routers=(router,), start=_start)
+API = Api(
+    routers=(router,), schemas={"OutputExpiry": OutputExpiry.model_json_schema()}, start=_start
+)

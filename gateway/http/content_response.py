@@ -66,13 +66,13 @@ def byte_range(header: str, total: int) -> tuple[int, int] | None:
     if not match[1]:  # the last so many
         n_last = int(match[2])
         if not n_last or not total:
-            raise RangeNotSatisfiable(total)
+            raise RangeNotSatisfiable.of(total)
         return max(0, total - n_last), total
     start, end = int(match[1]), int(match[2]) + 1 if match[2] else total
     if match[2] and end <= start:
         return None
     if start >= total:
-        raise RangeNotSatisfiable(total)
+        raise RangeNotSatisfiable.of(total)
     return start, min(end, total)
 
 

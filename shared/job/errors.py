@@ -420,11 +420,12 @@ class StorageNotConfigured(FlotillaError):
 
     status, code, final = 501, "storage_not_configured", True
 
-    def __init__(self) -> None:
-        super().__init__(
-            "This gateway stores no files: its setting FLOTILLA_STORAGE_URL is empty. It names a "
-            "folder or a bucket (s3://, gs://, az://) that all gateways share."
-        )
+    def __init__(
+        self,
+        message: str = "This gateway stores no files: its setting FLOTILLA_STORAGE_URL is empty. It "
+        "names a folder or a bucket (s3://, gs://, az://) that all gateways share.",
+    ) -> None:
+        super().__init__(message)
 
 
 class StorageUnavailable(FlotillaError):
@@ -473,9 +474,14 @@ class RangeNotSatisfiable(FlotillaError):
 
     status, code, type = 416, "range_not_satisfiable", "invalid_request_error"
 
-    def __init__(self, total: int) -> None:
-        super().__init__(f"The range begins behind the end: there are {total} bytes.")
+    def __init__(self, message: str, total: int = 0) -> None:
+        super().__init__(message)
         self._total = total
+
+    @classmethod
+    def of(cls, total: int) -> RangeNotSatisfiable:
+        """`total`: how many bytes there are."""
+        return cls(f"The range begins behind the end: there are {total} bytes.", total)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """See FlotillaError."""

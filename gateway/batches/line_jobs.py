@@ -8,9 +8,8 @@ from hashlib import blake2b
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.line_check import parse_line
 from gateway.batches.line_result import CutOff, LineResult, answered, given_up, refused
-from gateway.core.call import JobOptions, Wrapped, line_job
+from gateway.core.call import JobOptions, line_job
 from gateway.core.whole_answer import whole_answer
-from gateway.http.body import parse_object
 from shared.api.endpoints import ENDPOINTS
 from shared.batches.batch import Batch
 from shared.job.errors import FlotillaError, JobFailed
@@ -45,8 +44,8 @@ class LineJobs:
             metadata={"batch_id": batch.id, "custom_id": custom_id},
         )
         try:
-            call = Wrapped(ENDPOINTS[batch.endpoint], parse_object(body), body, options)
-            return await line_job(self._context, job_id, batch.tenant, call)
+            endpoint = ENDPOINTS[batch.endpoint]
+            return await line_job(self._context, job_id, batch.tenant, endpoint, body, options)
         except FlotillaError as error:
             # 503: no worker has this model now, or the pool's intake is stopped.
             return None if error.status == 503 else refused(number, custom_id, job_id, error)

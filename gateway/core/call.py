@@ -156,12 +156,23 @@ async def new_call(
     return NewCall(await _with_prefixes(gateway, made), prefer, background, bool(key))
 
 
-async def line_job(context: CallContext, job_id: str, tenant: str, call: Wrapped) -> NewJob:
+async def line_job(
+    context: CallContext,
+    job_id: str,
+    tenant: str,
+    endpoint: Endpoint,
+    body: bytes,
+    options: JobOptions,
+) -> NewJob:
     """The job of a batch's line, which no client waits for.
 
-    Raises BadRequest, ModelNotFound, NoWorker, IntakeStopped, and StoreError.
+    Raises BadRequest, BodyTooLarge, ModelNotFound, NoWorker, IntakeStopped, and StoreError.
     """
-    endpoint, request, body, options, _ = _check(context, call, call.body)
+
+    def check(fields: dict[str, Any]) -> _Read:
+        return _check(context, Wrapped(endpoint, fields, body), body)
+
+    request = (await parse_json(body, _limits(context.settings), check)).request
     if request.stream:
         raise BadRequest("Answers of a batch can't be streamed.", "stream")
     model = await admit(context.fleet, request)

@@ -17,6 +17,7 @@ from shared.job.adapter_queues import pool_of
 from shared.job.states import JobState
 from shared.store.interface import StoreError
 from shared.store.redis import dead_letters
+from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.depths import depths
 from shared.store.redis.maintenance_runs import MaintenanceRuns
 
@@ -40,16 +41,18 @@ async def _read_fleet(gateway: Gateway) -> None:
     """Set the gauges whose values are in Redis. If Redis does not answer they have no value."""
     m, queue = gateway.metrics, gateway.queue
     try:
-        lanes, letters, runs = await asyncio.gather(
+        lanes, letters, runs, (batches, idle_s) = await asyncio.gather(
             depths(queue),
             dead_letters.count(queue),
             MaintenanceRuns(queue.servers).all(),
+            BatchRecords(queue).open_counts(),
         )
         workers = gateway.fleet.workers
     except StoreError as error:
         log.warning("the fleet's metrics could not be read: %s", error)
         lanes, letters, runs, workers = [], None, {}, []
-    counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance)
+        batches, idle_s = {}, nan
+    counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance, m.batches)
     for gauge in (*counted, m.dead_letters_written):
         gauge.clear()
     m.dead_letters.set(letters.kept if letters else nan)
@@ -68,6 +71,9 @@ async def _read_fleet(gateway: Gateway) -> None:
         m.oldest.labels(pool, lane).set(seconds)
     for worker in workers:
         m.workers.labels(worker.pool, worker.state).inc()
+    m.batch_idle.set(idle_s)
+    for status, n_batches in batches.items():
+        m.batches.labels(status).set(n_batches)
     for task, done_s in runs.items():
         m.maintenance.labels(task).set(done_s)
     _set_scales(gateway)

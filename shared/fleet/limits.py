@@ -170,6 +170,10 @@ AUTOSCALER_SILENT = Limit(
 _LATE = (Alert("FlotillaMaintenanceLate", WARNING, 60),)
 REPAIR_LATE = Limit("repair_late", Unit.SECONDS, 300, alerts=_LATE)
 PRUNE_LATE = Limit("prune_late", Unit.SECONDS, 1800, alerts=_LATE)
+BATCH_STUCK = Limit(
+    "batch_stuck", Unit.SECONDS, 1800, alerts=(Alert("FlotillaBatchStuck", WARNING, 60),)
+)
+"""Since an open batch has advanced: since its owner has changed it."""
 
 # --- workers ---
 

@@ -175,6 +175,11 @@ class GatewayMetrics:
             "action",
             "outcome",
         )
+        self.batches = new.gauge("flotilla_open_batches", "Batches that have not ended", "status")
+        self.batch_idle = new.gauge(
+            "flotilla_batch_idle_seconds",
+            "Longest time for which an open batch has not advanced; 0: none is open",
+        )
         self.maintenance = new.gauge(
             "flotilla_maintenance_last_run_timestamp_seconds",
             "Unix time at which a maintenance task last completed, in any process",

@@ -23,6 +23,7 @@ Which = Literal["output", "errors"]
 _KEPT_S = 30 * 86_400
 """How long a batch is kept after its end."""
 _SHARD = 0
+_MOST_COUNTED = 1000
 
 
 class LinePlace(NamedTuple):
@@ -142,6 +143,22 @@ class BatchRecords:
         """The committed segments of the output or of the errors."""
         key = keys.batch_output(batch_id) if which == "output" else keys.batch_errors(batch_id)
         return tuple(_parse_segment(each) for each in await self._redis.lrange(key, 0, -1))
+
+    async def open_counts(self) -> tuple[dict[BatchStatus, int], float]:
+        """The open batches by status, and how long the one has not advanced that did so last."""
+        counts, idle_s = dict.fromkeys(BatchStatus, 0), 0.0
+        ids = await self.open_batches()
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        for batch_id in ids[:_MOST_COUNTED]:
+            pipeline.hmget(keys.batch(batch_id), "status", "changed_us", "created_at")
+        (now_s, _), *found = await pipeline.execute()
+        for status, changed_us, created_at in found:
+            if status is not None:
+                counts[BatchStatus(status.decode())] += 1
+                since = int(changed_us) / 1e6 if changed_us else float(created_at)
+                idle_s = max(idle_s, now_s - since)
+        return {status: n for status, n in counts.items() if not status.ended}, idle_s
 
     # --- for owners ---
 

@@ -18,7 +18,7 @@ local function all(n, use)
   local words = cmsgpack.unpack(ARGV[n])
   for i = 1, #words, 1000 do use(unpack(words, i, math.min(i + 999, #words))) end
 end
-redis.call('HSET', batch, 'step', ARGV[3])
+redis.call('HSET', batch, 'step', ARGV[3], 'changed_us', int(now_us()))
 all(5, function(...) redis.call('HSET', batch, ...) end)
 local added = cmsgpack.unpack(ARGV[6])
 for i = 1, #added, 2 do redis.call('HINCRBY', batch, added[i], added[i + 1]) end

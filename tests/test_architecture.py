@@ -78,8 +78,8 @@ ALLOWED: dict[str, set[str]] = {
     "gateway/apis": {DESCRIPTION, *(f"gateway/apis/{api}" for api in APIS)},
     "gateway/ops": {JOB, STORE, REDIS, OVERVIEW, "gateway/http", "gateway/core", DESCRIPTION},
     "gateway/batches": {
-        PLATFORM, JOB, STORE, REDIS, FLEET, API, FILES, BATCHES, SETTINGS, "gateway/http",
-        "gateway/core", "gateway/files",
+        PLATFORM, JOB, STORE, REDIS, FLEET, API, FILES, BATCHES, SETTINGS, "gateway/core",
+        "gateway/files",
     },
     "gateway/maintenance": {
         PLATFORM, JOB, STORE, REDIS, FLEET, FILES, AUTOSCALER, SETTINGS, "gateway/batches",

@@ -24,7 +24,7 @@
     ├── HeadersTooLarge        431
     ├── TooManyWrongKeys       429
     ├── QuotaExceeded          429
-    ├── TooManyBatches         429
+    │   └── TooManyBatches     429
     ├── BatchEnded             409
     ├── TooManyConnections     503
     ├── GatewayStopped         503
@@ -237,10 +237,10 @@ class BatchEnded(FlotillaError):
     status, code, type, final = 409, "batch_ended", "invalid_request_error", True
 
 
-class TooManyBatches(FlotillaError):
-    """The tenant has as many open batches as it may have. A retry soon can't succeed."""
+class TooManyBatches(QuotaExceeded):
+    """The tenant has as many open batches as it may have."""
 
-    status, code, type, final = 429, "too_many_batches", "rate_limit_error", True
+    code = "too_many_batches"
 
 
 class TooManyConnections(FlotillaError):

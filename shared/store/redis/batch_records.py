@@ -78,7 +78,7 @@ class BatchRecords:
     # --- for clients ---
 
     async def create(self, batch: Batch, max_open: int) -> None:
-        """Store a new batch. `max_open`: of one tenant. Raises TooManyBatches."""
+        """Store a new batch. `max_open`: of one tenant. Raises TooManyBatches and NotFound."""
         created_us = int(batch.created_at * 1e6)
         fields: dict[str, str | float] = {
             "tenant": batch.tenant,
@@ -93,7 +93,10 @@ class BatchRecords:
         }
         flat = [word for pair in fields.items() for word in pair]
         arguments = (batch.id, batch.tenant, batch.input_file_id, max_open, created_us, *flat)
-        if not await self._queue.run("create_batch", _SHARD, arguments):
+        made = await self._queue.run("create_batch", _SHARD, arguments)
+        if made < 0:
+            raise NotFound(f"There is no file {batch.input_file_id!r} any more.")
+        if not made:
             raise TooManyBatches(
                 f"{max_open} batches have not ended yet; try again when one of them has."
             )

@@ -1,10 +1,11 @@
 -- Make a batch, unless it is there.
 -- KEYS: base
 -- ARGV: id, tenant, input file, most that the tenant may have open, created_us, field, value...
--- Reply: 1; 0 if the tenant has as many open ones
+-- Reply: 1; 0 if the tenant has as many open ones; -1 if the input is not there any more
 -- Invariant: a batch is among the open ones, and uses its input file, until it has ended.
 local id, tenant, file = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('EXISTS', key('batch', id)) == 1 then return 1 end
+if redis.call('EXISTS', key('file', file)) == 0 then return -1 end
 local open = key('open_batches', tenant)
 if call('SCARD', open) >= tonumber(ARGV[4]) then return 0 end
 redis.call('HSET', key('batch', id), unpack(ARGV, 6))

@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     PLATFORM: {JOB},
     FLEET: {PLATFORM, JOB},
     STORE: {JOB},
-    FILES: {PLATFORM, JOB},
+    FILES: {PLATFORM, JOB, BATCHES},
     BATCHES: set(),
     REDIS: {PLATFORM, JOB, FLEET, STORE, FILES, BATCHES},
     "shared/client": set(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from hashlib import blake2b
 from typing import Self
 
 from gateway.batches.batch_context import BatchContext
@@ -12,7 +11,7 @@ from gateway.batches.input_check import InputCheck
 from gateway.batches.line_result import CANCELLED, EXPIRED, CutOff
 from gateway.batches.owner import Owner
 from gateway.batches.window import Window
-from shared.batches.batch import BatchStatus, LineError
+from shared.batches.batch import BatchStatus, LineError, file_id_of
 from shared.files.stored_file import Purpose, StoredFile
 from shared.store.redis.batch_records import Change, OwnedBatch, Which, pack_errors
 
@@ -146,7 +145,7 @@ class BatchRun:
         segments = await context.records.segments(batch.id, which)
         if not segments:
             return ""
-        file_id = f"file-{blake2b(f'{batch.id} {which}'.encode(), digest_size=12).hexdigest()}"
+        file_id = file_id_of(batch.id, which)
         now = context.fleet.now_s()
         file = StoredFile(
             id=file_id,

@@ -19,8 +19,8 @@ from shared.store.redis.job_queue import JobQueue
 
 log = logging.getLogger("flotilla.maintenance")
 
-PREFIXES = ("files", "uploads")
-"""Where all blobs belong to files or uploads, by their names."""
+PREFIXES = ("files", "uploads", "batches")
+"""Where all blobs belong to files, uploads or batches, by their names."""
 _ORPHAN_S = 86_400.0
 """A blob without a record that is younger may be about to get one."""
 _ROUND_S = 5.0

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from hashlib import blake2b
 from typing import NamedTuple
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
@@ -94,6 +95,11 @@ class Batch(NamedTuple):
 def new_batch_id() -> str:
     """`batch_` and 96 random bits."""
     return f"batch_{os.urandom(12).hex()}"
+
+
+def file_id_of(batch_id: str, which: str) -> str:
+    """The id of the file of a batch's `output` or `errors`."""
+    return f"file-{blake2b(f'{batch_id} {which}'.encode(), digest_size=12).hexdigest()}"
 
 
 def is_batch_id(text: str) -> bool:

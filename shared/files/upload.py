@@ -6,6 +6,7 @@ import os
 from enum import StrEnum
 from typing import NamedTuple
 
+from shared.batches.batch import file_id_of
 from shared.files.stored_file import Purpose
 
 MAX_PARTS = 10_000
@@ -60,8 +61,12 @@ def part_blob(upload_id: str, part_id: str) -> str:
 
 
 def owners(blob: str) -> tuple[str, ...]:
-    """The ids of the file, or of the upload and its file, to which a blob belongs by its name."""
-    name = blob.rpartition("/")[2]
+    """The ids of what a blob belongs to, by its name: of a file; of an upload and its file; of a
+    batch and its files."""
+    folder, _, name = blob.rpartition("/")
+    if blob.startswith("batches/"):
+        batch_id = folder.removeprefix("batches/")
+        return batch_id, file_id_of(batch_id, "output"), file_id_of(batch_id, "errors")
     if blob.startswith("uploads/"):
         upload_id = name.partition("-")[0]
         return upload_id, "file-" + upload_id.removeprefix("upload_")

@@ -422,8 +422,8 @@ class StorageNotConfigured(FlotillaError):
 
     def __init__(
         self,
-        message: str = "This gateway stores no files: its setting FLOTILLA_STORAGE_URL is empty. It "
-        "names a folder or a bucket (s3://, gs://, az://) that all gateways share.",
+        message: str = "This gateway stores no files: its setting FLOTILLA_STORAGE_URL is empty. "
+        "It names a folder or a bucket (s3://, gs://, az://) that all gateways share.",
     ) -> None:
         super().__init__(message)
 

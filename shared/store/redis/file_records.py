@@ -138,10 +138,11 @@ class FileRecords:
         return files, [each for each in ids if not each.startswith("file-")]
 
     async def known(self, ids: Sequence[str]) -> set[str]:
-        """Those of these files and uploads that have a record."""
+        """Those of these files, uploads and batches that have a record."""
+        key_of = {"file": keys.file, "upload": keys.upload, "batch": keys.batch}
         pipe = self._redis.pipeline(transaction=False)
         for each in ids:
-            pipe.exists(keys.file(each) if each.startswith("file-") else keys.upload(each))
+            pipe.exists(key_of[each.replace("-", "_").partition("_")[0]](each))
         return {each for each, there in zip(ids, await pipe.execute(), strict=True) if there}
 
     async def fleet_id(self, new: str | None = None) -> str | None:

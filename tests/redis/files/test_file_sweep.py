@@ -72,7 +72,11 @@ async def test_what_has_expired_is_deleted(
 
 
 async def test_old_blobs_without_a_record_are_deleted(
-    files: Files, sweep: FileSweep, folder: Path, monkeypatch: pytest.MonkeyPatch
+    files: Files,
+    sweep: FileSweep,
+    store: Redis,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.maintenance.file_sweep._AT_ONCE", 2)
     await files.ready()
@@ -84,13 +88,15 @@ async def test_old_blobs_without_a_record_are_deleted(
     for number in range(5):
         await files.storage.write_bytes(f"files/file-{number}", b"x")
     await files.storage.write_bytes("uploads/upload_1-part_1", b"x")
-    await files.storage.write_bytes("batches/batch_1/1-1", b"x")
+    store.hset(keys.batch("batch_1"), "status", "in_progress")
+    for batch_id in ("batch_1", "batch_2"):
+        await files.storage.write_bytes(f"batches/{batch_id}/output-1-1", b"x")
     (folder / "files" / "file-6#1").write_bytes(b"x")  # of a killed process
     before = blobs(folder)
     await sweep.sweep()
     assert blobs(folder, age=True) == before, "they may be about to get a record"
     await sweep.sweep()
-    assert blobs(folder) == {file.segments[0].blob, part, "batches/batch_1/1-1"}
+    assert blobs(folder) == {file.segments[0].blob, part, "batches/batch_1/output-1-1"}
 
 
 async def test_the_scan_for_orphans_goes_on_where_it_stopped(

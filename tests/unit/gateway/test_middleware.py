@@ -403,7 +403,7 @@ async def test_the_access_log_has_the_error_of_a_route_of_fastapi(
 ) -> None:
     app = create_app(Settings(log_format="json"))
     assert (await ask(app, "/no/such/route"))[0] == 404
-    assert (await ask(app, "/v1/files"))[0] == 501
+    assert (await ask(app, "/v1/fine_tuning/jobs"))[0] == 501
     assert (await ask(app, "/docs", method="DELETE"))[0] == 405
     written: list[str] = []
 

@@ -109,6 +109,10 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     app.add_middleware(Head)
     app.add_middleware(RequestId, access=access, metrics=metrics)  # outermost: a 401 has an id too
     web_pages = WebPages(settings.allowed_hosts, with_keys=bool(settings.tenants_by_key()))
+    return _front_door(app, plain, web_pages)
+
+
+def _front_door(app: FastAPI, plain: PlainApplications, web_pages: WebPages) -> FrontDoor:
     plain_routes = [row for api in APIS for row in api.plain]
     forms = [path for api in APIS for path in api.forms]
     return FrontDoor(app, plain_routes, plain, web_pages, forms)

@@ -162,7 +162,7 @@ async def line_job(
     tenant: str,
     endpoint: Endpoint,
     body: bytes,
-    options: JobOptions,
+    more: JobOptions,
 ) -> NewJob:
     """The job of a batch's line, which no client waits for.
 
@@ -179,7 +179,7 @@ async def line_job(
     job = context.factory.new(endpoint, tenant, model, request, body, attached=False)
     # It waits for as long as its batch, which ends it: these of its pool are for clients that wait.
     job = job._replace(id=job_id, deadline_s=None, queue_deadline_s=None)
-    return await _with_prefixes(context, _with_options(job, CallHeaders(), options))
+    return await _with_prefixes(context, _with_options(job, CallHeaders(), more))
 
 
 async def repeat(

@@ -103,7 +103,7 @@ class BatchRecords:
 
     async def get(self, tenant: str, batch_id: str) -> Batch | None:
         """The batch; None if the tenant has none with this id."""
-        batch = _parse(batch_id, await self._redis.hgetall(keys.batch(batch_id)))
+        batch = _parse(batch_id, await self._redis.hgetall(keys.first(keys.BATCH, batch_id)))
         return batch if batch and batch.tenant == tenant else None
 
     async def list(self, tenant: str, after: str, limit: int) -> tuple[list[Batch], bool]:
@@ -111,7 +111,7 @@ class BatchRecords:
 
         `after`: empty for the newest. Raises NotFound.
         """
-        index, start = keys.batches(tenant), 0
+        index, start = keys.first(keys.BATCHES, tenant), 0
         if after:
             rank = await self._redis.zrevrank(index, after)
             if rank is None:
@@ -122,7 +122,7 @@ class BatchRecords:
             ids = await self._redis.zrevrange(index, start, start + limit)
             pipeline = self._redis.pipeline(transaction=False)
             for each in ids:
-                pipeline.hgetall(keys.batch(each.decode()))
+                pipeline.hgetall(keys.first(keys.BATCH, each.decode()))
             raws = await pipeline.execute()
             gone = [each for each, raw in zip(ids, raws, strict=True) if not raw]
             pairs = zip(ids, raws, strict=True)
@@ -144,7 +144,11 @@ class BatchRecords:
 
     async def segments(self, batch_id: str, which: Which) -> tuple[Segment, ...]:
         """The committed segments of the output or of the errors."""
-        key = keys.batch_output(batch_id) if which == "output" else keys.batch_errors(batch_id)
+        key = (
+            keys.first(keys.BATCH_OUTPUT, batch_id)
+            if which == "output"
+            else keys.first(keys.BATCH_ERRORS, batch_id)
+        )
         return tuple(_parse_segment(each) for each in await self._redis.lrange(key, 0, -1))
 
     async def open_counts(self) -> tuple[dict[BatchStatus, int], float]:
@@ -154,7 +158,7 @@ class BatchRecords:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         for batch_id in ids[:_MOST_COUNTED]:
-            pipeline.hmget(keys.batch(batch_id), "status", "changed_us", "created_at")
+            pipeline.hmget(keys.first(keys.BATCH, batch_id), "status", "changed_us", "created_at")
         (now_s, _), *found = await pipeline.execute()
         for status, changed_us, created_at in found:
             if status is not None:
@@ -167,7 +171,9 @@ class BatchRecords:
 
     async def open_batches(self) -> Sequence[str]:
         """Those of all tenants that have not ended, oldest first."""
-        return [each.decode() for each in await self._redis.zrange(keys.open_batches(), 0, -1)]
+        return [
+            each.decode() for each in await self._redis.zrange(keys.first(keys.OPEN_BATCHES), 0, -1)
+        ]
 
     async def own(
         self, batch_id: str, owner: str, lock_s: float, *, renew: bool
@@ -188,8 +194,8 @@ class BatchRecords:
     async def read(self, batch_id: str, epoch: int, step: int) -> OwnedBatch | None:
         """A batch as its owner needs it; None if it is gone."""
         pipeline = self._redis.pipeline()
-        pipeline.hgetall(keys.batch(batch_id))
-        pipeline.hgetall(keys.batch_lines(batch_id))
+        pipeline.hgetall(keys.first(keys.BATCH, batch_id))
+        pipeline.hgetall(keys.first(keys.BATCH_LINES, batch_id))
         raw, places = await pipeline.execute()
         batch = _parse(batch_id, raw)
         if batch is None:

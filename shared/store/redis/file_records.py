@@ -57,7 +57,7 @@ class FileRecords:
 
     async def check_room(self, tenant: str, quota: StorageQuota) -> None:
         """Raise StorageQuotaExceeded if the tenant has no room at all: before it sends a file."""
-        key = keys.stored(tenant)
+        key = keys.first(keys.STORED, tenant)
         values = await self._redis.hmget(key, "bytes", "blobs")
         for name, value, most in zip((b"bytes", b"files"), values, quota, strict=True):
             if most and int(value or 0) >= most:
@@ -70,7 +70,7 @@ class FileRecords:
         """
         pipe = self._redis.pipeline(transaction=False)
         pipe.time()
-        pipe.hmget(keys.file(file_id), _FIELDS)
+        pipe.hmget(keys.first(keys.FILE, file_id), _FIELDS)
         (seconds, _), values = await pipe.execute()
         file = _parse(file_id, values)
         if file is None or file.tenant != tenant or (not held and _expired(file, int(seconds))):
@@ -89,7 +89,7 @@ class FileRecords:
 
         Raises BadRequest if the tenant has no file `after`.
         """
-        index, newest_first = keys.files(tenant), order == "desc"
+        index, newest_first = keys.first(keys.FILES, tenant), order == "desc"
         rank = -1
         if after:
             rank = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
@@ -127,22 +127,22 @@ class FileRecords:
     async def expired(self, limit: int) -> tuple[Sequence[StoredFile], Sequence[str]]:
         """At most `limit` files and uploads that have expired; of the uploads, their ids."""
         due = await self._redis.zrange(
-            keys.files_expiring(), 0, micros_of(await self.now_s()),
+            keys.first(keys.FILES_EXPIRING), 0, micros_of(await self.now_s()),
             byscore=True, offset=0, num=limit,
         )  # fmt: skip
         ids = [each.decode() for each in due]
         files = await self._read([each for each in ids if each.startswith("file-")])
         gone = {each for each in ids if each.startswith("file-")} - {file.id for file in files}
         if gone:  # their records were lost
-            await self._redis.zrem(keys.files_expiring(), *gone)
+            await self._redis.zrem(keys.first(keys.FILES_EXPIRING), *gone)
         return files, [each for each in ids if not each.startswith("file-")]
 
     async def known(self, ids: Sequence[str]) -> set[str]:
         """Those of these files, uploads and batches that have a record."""
-        key_of = {"file": keys.file, "upload": keys.upload, "batch": keys.batch}
+        words = {"file": keys.FILE, "upload": keys.UPLOAD, "batch": keys.BATCH}
         pipe = self._redis.pipeline(transaction=False)
         for each in ids:
-            pipe.exists(key_of[each.replace("-", "_").partition("_")[0]](each))
+            pipe.exists(keys.first(words[each.replace("-", "_").partition("_")[0]], each))
         return {each for each, there in zip(ids, await pipe.execute(), strict=True) if there}
 
     async def fleet_id(self, new: str | None = None) -> str | None:
@@ -156,7 +156,7 @@ class FileRecords:
     async def _read(self, ids: Sequence[str]) -> Sequence[StoredFile]:
         pipe = self._redis.pipeline(transaction=False)
         for each in ids:
-            pipe.hmget(keys.file(each), _FIELDS)
+            pipe.hmget(keys.first(keys.FILE, each), _FIELDS)
         found = map(_parse, ids, await pipe.execute()) if ids else ()
         return [file for file in found if file is not None]
 

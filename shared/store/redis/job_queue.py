@@ -14,13 +14,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate, advertiser
-from shared.job.errors import FlotillaError
 from shared.job.fair_shares import EXPECTED_COST, NOTHING, Account, ShareRules
 from shared.job.job import LeasedJob, NewJob, checked_shard, shard_of
 from shared.job.lanes import LANES
 from shared.job.packing import pack
 from shared.job.placement import PlacementRules
-from shared.job.replies import Acquired, Fenced, JoinedJob, NextTurn, Renewal, Repaired, SubmitReply
+from shared.job.replies import Acquired, Fenced, NextTurn, Renewal, Repaired, SubmitReply
 from shared.job.result import piece_field
 from shared.job.states import JobState
 from shared.store.interface import Store, StoreUnavailable
@@ -34,7 +33,6 @@ from shared.store.redis.scripts.renew import held_pairs, pack_renew, parse_renew
 from shared.store.redis.scripts.runner import ids, job_states
 from shared.store.redis.scripts.submit import (
     pack_submit,
-    parse_refusal,
     parse_submit,
 )
 
@@ -82,20 +80,6 @@ class JobQueue(JobReader, Store):
         return scripts.start("submit", shard, arguments)
 
     parse_submit = staticmethod(parse_submit)
-
-    async def find_keyed(self, job: NewJob) -> JoinedJob | None:
-        """The job that a call with this one's idempotency key has made; None if there is none.
-
-        `submit` looks again. Raises IdempotencyKeyReused if that call had another body.
-        """
-        key = job.idempotency
-        if key is None:
-            return None
-        found = await self.run("find_keyed", job.shard, (key.name, key.body_hash))
-        reply = None if found is None else parse_refusal(job, *found)
-        if isinstance(reply, FlotillaError):
-            raise reply
-        return reply if isinstance(reply, JoinedJob) else None
 
     async def cancel(self, job_id: str, tenant: str) -> JobState | None:
         shard = shard_of(job_id)

@@ -8,16 +8,18 @@ import math
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-from shared.job.job import Job, checked_shard, shard_of
+from shared.job.errors import FlotillaError
+from shared.job.job import Job, NewJob, checked_shard, shard_of
 from shared.job.job_log import Entry, parse_segments, segments_behind
 from shared.job.quotas import NO_QUOTAS, Quotas
 from shared.job.record import WHOLE, DamagedRecord, read_job
-from shared.job.replies import LogPart
+from shared.job.replies import JoinedJob, LogPart
 from shared.job.result import piece_field
 from shared.store.interface import StoreRefused
 from shared.store.redis import keys
 from shared.store.redis.pipelined_connection import Argument
 from shared.store.redis.scripts.runner import Scripts, job_states
+from shared.store.redis.scripts.submit import parse_refusal
 from shared.store.redis.servers import Servers
 from shared.store.redis.store_errors import WrongType
 
@@ -76,6 +78,20 @@ class JobReader:
         shard = checked_shard(job_id)
         body, up_to = await self.servers.of(shard).hmget(keys.job(shard, job_id), "body", "upto")
         return body or b"", (up_to or b"").decode()
+
+    async def find_keyed(self, job: NewJob) -> JoinedJob | None:
+        """The job that a call with this one's idempotency key has made; None if there is none.
+
+        `submit` looks again. Raises IdempotencyKeyReused if that call had another body.
+        """
+        key = job.idempotency
+        if key is None:
+            return None
+        found = await self.run("find_keyed", job.shard, (key.name, key.body_hash))
+        reply = None if found is None else parse_refusal(job, *found)
+        if isinstance(reply, FlotillaError):
+            raise reply
+        return reply if isinstance(reply, JoinedJob) else None
 
     async def parse_record(
         self, job_id: str, fields: Sequence[str], reply: Sequence[bytes | None] | Exception

@@ -192,74 +192,10 @@ def conversation_items(shard: int, conversation_id: str) -> str:
     return f"{base(shard)}{CONVERSATION_ITEMS}:{conversation_id}"
 
 
-def batch(batch_id: str) -> str:
-    """A batch. Files and batches lie in the first shard."""
-    return f"{base(0)}{BATCH}:{batch_id}"
-
-
-def batch_lines(batch_id: str) -> str:
-    """The lines of a batch that are in flight."""
-    return f"{base(0)}{BATCH_LINES}:{batch_id}"
-
-
-def batch_lock(batch_id: str) -> str:
-    """Which process owns a batch."""
-    return f"{base(0)}{BATCH_LOCK}:{batch_id}"
-
-
-def batch_output(batch_id: str) -> str:
-    """The segments of a batch's output."""
-    return f"{base(0)}{BATCH_OUTPUT}:{batch_id}"
-
-
-def batch_errors(batch_id: str) -> str:
-    """The segments of a batch's errors."""
-    return f"{base(0)}{BATCH_ERRORS}:{batch_id}"
-
-
-def batches(tenant: str) -> str:
-    """The index of a tenant's batches."""
-    return f"{base(0)}{BATCHES}:{tenant}"
-
-
-def open_batches() -> str:
-    """The batches of all tenants that have not ended."""
-    return f"{base(0)}{OPEN_BATCHES}"
-
-
-def file_users(file_id: str) -> str:
-    """The open batches whose input is this file."""
-    return f"{base(0)}{FILE_USERS}:{file_id}"
-
-
-def file(file_id: str) -> str:
-    """A file's record."""
-    return f"{base(0)}{FILE}:{file_id}"
-
-
-def files(tenant: str) -> str:
-    """The index of a tenant's files."""
-    return f"{base(0)}{FILES}:{tenant}"
-
-
-def files_expiring() -> str:
-    """The files and uploads of all tenants that expire."""
-    return f"{base(0)}{FILES_EXPIRING}"
-
-
-def stored(tenant: str) -> str:
-    """What a tenant has in the storage."""
-    return f"{base(0)}{STORED}:{tenant}"
-
-
-def upload(upload_id: str) -> str:
-    """An upload in parts."""
-    return f"{base(0)}{UPLOAD}:{upload_id}"
-
-
-def upload_parts(upload_id: str) -> str:
-    """The parts of an upload that has not ended."""
-    return f"{base(0)}{UPLOAD_PARTS}:{upload_id}"
+def first(word: str, rest: str = "") -> str:
+    """A key of files or batches, which lie in the first shard: one of the words above, and an id or
+    a tenant, if there is one of each."""
+    return f"{base(0)}{word}:{rest}" if rest else f"{base(0)}{word}"
 
 
 def pool_names(shard: int) -> str:

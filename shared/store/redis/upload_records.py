@@ -47,7 +47,7 @@ class UploadRecords:
         """None if it is unknown, has expired, or is another tenant's."""
         pipe = self._redis.pipeline(transaction=False)
         pipe.time()
-        pipe.hmget(keys.upload(upload_id), _FIELDS)
+        pipe.hmget(keys.first(keys.UPLOAD, upload_id), _FIELDS)
         (seconds, _), values = await pipe.execute()
         if None in values:
             return None
@@ -86,7 +86,8 @@ class UploadRecords:
 
     async def parts(self, upload: Upload, part_ids: Sequence[str]) -> list[Segment]:
         """These parts, in this order. Raises BadRequest if one is not the upload's."""
-        sizes = await self._redis.hmget(keys.upload_parts(upload.id), part_ids) if part_ids else []
+        key = keys.first(keys.UPLOAD_PARTS, upload.id)
+        sizes = await self._redis.hmget(key, part_ids) if part_ids else []
         for number, size in enumerate(sizes):
             if size is None:
                 raise BadRequest(
@@ -112,9 +113,9 @@ class UploadRecords:
 
     async def expire(self, upload_id: str) -> list[str]:
         """Delete the record of an upload that has expired; returns the parts that no file has."""
-        tenant = await self._redis.hget(keys.upload(upload_id), "tenant")
+        tenant = await self._redis.hget(keys.first(keys.UPLOAD, upload_id), "tenant")
         if tenant is None:
-            await self._redis.zrem(keys.files_expiring(), upload_id)
+            await self._redis.zrem(keys.first(keys.FILES_EXPIRING), upload_id)
             return []
         ended = await self._end(upload_id, tenant.decode(), "")
         return ended if isinstance(ended, list) else []

@@ -137,7 +137,7 @@ async def test_after_a_crash_anywhere_each_line_has_one_result(
             crashes += 1
             batches.crash(monkeypatch)
             # The lock of the one that crashed runs out.
-            await batches.context.queue.servers.of(0).delete(keys.batch_lock(batch.id))
+            await batches.context.queue.servers.of(0).delete(keys.first(keys.BATCH_LOCK, batch.id))
     assert crashes
     assert (found.status, found.completed, found.failed) == (BatchStatus.COMPLETED, 392, 8)
     await check_sums(batches, found, set())

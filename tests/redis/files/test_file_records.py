@@ -91,13 +91,13 @@ async def test_bytes_and_blobs_have_a_quota(records: FileRecords) -> None:
 async def test_a_file_that_a_batch_reads_stays(records: FileRecords, store: Redis) -> None:
     file = await make_file(records, expires_in_s=-1)
     await records.add(file)
-    store.sadd(keys.file_users(file.id), "batch_1")
+    store.sadd(keys.first(keys.FILE_USERS, file.id), "batch_1")
     with pytest.raises(FileInUse):
         await records.delete(A, file.id)
     assert await records.expired(10) == ([], []), "looked at again later"
     assert await records.get(A, file.id) is None
     assert await records.get(A, file.id, held=True) == file
-    store.delete(keys.file_users(file.id))
+    store.delete(keys.first(keys.FILE_USERS, file.id))
     assert await records.delete(A, file.id) == file
 
 
@@ -111,9 +111,9 @@ async def test_what_has_expired_is_found(
     await uploads.add(upload, NO_QUOTA)
     lost = await make_file(records, expires_in_s=-1)
     await records.add(lost)
-    store.delete(keys.file(lost.id))
+    store.delete(keys.first(keys.FILE, lost.id))
     assert await records.expired(10) == ([old], [upload.id])
-    assert store.zcard(keys.files_expiring()) == 3
+    assert store.zcard(keys.first(keys.FILES_EXPIRING)) == 3
     assert await records.list(A) == ([new], False)
     assert await records.known([old.id, lost.id, upload.id]) == {old.id, upload.id}
 
@@ -160,7 +160,7 @@ async def test_an_upload_becomes_a_file(
     assert stored(store) == {b"bytes": 20, b"blobs": 2}
     with pytest.raises(NotFound):
         await uploads.add_part(upload, new_part_id(), 1, NO_QUOTA)
-    store.hset(keys.upload(upload.id), "expires_us", 1)
+    store.hset(keys.first(keys.UPLOAD, upload.id), "expires_us", 1)
     assert await uploads.expire(upload.id) == []
     await records.delete(A, file.id)
     assert not store.keys()
@@ -179,7 +179,7 @@ async def test_an_upload_ends_without_a_file(
         assert await uploads.complete(upload, await make_file(records)) is UploadStatus.CANCELLED
     else:
         assert await uploads.expire(upload.id) == [], "it has time left"
-    store.hset(keys.upload(upload.id), "expires_us", 1)
+    store.hset(keys.first(keys.UPLOAD, upload.id), "expires_us", 1)
     assert await uploads.get(A, upload.id) is None
     assert await uploads.cancel(upload) is None
     assert await uploads.expire(upload.id) == (["part_1"] if by == "expire" else [])
@@ -198,7 +198,8 @@ async def test_uploads_have_limits(
         await uploads.add_part(upload, "part_1", 31, NO_QUOTA)
     with pytest.raises(StorageQuotaExceeded, match="files"):
         await uploads.add_part(upload, "part_1", 30, StorageQuota(0, 1))
-    store.hset(keys.upload_parts(upload.id), mapping={f"p{n}": 0 for n in range(MAX_PARTS)})
+    parts = {f"p{n}": 0 for n in range(MAX_PARTS)}
+    store.hset(keys.first(keys.UPLOAD_PARTS, upload.id), mapping=parts)
     with pytest.raises(BadRequest, match="at most 10000 parts"):
         await uploads.add_part(upload, "part_1", 30, NO_QUOTA)
     with pytest.raises(BadRequest) as wrong:

@@ -58,17 +58,17 @@ async def test_what_has_expired_is_deleted(
     kept = [await stored(files), await stored(files, 60)]
     await stored(files, -1)
     used = await stored(files, -1)
-    store.sadd(keys.file_users(used.id), "batch_1")
+    store.sadd(keys.first(keys.FILE_USERS, used.id), "batch_1")
     upload = await make_upload(files.records)
     await files.uploads.add(upload, NO_QUOTA)
     await files.storage.write_bytes(part_blob(upload.id, "part_1"), b"x")
     await files.uploads.add_part(upload, "part_1", 1, NO_QUOTA)
-    store.hset(keys.upload(upload.id), "expires_us", 1)
-    store.zadd(keys.files_expiring(), {upload.id: 1})
+    store.hset(keys.first(keys.UPLOAD, upload.id), "expires_us", 1)
+    store.zadd(keys.first(keys.FILES_EXPIRING), {upload.id: 1})
     await sweep.sweep()
     assert blobs(folder) == {file.segments[0].blob for file in (*kept, used)}
     assert await files.records.list(A) == (kept[::-1], False)
-    assert not store.exists(keys.upload(upload.id))
+    assert not store.exists(keys.first(keys.UPLOAD, upload.id))
 
 
 async def test_old_blobs_without_a_record_are_deleted(
@@ -88,7 +88,7 @@ async def test_old_blobs_without_a_record_are_deleted(
     for number in range(5):
         await files.storage.write_bytes(f"files/file-{number}", b"x")
     await files.storage.write_bytes("uploads/upload_1-part_1", b"x")
-    store.hset(keys.batch("batch_1"), "status", "in_progress")
+    store.hset(keys.first(keys.BATCH, "batch_1"), "status", "in_progress")
     for batch_id in ("batch_1", "batch_2"):
         await files.storage.write_bytes(f"batches/{batch_id}/output-1-1", b"x")
     (folder / "files" / "file-6#1").write_bytes(b"x")  # of a killed process
@@ -140,7 +140,7 @@ async def test_lost_records_do_not_stop_it(
     files: Files, sweep: FileSweep, store: Redis, folder: Path
 ) -> None:
     file = await stored(files, -1)
-    store.delete(keys.file(file.id))
+    store.delete(keys.first(keys.FILE, file.id))
     await sweep.sweep()
     assert await FileRecords(files.records._queue).expired(10) == ([], [])
     assert len(blobs(folder)) == 1, "an orphan, until it is old"

@@ -44,8 +44,8 @@ class LineJobs:
             metadata={"batch_id": batch.id, "custom_id": custom_id},
         )
         try:
-            endpoint = ENDPOINTS[batch.endpoint]
-            return await line_job(self._context, job_id, batch.tenant, endpoint, body, options)
+            call = ENDPOINTS[batch.endpoint], body, options
+            return await line_job(self._context, job_id, batch.tenant, call)
         except FlotillaError as error:
             # 503: no worker has this model now, or the pool's intake is stopped.
             return None if error.status == 503 else refused(number, custom_id, job_id, error)

@@ -41,7 +41,7 @@ from gateway.http.refused_routes import refuse_hosting_headers
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.adapter_queues import pool_of
-from shared.job.errors import BadRequest, NotRepeatable
+from shared.job.errors import NotRepeatable
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Job, NewJob
 from shared.job.placement import LEAST_BYTES
@@ -157,29 +157,24 @@ async def new_call(
 
 
 async def line_job(
-    context: CallContext,
-    job_id: str,
-    tenant: str,
-    endpoint: Endpoint,
-    body: bytes,
-    more: JobOptions,
+    context: CallContext, job_id: str, tenant: str, call: tuple[Endpoint, bytes, JobOptions]
 ) -> NewJob:
-    """The job of a batch's line, which no client waits for.
+    """The job of a batch's line, which no client waits for. `call`: as Wrapped, without fields.
 
     Raises BadRequest, BodyTooLarge, ModelNotFound, NoWorker, IntakeStopped, and StoreError.
     """
 
-    def check(fields: dict[str, Any]) -> _Read:
-        return _check(context, Wrapped(endpoint, fields, body), body)
-
-    request = (await parse_json(body, _limits(context.settings), check)).request
-    if request.stream:
-        raise BadRequest("Answers of a batch can't be streamed.", "stream")
+    endpoint, body, options = call
+    request = await parse_json(
+        body,
+        _limits(context.settings),
+        lambda fields: _check(context, Wrapped(endpoint, fields, body), body).request,
+    )
     model = await admit(context.fleet, request)
     job = context.factory.new(endpoint, tenant, model, request, body, attached=False)
     # It waits for as long as its batch, which ends it: these of its pool are for clients that wait.
     job = job._replace(id=job_id, deadline_s=None, queue_deadline_s=None)
-    return await _with_prefixes(context, _with_options(job, CallHeaders(), more))
+    return await _with_prefixes(context, _with_options(job, CallHeaders(), options))
 
 
 async def repeat(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 _PARTS = 256
 _BYTES = 5
 _MASK = (1 << 8 * _BYTES) - 1
@@ -19,17 +21,18 @@ class Duplicates:
         number = hash(text)
         self._parts[number & 255] += (number >> 8 & _MASK).to_bytes(_BYTES)
 
-    def suspects(self) -> set[int]:
-        """`key` of the ids that may be there twice. Takes 0.3 us an id."""
-        found = set()
+    def suspects(self) -> Iterator[set[int]]:
+        """`key` of the ids that may be there twice, those of one part at a time: about 0.7 us for
+        each id that was added. A part is forgotten then."""
         for low, part in enumerate(self._parts):
-            seen = set()
+            found, seen = set(), set()
             for at in range(0, len(part), _BYTES):
                 high = bytes(part[at : at + _BYTES])
                 if high in seen:
                     found.add(int.from_bytes(high) << 8 | low)
                 seen.add(high)
-        return found
+            self._parts[low] = bytearray()
+            yield found
 
 
 def key(text: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from gateway.batches.duplicates import Duplicates, key
@@ -13,6 +13,8 @@ from shared.files.storage import Storage
 from shared.files.stored_file import StoredFile
 
 MOST_ERRORS = 100
+MOST_SUSPECTS = 10_000
+"""More ids are not compared: the batch fails anyway."""
 
 
 class InputCheck:
@@ -37,6 +39,7 @@ class InputCheck:
         self._is_known = is_known
         self._most_bytes = most_bytes
         self._ids = Duplicates()
+        self._parts: Iterator[set[int]] | None = None  # of the ids, when all lines were read
         self._suspects: set[int] = set()
         self._first: dict[str, int] = {}
         self._read = partial(input_lines, storage, file.segments, most_bytes)
@@ -44,19 +47,28 @@ class InputCheck:
         self._check = self._check_line
 
     async def go_on(self) -> None:
-        """Check another part. Raises StorageUnavailable."""
+        """Check another part. Raises StorageUnavailable and BlobMissing."""
+        if self._parts is not None:
+            self._look_for_suspects(self._parts)
+            return
         lines = await anext(self._lines, None)
         for line in lines or ():
             self._check(line)
-        if lines is None and self._check == self._check_line:
+        if self._is_hopeless() or (lines is None and self._check == self._compare):
+            self.complete = True
+        elif lines is None:
             if not self.total:
                 self.errors.append(LineError("empty_file", "The file has no lines.", None))
-            self._suspects = set() if self.errors else self._ids.suspects()
-            self._ids = Duplicates()
+            self._parts = self._ids.suspects()
+            self.complete = bool(self.errors)
+
+    def _look_for_suspects(self, parts: Iterator[set[int]]) -> None:
+        found = next(parts, None)
+        self._suspects |= found or set()
+        if found is None or len(self._suspects) > MOST_SUSPECTS:
+            self._ids, self._parts = Duplicates(), None
             self._check, self._lines = self._compare, self._read()
             self.complete = not self._suspects
-        elif lines is None or self._is_hopeless():
-            self.complete = True
 
     def _is_hopeless(self) -> bool:
         return len(self.errors) >= MOST_ERRORS or self.total > MOST_LINES
@@ -72,7 +84,7 @@ class InputCheck:
                 raise BadLine("too_many_lines", f"A file may have {MOST_LINES} lines at most.")
             custom_id, model = check_line(line.data, self._endpoint, self._is_known)
         except BadLine as error:
-            if not self._is_hopeless() or error.code == "too_many_lines":
+            if len(self.errors) < MOST_ERRORS:
                 self.errors.append(error.at(line.number))
             return
         self._ids.add(custom_id)
@@ -85,7 +97,7 @@ class InputCheck:
         if key(custom_id) not in self._suspects:
             return
         first = self._first.setdefault(custom_id, line.number)
-        if first != line.number and not self._is_hopeless():
+        if first != line.number and len(self.errors) < MOST_ERRORS:
             message = f"The `custom_id` {custom_id[:100]!r} of line {first} is there again."
             error = LineError("duplicate_custom_id", message, line.number, "custom_id")
             self.errors.append(error)

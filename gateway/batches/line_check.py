@@ -75,7 +75,7 @@ def read_line(data: bytes) -> dict[str, Any]:
     """The object of a line, with all fields that it needs. Raises BadLine."""
     try:
         line = _DECODER.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadLine("invalid_json_line", f"This line is not valid JSON: {error}") from error
     if type(line) is not dict:
         raise BadLine("invalid_json_line", "This line is not a JSON object.")

@@ -44,7 +44,7 @@ def answered(number: int, custom_id: str, job_id: str, status: int, body: bytes)
     """The line for an HTTP answer. One that is no JSON object can't be part of a line."""
     try:
         answer = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         message = "The answer is not a JSON object, so it can't be part of a batch's output."

@@ -33,7 +33,7 @@ class Owner:
     @classmethod
     async def of(cls, records: BatchRecords, batch_id: str) -> tuple[Owner, OwnedBatch] | None:
         """Own a batch; None if another process does, or it is gone."""
-        owns = await records.own(batch_id, _PROCESS, _LOCK_S, renew=False)
+        owns = await records.own(batch_id, _PROCESS, _LOCK_S)
         if owns is None:
             return None
         epoch, step = owns
@@ -46,7 +46,7 @@ class Owner:
         now = time.monotonic()
         if now - self._renewed_at < _RENEW_S:
             return
-        owns = await self._records.own(self.batch.id, _PROCESS, _LOCK_S, renew=True)
+        owns = await self._records.own(self.batch.id, _PROCESS, _LOCK_S, self.epoch)
         if owns != (self.epoch, self._step):
             raise Fenced(f"another process owns {self.batch.id}")
         self._renewed_at = now

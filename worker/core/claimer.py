@@ -27,6 +27,8 @@ log = logging.getLogger("flotilla.claimer")
 # A slot may become free without a job's end (n > 1), and the KV cache empties without an event:
 # decide again after this time.
 _RECHECK_S = 0.25
+_LEAST_WAIT_S = 0.01
+"""A look may be due that this claimer can't take now, as where the pool has adapters."""
 _HOME_FIRST_S = 0.02
 """Longer than a claim takes: the claimer of a home shard has taken the slot by then."""
 _RECONNECT_BASE_S = 0.02
@@ -122,8 +124,9 @@ class Claimer:
 
     async def _wait_for_change(self) -> None:
         flex_look_s = self._hand_backs.next_flex_look_s
+        wait_s = _RECHECK_S if flex_look_s is None else max(_LEAST_WAIT_S, flex_look_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_RECHECK_S if flex_look_s is None else flex_look_s):
+            async with asyncio.timeout(wait_s):
                 await self._changed.wait()
         if self._consumer.shards[0] not in self._homes.shards:
             await asyncio.sleep(_HOME_FIRST_S)

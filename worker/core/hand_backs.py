@@ -155,7 +155,10 @@ class HandBacks:
 
     @property
     def next_flex_look_s(self) -> float | None:
-        """In how many seconds jobs of the lane flex may make room; None: there are none."""
+        """In how many seconds jobs of the lane flex may make room; None: there are none, or none
+        may be handed back now."""
+        if self._per_s == 0 or not self._slots.may_claim:
+            return None
         if not any(run.job.share.lane == FLEX for run in self._runs.values()):
             return None
         return max(0.0, self._next_flex_look - time.monotonic())

@@ -176,13 +176,14 @@ class BatchRecords:
         ]
 
     async def own(
-        self, batch_id: str, owner: str, lock_s: float, *, renew: bool
+        self, batch_id: str, owner: str, lock_s: float, epoch: int | None = None
     ) -> tuple[int, int] | None:
         """Own the batch for so long: the epoch, and the number of the last change.
 
-        `renew`: the present epoch goes on. None if another process owns it, or it is gone.
+        `epoch`: of this owner, which goes on. None if another process owns the batch, or has done
+        so since then, or it is gone.
         """
-        arguments = (batch_id, owner, int(lock_s * 1000), int(renew))
+        arguments = (batch_id, owner, int(lock_s * 1000), "" if epoch is None else epoch)
         reply = await self._queue.run("own_batch", _SHARD, arguments)
         return None if reply is None else (int(reply[0]), int(reply[1]))
 

@@ -33,11 +33,13 @@ class BatchContext(NamedTuple):
         """Raises SettingsError."""
         pools, queue = load_pools(settings), JobQueue(servers, quotas=settings.quotas)
         queue.share_rules = settings.fair_shares.rules
+        fleet = FleetView.of(settings, pools, servers.primary, MalformedValues())
+        fleet.asks_for_unknown = False  # each of a million lines would
         return cls(
             settings=settings,
             queue=queue,
             factory=JobFactory(settings, pools, "", lambda shard: True),
-            fleet=FleetView.of(settings, pools, servers.primary, MalformedValues()),
+            fleet=fleet,
             files=Files(queue, settings.storage_url),
             records=BatchRecords(queue),
         )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.input_check import InputCheck
 from gateway.batches.line_result import CANCELLED, EXPIRED, CutOff
 from gateway.batches.owner import Owner
-from gateway.batches.window import Window
+from gateway.batches.window import NOTHING_NEW, Share, Window
 from shared.batches.batch import BatchStatus, LineError, file_id_of
 from shared.files.stored_file import Purpose, StoredFile
+from shared.job.errors import BlobMissing
 from shared.store.redis.batch_records import Change, OwnedBatch, Which, pack_errors
 
+_NOTHING: Mapping[str, str] = {}
 _IDLE_S = 0.05
 _OUTPUT_TTL_S = 30 * 86_400.0
 
@@ -56,14 +59,36 @@ class BatchRun:
         """The model of all its lines; empty: several, or not known."""
         return self._owner.batch.model
 
-    async def advance(self, until: float, most: int) -> None:
-        """Work on it until then, by the monotonic clock. `most`: lines in flight."""
+    @property
+    def is_checking(self) -> bool:
+        """Whether its input is being checked."""
+        return self._check is not None
+
+    async def advance(
+        self,
+        until: float,
+        share: Callable[[BatchRun], Share],
+        may_check: Callable[[BatchRun], bool],
+    ) -> None:
+        """Work on it until then, by the monotonic clock. Raises BlobMissing if its input is lost.
+
+        `share`: what it may have in flight now. `may_check`: whether its input may be checked now.
+        """
         while not self.ended and time.monotonic() < until:
             await self._owner.renew()
-            if not await self._step(most):
+            if (
+                self._owner.status is BatchStatus.VALIDATING and not may_check(self)
+            ) or not await self._step(share(self)):
                 await asyncio.sleep(_IDLE_S)
 
-    async def _step(self, most: int) -> bool:
+    async def fail_damaged(self, why: str) -> None:
+        """End it where it stands: its input can't be read any more."""
+        if self._window is not None:
+            await self._window.cut_off(CANCELLED)
+        error = LineError("file_damaged", why, None)
+        await self._end(BatchStatus.FAILED, {"errors": pack_errors([error])})
+
+    async def _step(self, share: Share) -> bool:
         """Do what can be done now; False if there was nothing."""
         batch, status = self._owner.batch, self._owner.status
         is_over = self._context.fleet.now_s() > batch.expires_at
@@ -76,7 +101,7 @@ class BatchRun:
         if status is BatchStatus.VALIDATING:
             return await self._go_on_checking()
         window = self._open_window()
-        did = await window.advance(most)
+        did = await window.advance(share)
         if window.is_complete:
             await self._owner.change(Change(BatchStatus.FINALIZING))
         return did
@@ -84,8 +109,7 @@ class BatchRun:
     async def _go_on_checking(self) -> bool:
         context, owner = self._context, self._owner
         if self._file is None:
-            gone = LineError("file_not_found", "The input file is not there any more.", None)
-            return await self._fail([gone])
+            raise BlobMissing("The input file is not there any more.")
         if self._check is None:
             most, is_known = context.most_line_bytes, self._is_known
             self._check = InputCheck(owner.batch, self._file, context.files.storage, most, is_known)
@@ -114,8 +138,9 @@ class BatchRun:
 
     def _open_window(self) -> Window:
         if self._window is None:
-            file = self._file or StoredFile("", "", "", Purpose.BATCH, 0, None, ())
-            self._window = Window(self._context, self._owner, self._owned, file)
+            if self._file is None:
+                raise BlobMissing("The input file is not there any more.")
+            self._window = Window(self._context, self._owner, self._owned, self._file)
         return self._window
 
     async def _end_early(self, status: BatchStatus, why: CutOff) -> bool:
@@ -127,16 +152,17 @@ class BatchRun:
             await window.cut_off(why)
             self._cut_off = why
         if not window.is_empty:
-            return await window.advance(0)
+            return await window.advance(NOTHING_NEW)
         if await window.cut_off_next(why):
             return True
         return await self._end(status)
 
-    async def _end(self, status: BatchStatus) -> bool:
-        """Make files of the output and the errors, and end."""
+    async def _end(self, status: BatchStatus, further: Mapping[str, str] = _NOTHING) -> bool:
+        """Make files of the output and the errors, and end. `further`: fields to be set."""
         output, errors = await self._file_of("output"), await self._file_of("errors")
         found = {"output_file_id": output, "error_file_id": errors}
-        await self._owner.change(Change(status, set={k: v for k, v in found.items() if v}))
+        set_fields = {name: value for name, value in found.items() if value} | dict(further)
+        await self._owner.change(Change(status, set=set_fields))
         return True
 
     async def _file_of(self, which: Which) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
+from itertools import chain
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.batch_run import BatchRun
-from shared.job.errors import StorageUnavailable
+from gateway.batches.window import MOST_BYTES, Share
+from shared.job.errors import BlobMissing, StorageUnavailable
 from shared.job.replies import Fenced
 from shared.store.interface import StoreError
 
@@ -30,6 +33,7 @@ class BatchWork:
     def __init__(self, context: BatchContext) -> None:
         self._context = context
         self._runs: dict[str, BatchRun] = {}
+        self._being_advanced: dict[str, BatchRun] = {}
         self._again_at: dict[str, float] = {}
         self._refreshed_at = float("-inf")
 
@@ -37,6 +41,7 @@ class BatchWork:
         """Own open batches that nobody owns, and advance all. Raises StoreError."""
         ids = await self._context.records.open_batches()
         self._runs = {batch_id: run for batch_id, run in self._runs.items() if batch_id in ids}
+        self._again_at = {each: at for each, at in self._again_at.items() if each in ids}
         if not ids:
             return
         until = time.monotonic() + SLICE_S
@@ -48,15 +53,22 @@ class BatchWork:
     async def _advance(self, batch_id: str, until: float) -> None:
         if time.monotonic() < self._again_at.get(batch_id, 0):
             return
+        # An error, or a cancellation, leaves open what was changed: the batch is read again then.
+        run = self._runs.pop(batch_id, None)
         try:
-            run = self._runs.get(batch_id) or await BatchRun.of(self._context, batch_id)
+            run = run or await BatchRun.of(self._context, batch_id)
             if run is None:
                 return
-            self._runs[batch_id] = run
-            await run.advance(until, self._most(run))
-            if not run.ended:
-                return
-            log.info("%s has ended", batch_id)
+            self._being_advanced[batch_id] = run
+            try:
+                await run.advance(until, self._share, self._may_check)
+            except BlobMissing as error:
+                log.warning("%s fails: %s", batch_id, error)
+                await run.fail_damaged(str(error))
+            if run.ended:
+                log.info("%s has ended", batch_id)
+            else:
+                self._runs[batch_id] = run
         except Fenced as error:
             log.info("%s", error)
         except (StoreError, StorageUnavailable) as error:
@@ -64,13 +76,23 @@ class BatchWork:
         except Exception:
             log.exception("%s pauses", batch_id)
             self._again_at[batch_id] = time.monotonic() + _AGAIN_S
-        self._runs.pop(batch_id, None)
+        finally:
+            self._being_advanced.pop(batch_id, None)
 
-    def _most(self, run: BatchRun) -> int:
-        """How many lines of a batch may be in flight: its share of twice the slots, and some."""
-        fleet, names = self._context.fleet, self._context.fleet.names
+    def _may_check(self, run: BatchRun) -> bool:
+        """Whether a batch's input may be checked now: one at a time, as that takes memory."""
+        checking = [each for each in self._all() if each.is_checking]
+        return not checking or checking[0] is run
+
+    def _all(self) -> Iterable[BatchRun]:
+        return chain(self._being_advanced.values(), self._runs.values())
+
+    def _share(self, run: BatchRun) -> Share:
+        """What a batch may have in flight: its share of twice the slots and some, and of bytes."""
+        fleet, names, all_runs = self._context.fleet, self._context.fleet.names, list(self._all())
         model = names.resolve(run.model, "", 0.5) if run.model else None
         workers = fleet.workers if model is None else fleet.workers_of(model.pool)
         slots = sum(worker.slots for worker in workers if worker.state.serving)
-        beside = sum(other.model == run.model for other in self._runs.values())
-        return max(_LEAST_LINES, (2 * slots + _FURTHER_LINES) // max(1, beside))
+        beside = sum(other.model == run.model for other in all_runs)
+        lines = (2 * slots + _FURTHER_LINES) // max(1, beside)
+        return Share(max(_LEAST_LINES, lines), MOST_BYTES // max(1, len(all_runs)))

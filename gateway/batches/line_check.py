@@ -63,12 +63,11 @@ def check_line(
         raise BadLine("invalid_body", "`body` must be an object.", "body")
     if body.get("stream"):
         raise BadLine("stream_not_supported", "Answers of a batch can't be streamed.", "stream")
-    model = body.get("model")
-    if type(model) is not str:
-        return custom_id, None
-    if not is_known(model):
-        raise BadLine("model_not_found", f"The model {model[:100]!r} does not exist.", "model")
-    return custom_id, model
+    model = body.get("model", "")
+    if type(model) is str and not is_known(model):
+        what = f"The model {model[:100]!r} does not exist." if model else "It names no model."
+        raise BadLine("model_not_found", what, "model")
+    return custom_id, model if type(model) is str and model else None
 
 
 def read_line(data: bytes) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.input_lines import InputLine, input_lines, line_at
@@ -30,7 +31,8 @@ from shared.job.job import NewJob, checked_shard
 from shared.store.redis.batch_records import Change, LinePlace, OwnedBatch
 
 _MOST_LINES = 8192
-_MOST_BYTES = 32 << 20
+MOST_BYTES = 32 << 20
+"""Of the lines of all batches of a process that are in flight."""
 _AT_ONCE = 64
 """Lines that are submitted or collected in one call."""
 _COMMIT_BYTES = 4 << 20
@@ -39,6 +41,17 @@ _POLL_RATIO = 10
 """How much longer than a question for ended jobs takes the next one comes."""
 _PATIENCE_S = 0.5
 """Before lines that were not taken are submitted again."""
+
+
+class Share(NamedTuple):
+    """What one batch may have in flight."""
+
+    lines: int
+    """Without those that have a result, which is not stored yet."""
+    bytes: int
+
+
+NOTHING_NEW = Share(0, 0)
 
 
 class Window:
@@ -80,14 +93,15 @@ class Window:
         """Whether every line's result is stored."""
         return self._end_reached and not self._read and not self._places
 
-    async def advance(self, most: int) -> bool:
-        """Do what can be done now; False if there was nothing. `most`: lines in flight."""
+    async def advance(self, share: Share) -> bool:
+        """Do what can be done now; False if there was nothing. `share`: to be in flight."""
         did = await self.collect()
-        if len(self._places) < min(most, _MOST_LINES) and self._bytes < _MOST_BYTES:
-            did = await self._reserve(most - len(self._places)) or did
+        room = share.lines - len(self._places) + len(self._results)
+        if room > 0 and self._bytes < share.bytes and len(self._places) < _MOST_LINES:
+            did = await self._reserve(room) or did
         did = await self._submit() or did
         everything = len(self._results) == len(self._places)
-        if self._results and (everything or self._is_due(most)):
+        if self._results and (everything or self._is_due()):
             await self.commit()
             did = True
         return did
@@ -107,7 +121,7 @@ class Window:
 
     async def take(self, most: int) -> list[InputLine]:
         """The next lines of the input, which are not reserved; empty at its end."""
-        if not self._read and not self._end_reached:
+        while not self._read and not self._end_reached:
             lines = await anext(self._lines, None)
             self._end_reached = lines is None
             self._read = lines or []
@@ -126,6 +140,7 @@ class Window:
         jobs: dict[int, list[tuple[int, NewJob]]] = {}
         sent = False
         for number in list(islice(self._unsent, _AT_ONCE)):
+            self._unsent[number] = self._unsent.pop(number)  # behind the others, if it has to wait
             made = await self._made_of(number)
             if isinstance(made, LineResult):
                 self._finish(made)
@@ -175,6 +190,9 @@ class Window:
         for at in range(0, len(numbers), _AT_ONCE):
             some = numbers[at : at + _AT_ONCE]
             await self._collect({number: ended[number] for number in some})
+            if self._result_bytes >= _COMMIT_BYTES:  # the others after the next commit
+                self._poll_at = 0.0
+                break
         return bool(numbers)
 
     async def _ended(self) -> dict[int, str]:
@@ -200,17 +218,22 @@ class Window:
         tries: dict[int, LinePlace] = {}
         jobs = await self._context.queue.get_all(list(ended.values()))
         for number, job in zip(ended, jobs, strict=True):
+            if self._result_bytes >= _COMMIT_BYTES:
+                break
             if job is None:
                 self._unsent[number] = None
                 continue
             place = self._places[number]
-            result = await self._jobs.result_of(number, job, place.tries, self._cut_off)
+            result = None
+            if "custom_id" in job.metadata:  # else its record could not be read
+                result = await self._jobs.result_of(number, job, place.tries, self._cut_off)
             if result is not None:
                 self._finish(result)
             else:
                 tries[number] = place._replace(tries=place.tries + 1)
         if tries:
             await self._owner.change(Change(lines=tries))
+            await self._delete([ended[number] for number in tries])
             self._places |= tries
             self._unsent |= dict.fromkeys(tries)
 
@@ -221,12 +244,10 @@ class Window:
 
     # --- commit ---
 
-    def _is_due(self, most: int) -> bool:
-        return (
-            self._result_bytes >= _COMMIT_BYTES
-            or len(self._results) * 4 >= most
-            or time.monotonic() > self._committed_at + _COMMIT_S
-        )
+    def _is_due(self) -> bool:
+        late = time.monotonic() > self._committed_at + _COMMIT_S
+        full = len(self._results) * 2 >= _MOST_LINES
+        return self._result_bytes >= _COMMIT_BYTES or full or late
 
     async def commit(self) -> None:
         """Store all results, and forget their lines and jobs."""
@@ -236,7 +257,11 @@ class Window:
         for number in results:
             self._bytes -= self._places.pop(number).length
         self._committed_at = time.monotonic()
-        await self._context.queue.delete(*jobs)
+        await self._delete(jobs)
+
+    async def _delete(self, jobs: Sequence[str]) -> None:
+        for at in range(0, len(jobs), _AT_ONCE):  # Redis does nothing else meanwhile
+            await self._context.queue.delete(*jobs[at : at + _AT_ONCE])
 
     async def store(self, results: Sequence[LineResult], change: Change) -> None:
         """Write results to the storage, and note them together with this change."""

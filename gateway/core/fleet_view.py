@@ -61,6 +61,8 @@ class FleetView:
         self.workers: list[WorkerInfo] = []
         self.heartbeats: list[Heartbeat] = []
         """The heartbeats of the same workers."""
+        self.asks_for_unknown = True
+        """An unknown model is looked for in Redis once more."""
         self.losses = WorkerLosses()
         self.told_waits = ToldWaits()
         """How far the waits that this gateway has told were off."""
@@ -148,7 +150,7 @@ class FleetView:
         """
         share = random.random()
         model = self.names.resolve(name, version, share)
-        if model is None:
+        if model is None and self.asks_for_unknown:
             await self._refresh_once()
             model = self.names.resolve(name, version, share)
         if model is not None:

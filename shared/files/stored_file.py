@@ -42,6 +42,11 @@ class StoredFile(NamedTuple):
     """Its bytes, one behind the other; nothing is copied to make one blob of them."""
 
     @property
+    def n_counted(self) -> int:
+        """How many files it counts as: of what is uploaded each part, of an output one."""
+        return 1 if self.purpose is Purpose.BATCH_OUTPUT else len(self.segments)
+
+    @property
     def bytes(self) -> int:
         """How many bytes it has."""
         return total_bytes(self.segments)

@@ -51,7 +51,7 @@ class FileRecords:
         """
         arguments = (
             file.id, file.tenant, micros_of(file.created_at), micros_of(file.expires_at),
-            file.bytes, len(file.segments), max_bytes, max_files, *record_of(file),
+            file.bytes, file.n_counted, max_bytes, max_files, *record_of(file),
         )  # fmt: skip
         check_quota(*await self._queue.run("store_file", SHARD, arguments))
 
@@ -138,12 +138,15 @@ class FileRecords:
         return files, [each for each in ids if not each.startswith("file-")]
 
     async def known(self, ids: Sequence[str]) -> set[str]:
-        """Those of these files, uploads and batches that have a record."""
+        """Those of these files, uploads and batches that have a record, and what is none of them:
+        it is somebody else's."""
         words = {"file": keys.FILE, "upload": keys.UPLOAD, "batch": keys.BATCH}
+        kinds = {each: words.get(each.replace("-", "_").partition("_")[0]) for each in ids}
         pipe = self._redis.pipeline(transaction=False)
-        for each in ids:
-            pipe.exists(keys.first(words[each.replace("-", "_").partition("_")[0]], each))
-        return {each for each, there in zip(ids, await pipe.execute(), strict=True) if there}
+        for each, word in kinds.items():
+            pipe.exists(keys.first(word or keys.FILE, each))
+        found = zip(kinds.items(), await pipe.execute(), strict=True)
+        return {each for (each, word), there in found if there or word is None}
 
     async def fleet_id(self, new: str | None = None) -> str | None:
         """The id that the fleet has left in its storage; `new` becomes it if there is none."""
@@ -180,7 +183,7 @@ def record_of(file: StoredFile) -> list[Any]:
         "created_us": micros_of(file.created_at),
         "expires_us": micros_of(file.expires_at),
         "bytes": file.bytes,
-        "blobs": len(file.segments),
+        "blobs": file.n_counted,
         "segments": "\n".join(f"{segment.bytes} {segment.blob}" for segment in file.segments),
     }
     return [word for pair in fields.items() for word in pair]

@@ -129,4 +129,4 @@ class UploadRecords:
             return None
         if reply != b"ok":
             return UploadStatus(reply.decode())
-        return [part.decode() for part in parts]
+        return [part.decode() for part in parts[0]]

@@ -144,8 +144,8 @@ async def test_after_a_crash_anywhere_each_line_has_one_result(
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, batches: Batches, draw: random.Random) -> None:
-    """Calls of the owner fail before or after what they do, one in eight."""
-    context = batches.context
+    """Calls of the owner fail before or after what they do, one in about eight."""
+    context, left = batches.context, draw.randint(3, 12)
     for where, name in (
         (context.records, "change"),
         (context.files.storage, "write_bytes"),
@@ -157,14 +157,13 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, batches: Batches, draw: random.Ran
         original = getattr(where, name)
 
         async def call(*words: Any, _original: Any = original, **rest: Any) -> Any:
-            moment = draw.random()
-            if moment < 1 / 16:
-                batches.crashed = True
-                raise Crash
-            result = await _original(*words, **rest)
-            if moment > 15 / 16:
-                batches.crashed = True
-                raise Crash
-            return result
+            nonlocal left
+            left -= 1
+            if left:
+                return await _original(*words, **rest)
+            left, batches.crashed = draw.randint(3, 12), True
+            if draw.random() < 0.5:
+                await _original(*words, **rest)
+            raise Crash
 
         monkeypatch.setattr(where, name, call)

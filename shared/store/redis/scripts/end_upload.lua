@@ -2,7 +2,7 @@
 -- KEYS: base
 -- ARGV: upload, tenant, status, file, created_us, expires_us or '', bytes, blobs, field, value...
 --       status: 'completed', 'cancelled', or '' if it has expired; from `file` on: of its file, if it is completed
--- Reply: {'gone'}; {status that it has already}; else 'ok', and all its parts
+-- Reply: {'gone'}; {status that it has already}; else {'ok', all its parts}
 -- Invariant: the parts that its file does not have are no longer counted; the caller deletes their blobs.
 local id, tenant, status, file = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local upload, parts = key('upload', id), key('upload_parts', id)
@@ -26,4 +26,4 @@ if expired then
 else
   redis.call('HSET', upload, 'status', status)
 end
-return {'ok', unpack(all)}
+return {'ok', all}

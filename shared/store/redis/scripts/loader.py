@@ -57,7 +57,15 @@ NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua")))
 # Redis refuses scripts that write when its memory is full, unless they are flagged. Every script
 # but these lets jobs go on or end, so it must run.
 _REFUSED_WHEN_FULL = frozenset(
-    {"submit", "extend_conversation", "probe", "store_file", "open_upload", "add_part"}
+    {
+        "submit",
+        "create_batch",
+        "extend_conversation",
+        "probe",
+        "store_file",
+        "open_upload",
+        "add_part",
+    }
 )
 
 

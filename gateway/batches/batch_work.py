@@ -63,6 +63,7 @@ class BatchWork:
             try:
                 await run.advance(until, self._share, self._may_check)
             except BlobMissing as error:
+                await self._context.files.ready(just_now=True)  # else nothing is there now
                 log.warning("%s fails: %s", batch_id, error)
                 await run.fail_damaged(str(error))
             if run.ended:

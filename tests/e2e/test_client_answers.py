@@ -81,7 +81,7 @@ def test_the_list_of_models_with_a_slash(api: httpx.Client) -> None:
 def test_a_route_that_is_not_there_has_another_code_than_an_unknown_model(
     api: httpx.Client,
 ) -> None:
-    refused = api.get("/v1/files/file-1/content")
+    refused = api.get("/v1/fine_tuning/jobs/job-1")
     assert (refused.status_code, error_of(refused)["code"]) == (501, "not_supported")
     assert refused.headers["x-should-retry"] == "false"
     unknown = api.get("/v1/nothing")
@@ -93,9 +93,9 @@ def test_a_route_that_is_not_there_has_another_code_than_an_unknown_model(
 def test_the_sdk_shows_why_a_route_is_refused_and_does_not_retry(gateway: Process) -> None:
     with (
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any") as client,
-        pytest.raises(openai.InternalServerError, match="use POST /jobs for each request"),
+        pytest.raises(openai.InternalServerError, match="vLLM has no such model or store"),
     ):
-        client.files.list()
+        client.fine_tuning.jobs.list()
 
 
 @pytest.mark.parametrize("path", [CHAT, "/jobs"])

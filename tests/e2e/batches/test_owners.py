@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,9 @@ def maintenance(stack: Stack, batches: Batches) -> Process:
     return stack.maintenance(storage_url=batches.context.settings.storage_url)
 
 
-async def create(batches: Batches) -> Batch:
+async def create(batches: Batches, **changes: Any) -> Batch:
     """A batch that takes some seconds."""
-    return await batches.create(b"\n".join(line(f"q{n}") for n in range(LINES)))
+    return await batches.create(b"\n".join(line(f"q{n}", **changes) for n in range(LINES)))
 
 
 async def until_completed(batches: Batches, batch: Batch, least: int) -> None:
@@ -92,13 +93,13 @@ async def test_a_stopped_owner_changes_nothing_later(
 
 async def test_without_storage_it_pauses(batches: Batches, maintenance: Process) -> None:
     """As a volume that is not mounted any more: what is written then is not counted."""
-    batch = await create(batches)
+    batch = await create(batches, max_tokens=100, ignore_eos=True)
     await until_completed(batches, batch, 1)
     folder = batches.context.settings.storage_url
     shutil.move(folder, f"{folder}-away")
     await asyncio.sleep(0.5)  # the commit that was on its way
     before = await batches.get(batch)
-    await asyncio.sleep(4)
+    await asyncio.sleep(7)  # longer than from one commit to the next
     now = await batches.get(batch)
     assert (now.status, now.completed) == (BatchStatus.IN_PROGRESS, before.completed)
     shutil.rmtree(folder, ignore_errors=True)

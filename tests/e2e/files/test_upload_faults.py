@@ -79,6 +79,7 @@ def peak_mb(gateway: Process) -> float:
 
 
 def test_a_silent_client_gets_408(stack: Stack, gateway: Process) -> None:
+    rest = b"x" * (100 * MB - 12 * MB - len(BEGIN) - len(END)) + END
     with start_upload(gateway, 100 * MB) as client:
         client.sendall(b"x" * 12 * MB)
         assert answer(client) == (408, "body_timeout")
@@ -137,7 +138,7 @@ def test_a_storage_that_fails_in_the_middle_is_503(stack: Stack, gateway: Proces
         wait_for(lambda: blobs(stack) != [], "parts of the file are there")
         shutil.rmtree(folder(stack))
         folder(stack).write_text("no folder")
-        client.sendall(b"x" * (100 * MB - 12 * MB - len(BEGIN) - len(END)) + END)
+        client.sendall(rest)
         assert answer(client) == (503, "storage_unavailable")
     assert httpx.get(f"{gateway.url}/v1/files").json()["data"] == []
 

@@ -79,7 +79,6 @@ def peak_mb(gateway: Process) -> float:
 
 
 def test_a_silent_client_gets_408(stack: Stack, gateway: Process) -> None:
-    rest = b"x" * (100 * MB - 12 * MB - len(BEGIN) - len(END)) + END
     with start_upload(gateway, 100 * MB) as client:
         client.sendall(b"x" * 12 * MB)
         assert answer(client) == (408, "body_timeout")
@@ -133,6 +132,7 @@ def test_a_storage_that_fails_is_503(stack: Stack, gateway: Process) -> None:
 
 
 def test_a_storage_that_fails_in_the_middle_is_503(stack: Stack, gateway: Process) -> None:
+    rest = b"x" * (100 * MB - 12 * MB - len(BEGIN) - len(END)) + END
     with start_upload(gateway, 100 * MB) as client:
         client.sendall(b"x" * 12 * MB)
         wait_for(lambda: blobs(stack) != [], "parts of the file are there")

@@ -11,19 +11,15 @@ from typing import Any
 
 import msgspec
 
-from shared.api.endpoint import BodyKind, StreamFormat
+from shared.api.endpoint import StreamFormat
 from shared.api.endpoints import ENDPOINTS
 from shared.batches.batch import LineError
 
-BATCH_ENDPOINTS = tuple(
-    row.path
-    for row in ENDPOINTS.values()
-    if row.body is BodyKind.JSON and row.stream is not StreamFormat.RESPONSE_EVENTS
-)
-"""The endpoints to which the lines of a batch may go. (Responses are stored by their gateway.)"""
 MOST_LINES = 50_000_000
 _MOST_ID_CHARS = 512
 _DECODER = msgspec.json.Decoder()
+_STATEFUL = ("background", "conversation", "previous_response_id")
+"""Fields of a response that a gateway acts on. No gateway stores the answers of a batch."""
 _REQUIRED = ("custom_id", "method", "url", "body")
 
 
@@ -63,6 +59,11 @@ def check_line(
         raise BadLine("invalid_body", "`body` must be an object.", "body")
     if body.get("stream"):
         raise BadLine("stream_not_supported", "Answers of a batch can't be streamed.", "stream")
+    if ENDPOINTS[endpoint].stream is StreamFormat.RESPONSE_EVENTS:
+        for name in _STATEFUL:
+            if body.get(name):
+                message = f"`{name}` is not supported in a batch: its answers are not stored."
+                raise BadLine("stored_response_not_supported", message, name)
     model = body.get("model", "")
     if type(model) is str and not is_known(model):
         what = f"The model {model[:100]!r} does not exist." if model else "It names no model."

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from typing import Any
 
 import pytest
 
+from gateway.batches.line_check import BadLine, check_line
 from shared.batches.batch import BatchStatus
 from shared.job.errors import FileInUse
 from shared.store.redis import keys
@@ -69,6 +71,16 @@ async def test_both_lines_of_a_duplicate_are_named(batches: Batches) -> None:
     (error,) = batch.errors
     assert (error.code, error.line) == ("duplicate_custom_id", 51)
     assert "line 8 " in error.message
+
+
+@pytest.mark.parametrize("name", ["background", "previous_response_id", "conversation"])
+def test_lines_of_responses_store_nothing(name: str) -> None:
+    body = {"model": "m", "input": "hi"}
+    fields = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    assert check_line(json.dumps(fields).encode(), "/v1/responses", bool) == ("a", "m")
+    body[name] = "x"
+    with pytest.raises(BadLine, match=name):
+        check_line(json.dumps(fields).encode(), "/v1/responses", bool)
 
 
 async def test_an_empty_file_fails(batches: Batches) -> None:

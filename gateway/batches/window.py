@@ -25,8 +25,8 @@ from gateway.batches.line_check import parse_line
 from gateway.batches.line_jobs import LineJobs
 from gateway.batches.line_result import CutOff, LineResult, given_up
 from gateway.batches.owner import Owner
-from shared.batches.batch import Usage
-from shared.files.stored_file import Segment, StoredFile
+from gateway.batches.result_store import ResultStore
+from shared.files.stored_file import StoredFile
 from shared.job.job import NewJob, checked_shard
 from shared.store.redis.batch_records import Change, LinePlace, OwnedBatch
 
@@ -64,6 +64,7 @@ class Window:
         self._owner = owner
         self._file = file
         self._jobs = LineJobs(context, owner.batch)
+        self._store = ResultStore(context, owner)
         self._cut_off: CutOff | None = None
         self._places = owned.lines
         self._bytes = sum(place.length for place in owned.lines.values())
@@ -253,7 +254,7 @@ class Window:
         """Store all results, and forget their lines and jobs."""
         results, self._results, self._result_bytes = self._results, {}, 0
         jobs = [self._job_id(number) for number in results]
-        await self.store(list(results.values()), Change(ended=list(results)))
+        await self._store.store(list(results.values()), Change(ended=list(results)))
         for number in results:
             self._bytes -= self._places.pop(number).length
         self._committed_at = time.monotonic()
@@ -262,31 +263,6 @@ class Window:
     async def _delete(self, jobs: Sequence[str]) -> None:
         for at in range(0, len(jobs), _AT_ONCE):  # Redis does nothing else meanwhile
             await self._context.queue.delete(*jobs[at : at + _AT_ONCE])
-
-    async def store(self, results: Sequence[LineResult], change: Change) -> None:
-        """Write results to the storage, and note them together with this change."""
-        output = [each for each in results if each.is_output]
-        errors = [each for each in results if not each.is_output]
-        counts = {"completed": len(output), "failed": len(errors)}
-        for name in Usage._fields:
-            counts[name] = sum(getattr(each.usage, name) for each in output)
-        change = change._replace(
-            add={name: count for name, count in counts.items() if count},
-            output=await self._write("output", output),
-            errors=await self._write("errors", errors),
-        )
-        await self._context.files.ready(just_now=True)
-        await self._owner.change(change)
-
-    async def _write(self, which: str, results: Sequence[LineResult]) -> list[Segment]:
-        if not results:
-            return []
-        owner = self._owner
-        # The step makes the name one that no other process, and no earlier try, has used.
-        blob = f"batches/{owner.batch.id}/{which}-{owner.epoch}-{owner.next_step}"
-        data = b"".join([each.data for each in results])
-        await self._context.files.storage.write_bytes(blob, data)
-        return [Segment(blob, len(data))]
 
     # --- the end before the last line ---
 
@@ -312,5 +288,5 @@ class Window:
             last = lines[-1]
             lines = await self.take(_MOST_LINES) if size < _COMMIT_BYTES else []
         if results:
-            await self.store(results, Change(set=self._behind(last)))
+            await self._store.store(results, Change(set=self._behind(last)))
         return bool(results)

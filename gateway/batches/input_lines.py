@@ -46,7 +46,8 @@ async def input_lines(
         number += 1
         for data in rest[:-1]:
             if data and data != b"\r":
-                found.append(_line(number, offset, len(data), data))
+                kept = data if len(data) <= most_bytes else b""
+                found.append(_line(number, offset, len(data), kept))
             offset += len(data) + 1
             number += 1
         begun, size = rest[-1], len(rest[-1])

@@ -109,18 +109,15 @@ def changed(**changes: object) -> bytes:
         (b'{"custom_id":"caf\xe9"}', "invalid_json_line"),
         (b"[" * 200_000, "line_too_large"),
         (b"[]", "invalid_json_line"),
-        (
-            b'{"custom_id":"a","method":"POST","url":"/v1/completions"}',
-            "missing_required_parameter",
-        ),
-        (
-            b'{"custom_id":"","method":"POST","url":"/v1/completions","body":{}}',
-            "invalid_custom_id",
-        ),
-        (b'{"custom_id":"a","method":"GET","url":"/v1/completions","body":{}}', "invalid_method"),
-        (b'{"custom_id":"a","method":"POST","url":"/v1/other","body":{}}', "invalid_url"),
-        (b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":[]}', "invalid_body"),
-        (b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{}}', "model_not_found"),
+        (changed(body=None), "missing_required_parameter"),
+        (changed(custom_id=""), "invalid_custom_id"),
+        (changed(custom_id=1), "invalid_custom_id"),
+        (changed(method="GET"), "invalid_method"),
+        (changed(url="/v1/other"), "invalid_url"),
+        (changed(body=[]), "invalid_body"),
+        (changed(), "model_not_found"),
+        (changed(body={"model": "other"}), "model_not_found"),
+        (changed(body={"model": "m", "stream": True}), "stream_not_supported"),
     ],
 )
 async def test_what_is_wrong_with_a_line(line: bytes, code: str) -> None:

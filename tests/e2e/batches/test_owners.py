@@ -16,7 +16,7 @@ from shared.batches.batch import Batch, BatchStatus
 from tests.e2e.batches.conftest import Batches, check_sums, line, opened
 from tests.e2e.processes import Process, Stack
 from tests.e2e.up_run import children
-from tests.waiting import eventually
+from tests.waiting import eventually, wait_for
 
 LINES = 1500
 
@@ -65,14 +65,13 @@ async def check_whole(batches: Batches, batch: Batch) -> None:
 
 
 def celery_in(maintenance: Process) -> int:
-    """The pid of its Celery process."""
-    (pid,) = children(maintenance.popen.pid)
-    return pid
+    """The pid of its Celery process, which may just be starting."""
+    return wait_for(lambda: children(maintenance.popen.pid), "Celery runs")[0]
 
 
 async def test_a_killed_owner_is_replaced(batches: Batches, maintenance: Process) -> None:
-    batch = await create(batches)
-    for least in (1, 500, 900):
+    batch = await create(batches, max_tokens=30, ignore_eos=True)
+    for least in (1, 300, 600):
         await until_completed(batches, batch, least)
         os.kill(celery_in(maintenance), signal.SIGKILL)
     await check_whole(batches, batch)

@@ -104,9 +104,9 @@ def budgets() -> list[Budget]:
     files, functions_, arguments = long_files(), long_functions(), wide_constructors()
     return [
         Budget("lines of the core", total(*CORE), 22_336, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 57_153, 34_000),
+        Budget("lines of the product", total(*PRODUCT), 57_176, 34_000),
         Budget("lines of the load tests", total("load_tests"), 12_806, 9_000),
-        Budget(f"files above {FILE_LINES} lines", len(files), 4, 0),
+        Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),
         Budget(f"constructors above {ARGUMENTS} arguments", len(arguments), 0, 0),
         Budget("files on the path of a chat request", request, 91, 30),

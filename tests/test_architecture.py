@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     FLEET: {PLATFORM, JOB},
     STORE: {JOB},
     FILES: {PLATFORM, JOB, BATCHES},
-    BATCHES: set(),
+    BATCHES: {API},
     REDIS: {PLATFORM, JOB, FLEET, STORE, FILES, BATCHES},
     "shared/client": set(),
     LISTEN: {PLATFORM},
@@ -86,7 +86,7 @@ ALLOWED: dict[str, set[str]] = {
         "gateway/files",
     },
     "gateway/launcher": {PLATFORM, STORE, REDIS, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},
-    "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
+    "gateway/cli": {PLATFORM, FLEET, BATCHES, "shared/client", "gateway/launcher"},
     "gateway": {
         PLATFORM, JOB, STORE, REDIS, FLEET, LISTEN, SETTINGS, OVERVIEW, "gateway/http",
         "gateway/core", "gateway/files", DESCRIPTION, "gateway/apis", "gateway/ops",

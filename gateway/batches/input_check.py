@@ -7,12 +7,11 @@ from functools import partial
 
 from gateway.batches.duplicates import Duplicates, key
 from gateway.batches.input_lines import InputLine, input_lines
-from gateway.batches.line_check import MOST_LINES, BadLine, check_line, parse_line
 from shared.batches.batch import Batch, LineError
+from shared.batches.line_check import MOST_ERRORS, MOST_LINES, BadLine, check_line, parse_line
 from shared.files.storage import Storage
 from shared.files.stored_file import StoredFile
 
-MOST_ERRORS = 100
 MOST_SUSPECTS = 10_000
 """More ids are not compared: the batch fails anyway."""
 

@@ -6,12 +6,12 @@ import logging
 from hashlib import blake2b
 
 from gateway.batches.batch_context import BatchContext
-from gateway.batches.line_check import parse_line
 from gateway.batches.line_result import CutOff, LineResult, answered, given_up, refused
 from gateway.core.call import JobOptions, line_job
 from gateway.core.whole_answer import whole_answer
 from shared.api.endpoints import ENDPOINTS
 from shared.batches.batch import Batch
+from shared.batches.line_check import parse_line
 from shared.job.errors import FlotillaError, JobFailed
 from shared.job.job import Job, NewJob
 from shared.job.lanes import FLEX

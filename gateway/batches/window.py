@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.input_lines import InputLine, input_lines, line_at
-from gateway.batches.line_check import parse_line
 from gateway.batches.line_jobs import LineJobs
 from gateway.batches.line_result import CutOff, LineResult, given_up
 from gateway.batches.owner import Owner
 from gateway.batches.result_store import ResultStore
+from shared.batches.line_check import parse_line
 from shared.files.stored_file import StoredFile
 from shared.job.job import NewJob, checked_shard
 from shared.store.redis.batch_records import Change, LinePlace, OwnedBatch

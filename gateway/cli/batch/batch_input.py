@@ -10,28 +10,23 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
-import msgspec
+from shared.batches.line_check import (
+    MOST_ERRORS,
+    OUTER,
+    BadLine,
+    check_body,
+    check_fields,
+    line_object,
+)
 
 MAX_LINE_BYTES = 32 << 20
 """The gateway's limit may be lower; this one bounds the memory of the check."""
-MAX_ERRORS = 100
 _MAX_IDS = 250_000
 """Lines that are searched for duplicate ids here; the gateway searches all."""
-_MAX_ID_CHARS = 512
 CHAT = "/v1/chat/completions"
 _BOM = b"\xef\xbb\xbf"
-_DECODER = msgspec.json.Decoder()
-_OUTER = ("custom_id", "method", "url")
-
-
-class LineRefused(Exception):
-    """A line that no batch takes; `code` is the gateway's."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class InputError(NamedTuple):
@@ -101,13 +96,13 @@ class BatchInput:
         """Read the whole file: what is wrong with it, and where parts of so many bytes begin."""
         found, ids = Checked(), dict[str, int]()
         for number, offset, raw in self._raw_lines(0, 1):
-            if len(found.errors) >= MAX_ERRORS:
+            if len(found.errors) >= MOST_ERRORS:
                 break
             try:
                 line = self._line(number, offset, raw)
                 if line.custom_id:
                     self._check_line(line, ids)
-            except LineRefused as error:
+            except BadLine as error:
                 found.errors.append(InputError(number, error.code, str(error)))
                 continue
             if line.custom_id and self._wanted and not self._wanted(line.custom_id):
@@ -160,66 +155,34 @@ class BatchInput:
                 offset, number = offset + size, number + 1
 
     def _line(self, number: int, offset: int, raw: bytes) -> SentLine:
-        """A line as it is sent. Raises LineRefused."""
+        """A line as it is sent. Raises BadLine."""
         if len(raw) > MAX_LINE_BYTES:
-            _bad("line_too_large", f"The line has more than {MAX_LINE_BYTES >> 20} MiB.")
+            most = MAX_LINE_BYTES >> 20
+            raise BadLine("line_too_large", f"This line has more than {most} MiB.")
         text = (raw.removeprefix(_BOM) if number == 1 else raw).strip()
         if not text:
             return SentLine(number, offset, "", "", b"\n")
-        fields = _parsed(text)
-        if any(name in fields for name in _OUTER):
-            for name in (*_OUTER, "body"):
-                if name not in fields:
-                    _bad("missing_required_parameter", f"The line has no `{name}`.")
-            custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]
+        fields = line_object(text)
+        if any(name in fields for name in OUTER):
+            url = fields.get("url")
             self.endpoint = self.endpoint or (url if isinstance(url, str) else "")
-            _check_outer(fields, self.endpoint)
+            custom_id, body = check_fields(fields, self.endpoint)
+            url = self.endpoint
         else:
             self.endpoint = self.endpoint or CHAT
+            check_body(fields, self.endpoint)
             custom_id, url, body = str(number), self.endpoint, fields
             head = {"custom_id": custom_id, "method": "POST", "url": url}
             text = json.dumps(head).encode()[:-1] + b', "body": ' + text + b"}"
-        if body.get("stream"):
-            _bad("stream_not_supported", "A line of a batch can't be streamed.")
         if self._model:
             outer = {"custom_id": custom_id, "method": "POST", "url": url}
             text = json.dumps(outer | {"body": body | {"model": self._model}}).encode()
         return SentLine(number, offset, custom_id, url, text + b"\n")
 
     def _check_line(self, line: SentLine, ids: dict[str, int]) -> None:
-        """Raises LineRefused if an earlier line has its id."""
+        """Raises BadLine if an earlier line has its id."""
         if (before := ids.get(line.custom_id)) is not None:
-            _bad(
-                "duplicate_custom_id",
-                f"`custom_id` {line.custom_id[:64]!r} is that of line {before}, too.",
-            )
+            message = f"The `custom_id` {line.custom_id[:100]!r} of line {before} is there again."
+            raise BadLine("duplicate_custom_id", message)
         if len(ids) < _MAX_IDS:
             ids[line.custom_id] = line.number
-
-
-def _check_outer(fields: dict[str, Any], endpoint: str) -> None:
-    """What is around the body. Raises LineRefused."""
-    custom_id, body = fields["custom_id"], fields["body"]
-    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= _MAX_ID_CHARS:
-        _bad("invalid_custom_id", f"`custom_id` is no text of 1 to {_MAX_ID_CHARS} characters.")
-    if fields["method"] != "POST":
-        _bad("invalid_method", "`method` is not `POST`.")
-    if fields["url"] != endpoint:
-        _bad("invalid_url", f"`url` is not {endpoint}: a batch has one endpoint.")
-    if not isinstance(body, dict):
-        _bad("invalid_json_line", "`body` is no JSON object.")
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    """The JSON object of a line. Raises LineRefused."""
-    try:
-        fields = _DECODER.decode(text)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise LineRefused("invalid_json_line", f"The line is no JSON: {error}.") from error
-    if not isinstance(fields, dict):
-        _bad("invalid_json_line", "The line is no JSON object.")
-    return fields
-
-
-def _bad(code: str, message: str) -> NoReturn:
-    raise LineRefused(code, message)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.batches.line_check import BadLine, check_line
 from shared.batches.batch import BatchStatus
+from shared.batches.line_check import BadLine, check_line
 from shared.job.errors import FileInUse
 from shared.store.redis import keys
 from tests.e2e.batches.conftest import TENANT, Batches, Crash, check_sums, line

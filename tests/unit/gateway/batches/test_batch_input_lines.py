@@ -114,7 +114,7 @@ def changed(**changes: object) -> bytes:
         (changed(custom_id=1), "invalid_custom_id"),
         (changed(method="GET"), "invalid_method"),
         (changed(url="/v1/other"), "invalid_url"),
-        (changed(body=[]), "invalid_body"),
+        (changed(body=[]), "invalid_json_line"),
         (changed(), "model_not_found"),
         (changed(body={"model": "other"}), "model_not_found"),
         (changed(body={"model": "m", "stream": True}), "stream_not_supported"),

@@ -1,0 +1,109 @@
+"""The structure of a line of a batch's input: what has to be right before any line runs.
+
+The gateway's side and `flotilla batch run` check with it. The fields of a line's body are checked
+when it is submitted (`gateway/core/call.py`): what is wrong there is that line's own error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shared.api.endpoint import StreamFormat
+from shared.api.endpoints import ENDPOINTS
+from shared.batches.batch import LineError
+
+MOST_LINES = 50_000_000
+MOST_ERRORS = 100
+"""Of one file that are told."""
+_MOST_ID_CHARS = 512
+_DECODER = msgspec.json.Decoder()
+OUTER = ("custom_id", "method", "url")
+"""The fields around the body."""
+_STATEFUL = ("background", "conversation", "previous_response_id")
+"""Fields of a response that a gateway acts on. No gateway stores the answers of a batch."""
+
+
+class BadLine(Exception):
+    """What is wrong with a line. `code` is in OpenAI's words."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+    def at(self, line: int) -> LineError:
+        """As the error of the line with this number."""
+        return LineError(self.code, str(self), line, self.param)
+
+
+def check_line(
+    data: bytes, endpoint: str, is_known: Callable[[str], bool]
+) -> tuple[str, str | None]:
+    """The custom id of a line, and the model that it names. Raises BadLine.
+
+    `endpoint`: of the batch. `is_known`: whether a model of this name exists; empty: the default.
+    """
+    custom_id, body = check_fields(line_object(data), endpoint)
+    model = body.get("model", "")
+    if type(model) is str and not is_known(model):
+        what = f"The model {model[:100]!r} does not exist." if model else "It names no model."
+        raise BadLine("model_not_found", what, "model")
+    return custom_id, model if type(model) is str and model else None
+
+
+def line_object(data: bytes) -> dict[str, Any]:
+    """The JSON object of a line. Raises BadLine."""
+    try:
+        line = _DECODER.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise BadLine("invalid_json_line", f"This line is not valid JSON: {error}.") from error
+    if type(line) is not dict:
+        raise BadLine("invalid_json_line", "This line is not a JSON object.")
+    return line
+
+
+def check_fields(line: dict[str, Any], endpoint: str) -> tuple[str, dict[str, Any]]:
+    """The custom id and the body of a line that goes to this endpoint. Raises BadLine."""
+    for name in (*OUTER, "body"):
+        if name not in line:
+            raise BadLine("missing_required_parameter", f"`{name}` is missing.", name)
+    custom_id, body = line["custom_id"], line["body"]
+    if type(custom_id) is not str or not 0 < len(custom_id) <= _MOST_ID_CHARS:
+        text = f"`custom_id` must be a text of 1 to {_MOST_ID_CHARS} characters."
+        raise BadLine("invalid_custom_id", text, "custom_id")
+    if line["method"] != "POST":
+        raise BadLine("invalid_method", "`method` must be POST.", "method")
+    if line["url"] != endpoint:
+        raise BadLine("invalid_url", f"`url` must be {endpoint}, as for the whole batch.", "url")
+    if type(body) is not dict:
+        raise BadLine("invalid_json_line", "`body` must be an object.", "body")
+    check_body(body, endpoint)
+    return custom_id, body
+
+
+def check_body(body: dict[str, Any], endpoint: str) -> None:
+    """Refuse what no line may ask for. Raises BadLine."""
+    if body.get("stream"):
+        raise BadLine("stream_not_supported", "Answers of a batch can't be streamed.", "stream")
+    row = ENDPOINTS.get(endpoint)
+    if row is None or row.stream is not StreamFormat.RESPONSE_EVENTS:
+        return
+    for name in _STATEFUL:
+        if body.get(name):
+            message = f"`{name}` is not supported in a batch: its answers are not stored."
+            raise BadLine("stored_response_not_supported", message, name)
+
+
+class Line(msgspec.Struct):
+    """What is used of a line that was checked."""
+
+    custom_id: str
+    body: msgspec.Raw
+    """As it was sent."""
+
+
+parse_line = msgspec.json.Decoder(Line).decode
+"""Parses a line that was checked."""

@@ -141,13 +141,12 @@ def _make_gateway(
         partial(full, queue, fleet),
     )
     factory = JobFactory(settings, pools, gateway_id, relay.is_served, relay.n_readers.__getitem__)
-    depths = {pool.name: pool.max_queue_depth for pool in pools.all if pools.declared}
     gateway = Gateway(
         id=gateway_id,
         settings=settings,
         queue=queue,
         factory=factory,
-        submitter=Submitter(queue, settings.max_queue_depth, metrics, depths),
+        submitter=Submitter(queue, settings.max_queue_depth, metrics, pools.max_depths),
         relay=relay,
         streams=streams,
         fleet=fleet,

@@ -11,6 +11,7 @@ from gateway.core.job_factory import JobFactory
 from gateway.files.files import Files
 from gateway.gateway_settings import GatewaySettings
 from shared.fleet.pools import load_pools
+from shared.job.adapter_queues import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.job_queue import JobQueue
@@ -26,6 +27,8 @@ class BatchContext(NamedTuple):
     fleet: FleetView
     files: Files
     records: BatchRecords
+    max_depths: Mapping[str, int]
+    """By pool; of other pools, the settings' `max_queue_depth`."""
     steps: Mapping[str, EndpointStep] = {}
 
     @classmethod
@@ -42,7 +45,12 @@ class BatchContext(NamedTuple):
             fleet=fleet,
             files=Files(queue, settings.storage_url),
             records=BatchRecords(queue),
+            max_depths=pools.max_depths,
         )
+
+    def max_depth(self, pool: str) -> int:
+        """How many jobs may wait in a lane of the pool, in one shard."""
+        return self.max_depths.get(pool_of(pool), self.settings.max_queue_depth)
 
     @property
     def most_line_bytes(self) -> int:

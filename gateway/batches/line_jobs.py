@@ -7,14 +7,13 @@ from hashlib import blake2b
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.line_result import CutOff, LineResult, answered, given_up, refused
-from gateway.core.call import JobOptions, line_job
+from gateway.core.call import line_job
 from gateway.core.whole_answer import whole_answer
 from shared.api.endpoints import ENDPOINTS
 from shared.batches.batch import Batch
 from shared.batches.line_check import parse_line
 from shared.job.errors import FlotillaError, JobFailed
 from shared.job.job import Job, NewJob
-from shared.job.lanes import FLEX
 
 log = logging.getLogger("flotilla.batches")
 
@@ -39,13 +38,11 @@ class LineJobs:
         """The job of a line, or its result if it is refused; None: it has to wait."""
         batch, line = self._batch, parse_line(data)
         custom_id, body = line.custom_id, bytes(line.body)
-        options = JobOptions(
-            lane=FLEX,
-            metadata={"batch_id": batch.id, "custom_id": custom_id},
-        )
+        metadata = {"batch_id": batch.id, "custom_id": custom_id}
         try:
-            call = ENDPOINTS[batch.endpoint], body, options
-            return await line_job(self._context, job_id, batch.tenant, call)
+            endpoint = ENDPOINTS[batch.endpoint]
+            job = await line_job(self._context, batch.tenant, endpoint, body)
+            return job._replace(id=job_id, metadata=metadata)
         except FlotillaError as error:
             # 503: no worker has this model now, or the pool's intake is stopped.
             return None if error.status == 503 else refused(number, custom_id, job_id, error)
@@ -66,7 +63,9 @@ class LineJobs:
         try:
             answer = whole_answer(self._context.queue, job)
             if answer is None:
-                return given_up(number, custom_id, job.id, "answer_not_json", "It is a stream.")
+                return given_up(
+                    number, custom_id, job.id, "answer_not_json", "The answer is a stream."
+                )
             body = b"".join([part async for part in answer.body.parts()])
         except FlotillaError as error:
             if may_retry and (error.code in _RETRIED or not isinstance(error, JobFailed)):

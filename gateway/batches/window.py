@@ -38,9 +38,9 @@ _AT_ONCE = 64
 _COMMIT_BYTES = 4 << 20
 _COMMIT_S = 5.0
 _POLL_RATIO = 10
-"""How much longer than a question for ended jobs takes the next one comes."""
+"""Between two polls for ended jobs lies so many times what the first one took."""
 _PATIENCE_S = 0.5
-"""Before lines that were not taken are submitted again."""
+"""After which lines that were not taken are submitted again."""
 
 
 class Share(NamedTuple):
@@ -96,21 +96,21 @@ class Window:
 
     async def advance(self, share: Share) -> bool:
         """Do what can be done now; False if there was nothing. `share`: to be in flight."""
-        did = await self.collect()
+        did = await self._collect()
         room = share.lines - len(self._places) + len(self._results)
         if room > 0 and self._bytes < share.bytes and len(self._places) < _MOST_LINES:
             did = await self._reserve(room) or did
         did = await self._submit() or did
         everything = len(self._results) == len(self._places)
         if self._results and (everything or self._is_due()):
-            await self.commit()
+            await self._commit()
             did = True
         return did
 
     # --- reserve ---
 
     async def _reserve(self, most: int) -> bool:
-        lines = await self.take(min(most, _AT_ONCE))
+        lines = await self._take(min(most, _AT_ONCE))
         if not lines:
             return False
         places = {line.number: LinePlace(line.offset, line.length) for line in lines}
@@ -120,7 +120,7 @@ class Window:
         self._unsent |= {line.number: line.data for line in lines}
         return True
 
-    async def take(self, most: int) -> list[InputLine]:
+    async def _take(self, most: int) -> list[InputLine]:
         """The next lines of the input, which are not reserved; empty at its end."""
         while not self._read and not self._end_reached:
             lines = await anext(self._lines, None)
@@ -138,7 +138,7 @@ class Window:
     async def _submit(self) -> bool:
         if not self._unsent or time.monotonic() < self._tried_at + _PATIENCE_S:
             return False
-        jobs: dict[int, list[tuple[int, NewJob]]] = {}
+        jobs: dict[tuple[int, int], list[tuple[int, NewJob]]] = {}
         sent = False
         for number in list(islice(self._unsent, _AT_ONCE)):
             self._unsent[number] = self._unsent.pop(number)  # behind the others, if it has to wait
@@ -147,9 +147,10 @@ class Window:
                 self._finish(made)
                 sent = True
             elif made is not None:
-                jobs.setdefault(made.shard, []).append((number, made))
-        for shard, pairs in jobs.items():
-            sent = await self._submit_to(shard, pairs) or sent
+                max_depth = self._context.max_depth(made.pool)
+                jobs.setdefault((made.shard, max_depth), []).append((number, made))
+        for (shard, max_depth), pairs in jobs.items():
+            sent = await self._submit_to(shard, max_depth, pairs) or sent
         if not sent:
             self._tried_at = time.monotonic()  # no worker, or lanes are full
         return sent
@@ -165,10 +166,11 @@ class Window:
             return given_up(number, parse_line(data).custom_id, job_id, *self._cut_off)
         return await self._jobs.new(number, job_id, data)
 
-    async def _submit_to(self, shard: int, pairs: Sequence[tuple[int, NewJob]]) -> bool:
-        depth, jobs = self._context.settings.max_queue_depth, [job for _, job in pairs]
-        owner = self._owner.batch.id, self._owner.epoch
-        replies = await self._context.queue.submit_all(shard, jobs, depth, owner)
+    async def _submit_to(
+        self, shard: int, max_depth: int, pairs: Sequence[tuple[int, NewJob]]
+    ) -> bool:
+        owner, jobs = (self._owner.batch.id, self._owner.epoch), [job for _, job in pairs]
+        replies = await self._context.queue.submit_all(shard, jobs, max_depth, owner)
         taken = [n for (n, _), reply in zip(pairs, replies, strict=True) if isinstance(reply, int)]
         for number in taken:
             del self._unsent[number]
@@ -179,7 +181,7 @@ class Window:
 
     # --- collect ---
 
-    async def collect(self) -> bool:
+    async def _collect(self) -> bool:
         """Take the results of lines whose jobs have ended; False if none has."""
         began_at = time.monotonic()
         if began_at < self._poll_at:
@@ -190,7 +192,7 @@ class Window:
         numbers = list(ended)
         for at in range(0, len(numbers), _AT_ONCE):
             some = numbers[at : at + _AT_ONCE]
-            await self._collect({number: ended[number] for number in some})
+            await self._take_results({number: ended[number] for number in some})
             if self._result_bytes >= _COMMIT_BYTES:  # the others after the next commit
                 self._poll_at = 0.0
                 break
@@ -215,7 +217,7 @@ class Window:
                         found[numbers[job_id]] = job_id
         return found
 
-    async def _collect(self, ended: dict[int, str]) -> None:
+    async def _take_results(self, ended: dict[int, str]) -> None:
         tries: dict[int, LinePlace] = {}
         jobs = await self._context.queue.get_all(list(ended.values()))
         for number, job in zip(ended, jobs, strict=True):
@@ -250,7 +252,7 @@ class Window:
         full = len(self._results) * 2 >= _MOST_LINES
         return self._result_bytes >= _COMMIT_BYTES or full or late
 
-    async def commit(self) -> None:
+    async def _commit(self) -> None:
         """Store all results, and forget their lines and jobs."""
         results, self._results, self._result_bytes = self._results, {}, 0
         jobs = [self._job_id(number) for number in results]
@@ -278,7 +280,7 @@ class Window:
     async def cut_off_next(self, why: CutOff) -> bool:
         """Give up lines that were never in flight; False if there are none any more."""
         results: list[LineResult] = []
-        size, lines = 0, await self.take(_MOST_LINES)
+        size, lines = 0, await self._take(_MOST_LINES)
         while lines and size < _COMMIT_BYTES:
             for line in lines:
                 job_id = self._jobs.id_of(line.number, 0)
@@ -286,7 +288,7 @@ class Window:
                 results.append(result)
                 size += len(result.data)
             last = lines[-1]
-            lines = await self.take(_MOST_LINES) if size < _COMMIT_BYTES else []
+            lines = await self._take(_MOST_LINES) if size < _COMMIT_BYTES else []
         if results:
             await self._store.store(results, Change(set=self._behind(last)))
         return bool(results)

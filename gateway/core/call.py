@@ -44,6 +44,7 @@ from shared.job.adapter_queues import pool_of
 from shared.job.errors import NotRepeatable
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Job, NewJob
+from shared.job.lanes import FLEX
 from shared.job.placement import LEAST_BYTES
 from shared.job.replies import JoinedJob
 from shared.job.states import JobState
@@ -156,15 +157,11 @@ async def new_call(
     return NewCall(await _with_prefixes(gateway, made), prefer, background, bool(key))
 
 
-async def line_job(
-    context: CallContext, job_id: str, tenant: str, call: tuple[Endpoint, bytes, JobOptions]
-) -> NewJob:
-    """The job of a batch's line, which no client waits for. `call`: as Wrapped, without fields.
+async def line_job(context: CallContext, tenant: str, endpoint: Endpoint, body: bytes) -> NewJob:
+    """The job of a batch's line, which no client waits for.
 
     Raises BadRequest, BodyTooLarge, ModelNotFound, NoWorker, IntakeStopped, and StoreError.
     """
-
-    endpoint, body, options = call
     request = await parse_json(
         body,
         _limits(context.settings),
@@ -173,8 +170,8 @@ async def line_job(
     model = await admit(context.fleet, request)
     job = context.factory.new(endpoint, tenant, model, request, body, attached=False)
     # It waits for as long as its batch, which ends it: these of its pool are for clients that wait.
-    job = job._replace(id=job_id, deadline_s=None, queue_deadline_s=None)
-    return await _with_prefixes(context, _with_options(job, CallHeaders(), options))
+    job = job._replace(lane=FLEX, deadline_s=None, queue_deadline_s=None)
+    return await _with_prefixes(context, job)
 
 
 async def repeat(

@@ -49,7 +49,11 @@ def check_line(
     custom_id, body = check_fields(line_object(data), endpoint)
     model = body.get("model", "")
     if type(model) is str and not is_known(model):
-        what = f"The model {model[:100]!r} does not exist." if model else "It names no model."
+        what = (
+            f"The model {model[:100]!r} does not exist."
+            if model
+            else "The line names no model, and the fleet has no default."
+        )
         raise BadLine("model_not_found", what, "model")
     return custom_id, model if type(model) is str and model else None
 

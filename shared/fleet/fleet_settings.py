@@ -104,7 +104,7 @@ class FleetSettings(ProcessSettings):
         ShareEntry(),
         description="how tenants share a full pool: `half_life_s`, `ahead`, `lift` (with 0, 0, 1 "
         "these are VTC's rules), and `hand_backs_s`, the running jobs that a full worker hands "
-        "back per second",
+        "back per second, beside flex jobs that make room for a better lane (0: none at all)",
     )
     placement: PlacementEntry = Field(
         PlacementEntry(),

@@ -49,6 +49,11 @@ class Pools(BaseModel):
         return self.all[1:]
 
     @property
+    def max_depths(self) -> dict[str, int]:
+        """How many jobs may wait in one lane and shard of a pool, for pools that state it."""
+        return {pool.name: pool.max_queue_depth for pool in self.all if self.declared}
+
+    @property
     def autoscaled(self) -> tuple[Pool, ...]:
         """The pools whose number of workers the autoscaler decides."""
         return tuple(pool for pool in self.all if pool.limits is not None)

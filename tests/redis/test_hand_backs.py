@@ -185,17 +185,48 @@ async def test_a_flex_job_makes_room_for_the_default_lane_of_its_own_tenant(
             await is_answered(queue, [flex])
 
 
+async def test_a_flex_job_makes_room_without_the_bounds_of_other_hand_backs(
+    queue: JobQueue, redis_url: str
+) -> None:
+    """More often than twice, faster than `hand_backs_s`, and before it has made 32 tokens."""
+    with rules(queue, hand_backs_s=0.01):
+        async with serving(queue, slots=1, step_ms=20) as loop:
+            flex = await submit(
+                queue,
+                tenant="a",
+                stream=False,
+                gateway="",
+                body=chat(60, ignore_eos=True),
+                lane=FLEX,
+            )
+            for lease in range(1, hand_backs.MOST_LEASES + 3):
+
+                async def runs_again(lease: int = lease) -> bool:
+                    run = loop.runs.get(flex.id)
+                    return run is not None and run.job.generation == lease
+
+                await eventually(runs_again, f"it runs under lease {lease}")
+                urgent = await submit(queue, tenant="a", stream=False, gateway="", body=chat(2))
+                await is_answered(queue, [urgent])
+            await is_answered(queue, [flex])
+            found = await shown(queue, flex)
+            assert [each.outcome for each in found.attempts[:-1]] == ["handed_back"] * 4
+            assert found.usage is not None
+            assert found.usage["completion_tokens"] == 60
+
+
 @pytest.mark.parametrize(
     ("hand_backs_s", "level"), [(0.0, 1e6), (20.0, 0.0)], ids=["switched off", "not far behind"]
 )
 async def test_the_slot_is_kept(
     queue: JobQueue, redis_url: str, hand_backs_s: float, level: float
 ) -> None:
+    lane = DEFAULT if hand_backs_s else FLEX
     with rules(queue, hand_backs_s=hand_backs_s):
         async with serving(queue, slots=1) as loop:
             await charge(queue, "a", level)
             await charge(queue, "b", 0.0 if level else 1e6)
-            (running,) = await fill(queue, loop, 1)
+            (running,) = await fill(queue, loop, 1, lane=lane)
             late = await submit(queue, tenant="b", stream=False, gateway="", body=SHORT)
             await is_answered(queue, [running, late])
             assert len((await shown(queue, running)).attempts) == 1

@@ -29,9 +29,11 @@ def chat(max_tokens: int, **more: Any) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def serving(queue: JobQueue, slots: int, worker: str = WORKER) -> AsyncIterator[WorkerLoop]:
+async def serving(
+    queue: JobQueue, slots: int, worker: str = WORKER, step_ms: float = 1.0
+) -> AsyncIterator[WorkerLoop]:
     """A loop that claims jobs and is subscribed to its control channel."""
-    engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=1.0))
+    engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=step_ms))
     await engine.start()
     loop = WorkerLoop(
         Membership(queue, POOL, worker, LEASE_S),

@@ -79,5 +79,5 @@ async def events(gateway: Gateway, batch: Batch) -> AsyncIterator[bytes]:
     except NotFound as error:
         yield sse.raw_event("error", error.to_openai())
     except StoreError:
-        unavailable = RedisUnavailable("The batch can't be read; come back.")
+        unavailable = RedisUnavailable("The batch can't be read now; try again.")
         yield sse.raw_event("error", unavailable.to_openai())

@@ -25,7 +25,7 @@ class OutputExpiry(BaseModel):
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=_HOUR_S, le=30 * _DAY_S)]
-    """Behind the creation of the file."""
+    """From the creation of the file on."""
 
 
 class BatchRequest(BaseModel):

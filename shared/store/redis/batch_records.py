@@ -144,15 +144,13 @@ class BatchRecords:
 
     async def segments(self, batch_id: str, which: Which) -> tuple[Segment, ...]:
         """The committed segments of the output or of the errors."""
-        key = (
-            keys.first(keys.BATCH_OUTPUT, batch_id)
-            if which == "output"
-            else keys.first(keys.BATCH_ERRORS, batch_id)
-        )
+        word = keys.BATCH_OUTPUT if which == "output" else keys.BATCH_ERRORS
+        key = keys.first(word, batch_id)
         return tuple(_parse_segment(each) for each in await self._redis.lrange(key, 0, -1))
 
     async def open_counts(self) -> tuple[dict[BatchStatus, int], float]:
-        """The open batches by status, and how long the one has not advanced that did so last."""
+        """How many open batches have each status, and the longest time, in seconds, for which one
+        of them has not advanced. Of very many, the oldest are counted."""
         counts, idle_s = dict.fromkeys(BatchStatus, 0), 0.0
         ids = await self.open_batches()
         pipeline = self._redis.pipeline(transaction=False)
@@ -208,8 +206,8 @@ class BatchRecords:
     async def change(self, batch_id: str, epoch: int, step: int, change: Change) -> BatchStatus:
         """Make a change; `step` is one more than the last one's. Returns the status afterwards.
 
-        A batch that is to be cancelled goes to no status but `cancelled` or `failed`. Raises Fenced
-        if another process owns the batch.
+        A batch that is to be cancelled goes neither to `in_progress` nor to `finalizing`. Raises
+        Fenced if another process owns the batch.
         """
         places = [word for line, at in change.lines.items() for word in (str(line), at.pack())]
         arguments = (

@@ -138,8 +138,8 @@ class FileRecords:
         return files, [each for each in ids if not each.startswith("file-")]
 
     async def known(self, ids: Sequence[str]) -> set[str]:
-        """Those of these files, uploads and batches that have a record, and what is none of them:
-        it is somebody else's."""
+        """Those of these ids whose file, upload or batch has a record; ids of another form, too, as
+        Flotilla has not written their blobs."""
         words = {"file": keys.FILE, "upload": keys.UPLOAD, "batch": keys.BATCH}
         kinds = {each: words.get(each.replace("-", "_").partition("_")[0]) for each in ids}
         pipe = self._redis.pipeline(transaction=False)

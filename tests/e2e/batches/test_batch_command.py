@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
+from tests.e2e.processes import Process
 from tests.waiting import wait_for
 
 Flotilla = Callable[..., Result]
+GATEWAY: dict[str, str] = {}
 RUN = ("batch", "run", "in.jsonl", "-o", "out.jsonl", "--in-order")
-
-
-@pytest.fixture(scope="module")
-def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """The gateway of a whole fleet."""
-    with redis_server.client() as client:
-        client.flushall()
-    folder = tmp_path_factory.mktemp("fleet")
-    stack = Stack(redis_server.url, folder)
-    storage = str(folder / "files")
-    stack.worker(sim_step_ms=2, sim_step_us_per_seq=0, sim_max_num_seqs=8)
-    stack.maintenance(storage_url=storage)
-    yield stack.gateway(storage_url=storage)
-    stack.close()
 
 
 @pytest.fixture

@@ -14,24 +14,10 @@ from openai.types import Batch
 
 from tests.e2e.batches.conftest import ENDPOINT, line
 from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
 from tests.waiting import wait_for
 
+GATEWAY = {"api_keys": "team:k-team,other:k-other"}
 ENDED = {"failed", "completed", "expired", "cancelled"}
-
-
-@pytest.fixture(scope="module")
-def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """The gateway of a whole fleet."""
-    with redis_server.client() as client:
-        client.flushall()
-    folder = tmp_path_factory.mktemp("fleet")
-    stack = Stack(redis_server.url, folder)
-    storage = str(folder / "files")
-    stack.worker(sim_step_ms=2, sim_step_us_per_seq=0, sim_max_num_seqs=8)
-    stack.maintenance(storage_url=storage)
-    yield stack.gateway(storage_url=storage, api_keys="team:k-team,other:k-other")
-    stack.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
@@ -69,6 +68,20 @@ def celery_in(maintenance: Process) -> int:
     return wait_for(lambda: children(maintenance.popen.pid), "Celery runs")[0]
 
 
+async def pauses(maintenance: Process) -> None:
+    """A batch that could go on has paused once more."""
+
+    def pauses() -> int:
+        return maintenance.log.read_text().count(" pauses: ")
+
+    before = pauses()
+
+    async def more() -> bool:
+        return pauses() > before
+
+    await eventually(more, "it pauses", 30)
+
+
 async def test_a_killed_owner_is_replaced(batches: Batches, maintenance: Process) -> None:
     batch = await create(batches, max_tokens=30, ignore_eos=True)
     for least in (1, 300, 600):
@@ -96,9 +109,9 @@ async def test_without_storage_it_pauses(batches: Batches, maintenance: Process)
     await until_completed(batches, batch, 1)
     folder = batches.context.settings.storage_url
     shutil.move(folder, f"{folder}-away")
-    await asyncio.sleep(0.5)  # the commit that was on its way
+    await pauses(maintenance)  # the commit that was on its way is over
     before = await batches.get(batch)
-    await asyncio.sleep(7)  # longer than from one commit to the next
+    await pauses(maintenance)  # it has tried again
     now = await batches.get(batch)
     assert (now.status, now.completed) == (BatchStatus.IN_PROGRESS, before.completed)
     shutil.rmtree(folder, ignore_errors=True)

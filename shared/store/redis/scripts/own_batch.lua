@@ -7,7 +7,8 @@ local id, owner, lock_ms, epoch = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local batch, lock = key('batch', id), key('batch_lock', id)
 local other = call('GET', lock)
 if redis.call('EXISTS', batch) == 0 or other and other ~= owner then return nil end
--- A lock may have run out while its owner did something else; as long as nobody has come meanwhile, it goes on.
+-- The owner's lock may have expired between two renewals. If no other process has owned the batch since, its epoch is
+-- still the present one, and the owner keeps the batch.
 if epoch ~= '' and call('HGET', batch, 'epoch') ~= epoch then return nil end
 redis.call('SET', lock, owner, 'PX', lock_ms)
 if epoch == '' then epoch = redis.call('HINCRBY', batch, 'epoch', 1) end

@@ -7,6 +7,7 @@ import sys
 from typing import Protocol, cast
 
 from load_tests.autoscale import command as autoscale
+from load_tests.batches import command as batch
 from load_tests.bench import compare, run
 from load_tests.capacity import command as capacity
 from load_tests.dashboards import command as dashboards
@@ -41,6 +42,7 @@ COMMANDS = {
     "soak": cast(Command, soak),
     "fairness": cast(Command, fairness),
     "placement": cast(Command, placement),
+    "batch": cast(Command, batch),
     "faults": cast(Command, faults),
     "rolling": cast(Command, rolling),
     "vllm": cast(Command, vllm),

@@ -115,10 +115,12 @@ class BatchFleet(Flotilla):
         return answers
 
 
-def write_lines(path: Path, count: int, tokens: int) -> None:
-    """Write an input of so many lines: requests as `run` sends them, each with its own prompt."""
+def write_lines(path: Path, count: int, tokens: int, padding: str = "") -> None:
+    """Write an input of so many lines: requests as `run` sends them, each with its own prompt,
+    which begins with `padding`."""
     wanted = request_body(tokens=tokens, stream=False)
-    wanted["messages"][0]["content"] += _NUMBER
+    message = wanted["messages"][0]
+    message["content"] = padding + message["content"] + _NUMBER
     line = {"custom_id": _NUMBER, "method": "POST", "url": CHAT_PATH, "body": wanted}
     before, between, after = json.dumps(line).split(_NUMBER)
     with path.open("w") as file:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from load_tests.batches import chat, cost
+from load_tests.batches.large import large_run
 from load_tests.harness.processes import Processes
 from load_tests.harness.session import (
     OUTPUT,
@@ -34,6 +35,10 @@ _STEADY_RATIO = 1.2
 _LONGER = 1.06
 """How many times as long a batch that makes room may take."""
 
+_CREATED_S = 10.0
+"""From the creation of a batch of a million lines to its first answer."""
+_MOST_MB = {"redis": 100.0, "gateway": 32.0, "maintenance": 250.0}
+
 Verdict = tuple[Table, dict[str, Any], list[str]]
 """A table, the figures, missed targets."""
 
@@ -41,10 +46,11 @@ Verdict = tuple[Table, dict[str, Any], list[str]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     options = {
-        "--parts": (",".join(PARTS), f"of {', '.join(PARTS)}"),
+        "--parts": (_DEFAULT, f"of {', '.join(PARTS)}"),
         "--lines": (20_000, "of a batch of `cost`"),
         "--rounds": (3, "of `cost`"),
         "--lines-a-slot": (12, "of `busy`"),
+        "--large-lines": (1_000_000, "of the batch of `large`, with 0.5 kB each"),
     }
     add_options(parser, {**options, **OUTPUT})
 
@@ -107,6 +113,28 @@ def _steady(processes: Processes, arguments: argparse.Namespace) -> Verdict:
     return _chat_table("Steady chats", runs), {"runs": list(map(asdict, runs))}, missed
 
 
+def _large(processes: Processes, arguments: argparse.Namespace) -> Verdict:
+    run = large_run(processes, arguments.large_lines)
+    figures = {
+        "MB": run.file_mb,
+        "upload\ns": run.upload_s,
+        "first\nanswer s": run.first_answer_s,
+        "cancelled\ns": run.cancelled_s,
+        **{f"{name}\nMB": run.grown_mb[name] for name in _MOST_MB},
+    }
+    row = [f"{run.lines:,}", *(f"{value:.0f}" for value in figures.values())]
+    missed = [
+        f"{name} grew by {run.grown_mb[name]:.0f} MB, not {most:.0f}"
+        for name, most in _MOST_MB.items()
+        if run.grown_mb[name] > most
+    ]
+    bound_s = _CREATED_S * max(1.0, run.lines / 1e6)
+    missed += [f"the first answer came after {run.first_answer_s:.1f} s, not {bound_s:.0f}"] * (
+        run.first_answer_s > bound_s
+    )
+    return Table("A large batch", ["lines", *figures], [row]), asdict(run), missed
+
+
 def _common(runs: Sequence[chat.ChatRun], different: int) -> list[str]:
     beside = runs[1]
     missed = [f"{different} answers differ"] * (different > 0)
@@ -132,4 +160,6 @@ PARTS: dict[str, Callable[[Processes, argparse.Namespace], Verdict]] = {
     "busy": _busy,
     "bursts": _bursts,
     "steady": _steady,
+    "large": _large,
 }
+_DEFAULT = "cost,busy,bursts,steady"

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from worker.engines.interface import Engine
 
 
 class SharedEngine:
-    """Passes all calls on to an engine, but does not start or close it."""
+    """Passes all calls on to an engine, but does not start or close it. It may have fewer slots."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, slots: int = 0) -> None:
+        capacity = engine.capacity
+        slots = slots or capacity.max_num_seqs
+        object.__setattr__(self, "_engine", engine)
+        object.__setattr__(self, "capacity", replace(capacity, max_num_seqs=slots))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_engine":
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._engine, name, value)
+        setattr(self._engine, name, value)
 
     async def start(self) -> None:
         """Do nothing: the engine is already started."""

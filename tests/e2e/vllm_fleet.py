@@ -21,12 +21,14 @@ from worker.engines.interface import Engine
 
 
 @asynccontextmanager
-async def vllm_fleet(engine: Engine, server: RedisServer, folder: Path) -> AsyncIterator[Process]:
-    """The gateway, once it has the engine's model."""
+async def vllm_fleet(
+    engine: Engine, server: RedisServer, folder: Path, slots: int = 0
+) -> AsyncIterator[Process]:
+    """The gateway, once it has the engine's model. `slots`: of the worker; 0: the engine's."""
     with server.client() as client:
         client.flushall()
     settings = Settings(redis_url=server.url, worker_port=0)
-    shared: Any = SharedEngine(engine)
+    shared: Any = SharedEngine(engine, slots)
     worker = Worker(settings, settings.described.own, shared, CollectorRegistry())
     running = asyncio.create_task(worker.run())
     stack = Stack(server.url, folder)

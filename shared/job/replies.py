@@ -54,6 +54,8 @@ class NextTurn(NamedTuple):
 
     account: Account
     """The tenant, and the best lane that has waiting jobs."""
+    waiting: int
+    """Jobs that wait in this lane."""
     level: float
     levels: Mapping[Account, float]
     """Those that were asked for."""

@@ -89,7 +89,7 @@ async def test_whose_turn_is_next(queue: JobQueue) -> None:
     await submit(queue, tenant="b")
     turn = await queue.next_turn(0, POOL, [A, B])
     assert turn is not None
-    assert turn.account == B
+    assert (turn.account, turn.waiting) == (B, 1)
     assert turn.level == turn.levels[B] == pytest.approx(300, rel=0.2), "levels halve meanwhile"
     assert turn.levels[A] == pytest.approx(3 * turn.levels[B], rel=0.01)
     await submit(queue, tenant="c", lane=PRIORITY)

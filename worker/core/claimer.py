@@ -105,19 +105,19 @@ class Claimer:
                 await self._wait_for_wake_up()
 
     async def _exchange(self) -> bool:
-        """Hand a job back and claim another one; False if there is no reason to."""
+        """Hand jobs back and claim as many others; False if there is no reason to."""
         shard = self._consumer.next_look() if self._hand_backs.is_due else None
-        run = None if shard is None else await self._hand_backs.find(shard)
-        if run is None:
+        runs = [] if shard is None else await self._hand_backs.find(shard)
+        if not runs:
             return False
-        self._slots.requested += 1  # no other claimer takes the slot
-        self._slots.exchanged += 1
+        self._slots.requested += len(runs)  # no other claimer takes the slots
+        self._slots.exchanged += len(runs)
         try:
-            await self._hand_backs.hand_back(run)
-            jobs = await self._consumer.claim(1, first=shard)
+            await self._hand_backs.hand_back(runs)
+            jobs = await self._consumer.claim(len(runs), first=shard)
         finally:
-            self._slots.requested -= 1
-            self._slots.exchanged -= 1
+            self._slots.requested -= len(runs)
+            self._slots.exchanged -= len(runs)
         for job in jobs:
             self._start(job)
         return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from shared.job.fair_shares import Account
@@ -64,16 +64,16 @@ def _yields_at_once(run: JobRun, lane: str) -> bool:
 
 def choose(
     runs: Collection[JobRun], turn: NextTurn, gap: float, *, flex_only: bool = False
-) -> JobRun | None:
-    """Which of the runs makes room for the job whose turn it is; None: none of them.
+) -> list[JobRun]:
+    """Which of the runs make room: of the lane flex, one for each job that waits in a better lane;
+    else one, for the job whose turn it is.
 
     Jobs of worse lanes do, of the worst first; else those of tenants in the same lane whose level
     is more than `gap` above. Of these it is the one whose tenant is furthest ahead for each token
     that must be computed again. `flex_only`: no other hand-back is due.
     """
     pool, lane = turn.account.pool, turn.account.lane
-    best: tuple[int, float] | None = None
-    found = None
+    found: list[tuple[int, float, JobRun]] = []
     for run in runs:
         account, buffer = account_of(run, pool), run.buffer
         if not _yields_at_once(run, lane) and (
@@ -85,10 +85,11 @@ def choose(
         if worse < 0 or (worse == 0 and ahead <= gap):
             continue
         tokens = buffer.prompt_tokens + buffer.completion_tokens
-        order = worse, ahead / (tokens + _FIXED_TOKENS)
-        if best is None or order > best:
-            best, found = order, run
-    return found
+        found.append((worse, ahead / (tokens + _FIXED_TOKENS), run))
+    found.sort(key=lambda each: each[:2], reverse=True)
+    ordered = [run for _, _, run in found]
+    at_once = [run for run in ordered if _yields_at_once(run, lane)]
+    return at_once[: turn.waiting] or ordered[:1]
 
 
 class HandBacks:
@@ -110,8 +111,8 @@ class HandBacks:
         self._per_s = member.queue.share_rules.hand_backs_s
         self._next_look = self._next_hand_back = self._next_flex_look = 0.0
 
-    async def find(self, shard: int) -> JobRun | None:
-        """The run that makes room for a waiting job of the shard, if one does. Raises StoreError.
+    async def find(self, shard: int) -> list[JobRun]:
+        """The runs that make room for waiting jobs of the shard. Raises StoreError.
 
         The worker has no free slot, or its KV cache is full.
         """
@@ -125,22 +126,22 @@ class HandBacks:
         accounts = list(dict.fromkeys(account_of(run, self._pool) for run in found))
         turn = await self._queue.next_turn(shard, self._pool, accounts) if found else None
         if turn is None or not self._slots.may_claim:
-            return None
+            return []
         # Some may have ended meanwhile.
         left = [run for run in candidates(found, shard) if self._runs.get(run.job.id) is run]
         gap = _GAP_JOBS * self._charges.expected_cost
-        run = choose(left, turn, gap, flex_only=flex_only)
-        if run is not None and _yields_at_once(run, turn.account.lane):
+        chosen = choose(left, turn, gap, flex_only=flex_only)
+        if chosen and _yields_at_once(chosen[0], turn.account.lane):
             self._next_flex_look = 0.0  # more may wait
-        elif run is not None:
+        elif chosen:
             # What a look came late does not make the next one later.
             period = 1 / self._per_s
             self._next_hand_back = max(self._next_hand_back, now - period / 4) + period
-        return run
+        return chosen
 
-    async def hand_back(self, run: JobRun) -> None:
-        """Release the job of a run; its slot is for the job that `find` has seen waiting."""
-        await self._releases.some([run], "handed_back", in_turn=True)
+    async def hand_back(self, runs: Sequence[JobRun]) -> None:
+        """Release the jobs of some runs; their slots are for the jobs that `find` saw waiting."""
+        await self._releases.some(runs, "handed_back", in_turn=True)
 
     @property
     def is_due(self) -> bool:

@@ -12,7 +12,8 @@ from shared.job.fair_shares import Account
 from shared.job.job import Share
 from shared.job.lanes import CLIENT_LANES, DEFAULT, FLEX, PRIORITY
 from shared.job.replies import NextTurn
-from worker.core.hand_backs import LEAST_TOKENS, MOST_LEASES, account_of, candidates, choose
+from worker.core import hand_backs
+from worker.core.hand_backs import LEAST_TOKENS, MOST_LEASES, account_of, candidates
 
 POOL = "pool"
 GAP = 1000.0
@@ -36,12 +37,19 @@ def run(tenant: str = "a", lane: str = DEFAULT, tokens: int = 100, **changes: An
     return SimpleNamespace(job=job, buffer=buffer, final_state=changes.get("final_state", ""))
 
 
-def turn(lane: str = DEFAULT, level: float = 0.0, **levels: float) -> NextTurn:
+def choose(*arguments: Any, **options: Any) -> Any:
+    """The one that is chosen, or None."""
+    found = hand_backs.choose(*arguments, **options)
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def turn(lane: str = DEFAULT, level: float = 0.0, waiting: int = 1, **levels: float) -> NextTurn:
     """`b` is next; levels of the other tenants in every lane."""
     found = {
         Account(POOL, each, name): value for name, value in levels.items() for each in CLIENT_LANES
     }
-    return NextTurn(Account(POOL, lane, "b"), level, found)
+    return NextTurn(Account(POOL, lane, "b"), waiting, level, found)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +103,20 @@ def test_worse_lanes_make_room_whatever_their_level_the_worst_first() -> None:
     assert choose([default, flex], turn(PRIORITY, level=1e6, a=0.0), GAP) is flex
     assert choose([default], turn(PRIORITY, level=1e6, a=0.0), GAP) is default
     assert choose([run(lane=PRIORITY), default], turn(FLEX, a=1e6), GAP) is None, "a better lane"
+
+
+def test_one_flex_job_makes_room_for_each_job_that_waits_in_a_better_lane() -> None:
+    flex = [run(lane=FLEX, tokens=tokens) for tokens in (300, 100, 200)]
+    default = run()
+    chosen = hand_backs.choose([default, *flex], turn(waiting=2, a=1e6), GAP)
+    assert chosen == [flex[1], flex[2]]
+    assert hand_backs.choose([default, *flex], turn(waiting=9, a=1e6), GAP) == [
+        flex[1],
+        flex[2],
+        flex[0],
+    ]
+    assert hand_backs.choose([default, run()], turn(waiting=9, a=1e6), GAP) == [default]
+    assert hand_backs.choose(flex, turn(FLEX, waiting=9, a=1e6), GAP) == [flex[1]]
 
 
 def test_nobody_makes_room_for_its_own_tenant() -> None:

@@ -2,7 +2,8 @@
 -- KEYS: base
 -- ARGV: pool, half_life_us, flat lane, tenant...
 --       half_life_us: as for renew; lane, tenant: accounts whose levels are asked for, too.
--- Reply: {lane, tenant, level, level of each account...}, levels as of now; empty if no job waits
+-- Reply: {lane, tenant, waiting, level, level of each account...}: jobs that wait in the lane; levels as of now. Empty if
+--        no job waits
 local pool = ARGV[1]
 share_rules.half_life_us = tonumber(ARGV[2])
 
@@ -11,7 +12,8 @@ local function level(lane, tenant) return tostring(level_of(pool .. ':' .. lane,
 for _, lane in ipairs(CLIENT_LANES) do
   local tenant = call('ZRANGE', turns_key(pool .. ':' .. lane), 0, 0)[1]
   if tenant then
-    local reply = {lane, tenant, level(lane, tenant)}
+    local waiting = call('ZCARD', waiting_key(pool .. ':' .. lane))
+    local reply = {lane, tenant, tostring(waiting), level(lane, tenant)}
     for i = 3, #ARGV, 2 do reply[#reply + 1] = level(ARGV[i], ARGV[i + 1]) end
     return reply
   end

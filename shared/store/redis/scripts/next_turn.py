@@ -27,5 +27,6 @@ def parse_next_turn(
     if not reply:
         return None
     lane, tenant = reply[0].decode(), reply[1].decode()
-    level, *levels = map(float, reply[2:])
-    return NextTurn(Account(pool, lane, tenant), level, dict(zip(accounts, levels, strict=True)))
+    level, *levels = map(float, reply[3:])
+    account = Account(pool, lane, tenant)
+    return NextTurn(account, int(reply[2]), level, dict(zip(accounts, levels, strict=True)))

@@ -55,12 +55,11 @@ export function act({ action, worker, pool }) {
   });
 }
 
-/** Cancel or retry all jobs that a filter matches, after a count of them. */
+/** Cancel or retry (`verb`) all jobs that a filter matches, after a count of them. */
 export function bulk(verb, filter, after) {
-  const path = `/admin/jobs/${verb}`;
-  const name = verb[0].toUpperCase() + verb.slice(1);
+  const path = `/admin/jobs/${verb.toLowerCase()}`;
   confirm({
-    title: `${name} jobs`, verb: name, danger: verb === "cancel", after,
+    title: `${verb} jobs`, verb, danger: verb === "Cancel", after,
     text: `All jobs that match “${filter}”.`,
     preview: async () => {
       const found = await call(path, { method: "POST", body: { filter, dry_run: true } });
@@ -73,7 +72,7 @@ export function bulk(verb, filter, after) {
     run: async (reason) => {
       const done = await call(path, { method: "POST", body: { filter, dry_run: false, reason } });
       const more = done.more ? " There are more: do it again." : "";
-      return `${name}: ${done.done} of ${plural(done.matched, "job")} done.${more}`;
+      return `${verb}: ${done.done} of ${plural(done.matched, "job")} done.${more}`;
     },
   });
 }
@@ -94,17 +93,17 @@ export function cancelJob(id, foreign, after) {
 /** Submit a job's request again. `body`: edited; null: the same. Returns the new job's id, or "". */
 export async function retryJob(id, foreign, body = null) {
   if (foreign) return one("retry", id, "");
-  const job = await call(`/jobs/${id}/retry`, body ? { method: "POST", body: { body } } : { method: "POST" });
-  return job.id;
+  return (await call(`/jobs/${id}/retry`, { method: "POST", body: body ? { body } : undefined })).id;
 }
 
 async function one(verb, id, reason) {
-  const body = { filter: `id:${id} tenant:*`, dry_run: false, ...(reason ? { reason } : {}) };
-  const done = await call(`/admin/jobs/${verb}`, { method: "POST", body });
+  const sent = posted(reason);
+  Object.assign(sent.body, { filter: `id:${id} tenant:*`, dry_run: false });
+  const done = await call(`/admin/jobs/${verb}`, sent);
   if (!done.done) throw new Error("The job was not changed: it has another state by now.");
   return verb === "retry" ? (done.new_ids || [])[0] || "" : id;
 }
 
 function posted(reason) {
-  return { method: "POST", body: reason ? { reason } : {} };
+  return { method: "POST", body: { reason: reason || undefined } };
 }

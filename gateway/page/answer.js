@@ -120,7 +120,7 @@ export class Answer {
     try {
       const job = await call(`/jobs/${this.job}`);
       if (this.firstAt || !this.running || job.state !== "queued") return;
-      const wait = job.estimated_wait_s === null || job.estimated_wait_s === undefined ? "" : `, about ${duration(job.estimated_wait_s)}`;
+      const wait = Number.isFinite(job.estimated_wait_s) ? `, about ${duration(job.estimated_wait_s)}` : "";
       this.say(`Queued, position ${count(job.position)}${wait}. ${job.wait_reason || ""}`);
     } catch { /* the stream reports what is wrong */ }
   }

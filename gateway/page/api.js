@@ -3,13 +3,11 @@
 const BASE = new URL("../", import.meta.url);
 const KEY = "flotilla-key";
 
-/** An answer that is an error, in OpenAI's shape. Status 0: there was no answer. */
+/** An answer that is an error. Status 0: there was no answer. */
 export class ApiError extends Error {
-  constructor(status, message, code = "", body = null) {
+  constructor(status, message) {
     super(message);
     this.status = status;
-    this.code = code;
-    this.body = body;
   }
 }
 
@@ -20,8 +18,7 @@ export function key() {
 
 /** Keep a key until the tab is closed; empty: forget it. */
 export function setKey(value) {
-  if (value) sessionStorage.setItem(KEY, value);
-  else sessionStorage.removeItem(KEY);
+  sessionStorage.setItem(KEY, value);
   document.dispatchEvent(new CustomEvent("key-changed"));
 }
 
@@ -60,9 +57,7 @@ export async function call(path, options) {
 
 async function failure(response) {
   const body = await response.json().catch(() => null); // not JSON: the status has to do
-  const error = body?.error || {};
-  const message = error.message || `The gateway answered with status ${response.status}.`;
-  return new ApiError(response.status, message, error.code || "", body);
+  return new ApiError(response.status, body?.error?.message || `The gateway answered with status ${response.status}.`);
 }
 
 /** Each block of a response of server-sent events: `{raw, event, id, data, comment}`. */

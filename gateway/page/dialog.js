@@ -1,12 +1,12 @@
 /** Dialogs: a question before a change, and messages after it. */
 
-import { button, h, put } from "./dom.js";
+import { button, buttons, failureLine, h, put, tried } from "./dom.js";
 
 /** Show a dialog until it is closed. It is removed then, and `closed` is called. */
 export function show(dialog, closed) {
   dialog.addEventListener("close", () => {
     dialog.remove();
-    if (closed) closed();
+    closed?.();
   });
   document.body.append(dialog);
   dialog.showModal();
@@ -15,9 +15,8 @@ export function show(dialog, closed) {
 
 /** A dialog with a title and a button that closes it. */
 export function dialog(title, props, ...children) {
-  const id = `dialog-${Math.random().toString(36).slice(2)}`;
-  const made = h("dialog", { "aria-labelledby": id, ...props },
-    h("div", { class: "dialog-head" }, h("h2", { id }, title),
+  const made = h("dialog", { "aria-label": title, ...props },
+    h("div", { class: "dialog-head" }, h("h2", null, title),
       button("Close", () => made.close(), { class: "quiet" })),
     ...children);
   made.addEventListener("click", (event) => {
@@ -43,40 +42,33 @@ export function notice(text) {
  * `preview()` returns `{content, possible}`; `run(reason)` makes the change and returns the message.
  */
 export function confirm({ title, text, verb, danger = false, preview, run, after, fields = [], reasoned = true }) {
-  const shown = h("div", { class: "preview", role: "status" }, preview ? "Counting …" : "");
-  const failure = h("p", { class: "failure", role: "alert" });
+  const shown = h("div", { class: "preview", role: "status" }, preview ? "Reading …" : "");
+  const failure = failureLine();
   const reason = h("input", { name: "reason", maxlength: 200, autocomplete: "off" });
   const go = h("button", { type: "submit", class: danger ? "danger" : "primary" }, verb);
   const form = h("form", { method: "dialog" }, text ? h("p", null, text) : null, shown, ...fields,
     reasoned ? h("label", null, "Reason", reason) : null, failure,
-    h("div", { class: "buttons" }, go, button("Do nothing", () => made.close())));
+    buttons(go, button("Do nothing", () => made.close())));
   const made = dialog(title, { class: "question" }, form);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     go.disabled = true;
     put(failure, "");
-    try {
+    await tried(failure, async () => {
       notice(await run(reason.value.trim()));
       made.close();
-      if (after) after();
-    } catch (error) {
-      put(failure, error.message);
-      go.disabled = false;
-    }
+      after?.();
+    });
+    go.disabled = false;
   });
   show(made);
-  (reasoned ? reason : go).focus();
+  (form.querySelector("textarea, input:not([type=radio])") || go).focus();
   if (preview) {
     go.disabled = true;
-    preview().then(
-      (result) => {
-        shown.replaceChildren(...[result.content].flat());
-        go.disabled = !result.possible;
-      },
-      (error) => {
-        shown.replaceChildren();
-        put(failure, error.message);
-      },
-    );
+    tried(failure, async () => {
+      const { content, possible } = await preview().finally(() => shown.replaceChildren());
+      shown.append(...[content].flat());
+      go.disabled = !possible;
+    });
   }
 }

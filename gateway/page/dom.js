@@ -24,7 +24,7 @@ function filled(element, props, children) {
 
 /** Set an attribute, or take it away: null and false; true is an empty one. */
 export function attr(element, name, value) {
-  if (value === null || value === undefined || value === false) {
+  if ((value ?? false) === false) {
     if (element.hasAttribute(name)) element.removeAttribute(name);
   } else {
     const text = value === true ? "" : String(value);
@@ -41,7 +41,7 @@ export function put(element, text) {
 /**
  * Make the children of `parent` those of `items`, in their order.
  *
- * `make(item)` returns `{element, update(item)}` for a key that is new.
+ * `make(item)` returns `{element, update(item)}` for a key that is new; `update` may be left out.
  */
 export function list(parent, items, key, make) {
   const before = kept.get(parent) || new Map();
@@ -53,7 +53,7 @@ export function list(parent, items, key, make) {
     const name = key(item);
     const row = now.get(name) || before.get(name) || make(item);
     now.set(name, row);
-    row.update(item);
+    row.update?.(item);
     if (row.element === place) place = place.nextSibling;
     else parent.insertBefore(row.element, place);
   }
@@ -67,13 +67,30 @@ export function figure(unit = "", width = 6) {
   return { element, set: (text) => put(number, text) };
 }
 
-/** A bar that is filled from 0 to 1. The figure beside it has the value as text. */
+/** A bar that is filled from 0 to 1, and then by what is `bad`. The figure beside it has the value as text. */
 export function bar() {
-  const fill = s("rect", { height: 1 });
+  const [fill, rest] = ["", "bad"].map((name) => s("rect", { height: 1, class: name }));
   return {
-    element: s("svg", { class: "bar-of", viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" }, fill),
-    set: (share) => attr(fill, "width", Math.min(1, share || 0).toFixed(3)),
+    element: s("svg", { class: "bar-of", viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" }, fill, rest),
+    set(share, bad) {
+      const filled = Math.min(1, share || 0);
+      attr(fill, "width", filled.toFixed(3));
+      attr(rest, "x", filled.toFixed(3));
+      attr(rest, "width", (bad || 0).toFixed(3));
+    },
   };
+}
+
+/** A value below its name. */
+export function gauge(name, ...value) {
+  return h("div", { class: "cell" }, h("span", { class: "label" }, name), ...value);
+}
+
+/** Have the browser save a blob as a file. */
+export function save(name, blob) {
+  const link = h("a", { download: name, href: URL.createObjectURL(blob) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 /** A button. */
@@ -93,7 +110,7 @@ export function copyButton(name, text) {
     }
     put(made, done);
     setTimeout(() => put(made, name), 1500);
-  }, { class: "quiet copy", title: typeof text === "string" ? text : null });
+  }, { class: "quiet", title: typeof text === "string" ? text : null });
   return made;
 }
 
@@ -104,22 +121,61 @@ export function table(name, columns, body, props) {
     h("table", props, h("thead", null, head), body));
 }
 
-/** The state of a job. */
+/** Texts of the cells of a table's row. */
+export function putAll(cells, texts) {
+  cells.forEach((cell, index) => put(cell, texts[index]));
+}
+
+/** The states in which a job or a batch does not change any more. */
+export const ENDED = ["completed", "failed", "cancelled", "expired"];
+
+/** The state of a job or a batch. */
 export function setState(pill, state) {
   put(pill, state);
   const bad = state === "failed" || state === "expired";
   attr(pill, "data-level", bad ? "problem" : state === "in_progress" ? "busy" : "plain");
 }
 
+/** A name and its value, in a `dl`. */
+export function term(name, value) {
+  return h("div", null, h("dt", null, name), h("dd", null, value));
+}
+
+/** Buttons in a row. */
+export function buttons(...children) {
+  return h("div", { class: "buttons" }, ...children);
+}
+
+/** What a list has, or why it could not be read. */
+export function noteLine() {
+  return h("p", { class: "note", role: "status" }, "Reading …");
+}
+
+/** Where errors are shown, and read out. */
+export function failureLine(props) {
+  return h("p", { class: "failure", role: "alert", ...props });
+}
+
+/** Do `work`; its error is shown in `element`. */
+export async function tried(element, work) {
+  try {
+    await work();
+  } catch (error) {
+    put(element, error.message);
+  }
+}
+
+/** Do `work` again and again while the page is visible. Returns the function that ends it. */
+export function every(ms, work) {
+  const timer = setInterval(() => document.hidden || work(), ms);
+  return () => clearInterval(timer);
+}
+
 /** A panel: a section with a title, and the same data as a command to copy. */
 export function panel(name, title, curl, command, ...children) {
-  const copies = [
-    curl ? copyButton("curl", `curl -s ${location.origin}${curl}`) : null,
-    command ? copyButton("CLI", command) : null,
-  ].filter(Boolean);
-  const head = h("h2", { id: `title-${name}` }, title);
-  const tools = copies.length
-    ? h("div", { class: "copies", role: "group", "aria-label": `${title}: copy as` }, copies) : null;
-  return h("section", { class: "panel", "data-panel": name, "aria-labelledby": `title-${name}` },
-    h("div", { class: "panel-head" }, head, tools), ...children);
+  return h("section", { class: "panel", "data-panel": name, "aria-label": title },
+    h("div", { class: "panel-head" }, h("h2", null, title),
+      h("div", { class: "copies", role: "group", "aria-label": `${title}: copy as` },
+        copyButton("curl", `curl -s ${location.origin}${curl}`), copyButton("CLI", command))),
+    ...children);
 }

@@ -2,15 +2,14 @@
 
 import { cancelJob, retryJob } from "./actions.js";
 import { call, events, request, textOf } from "./api.js";
-import { dialog, notice, show } from "./dialog.js";
-import { button, copyButton, h, list, put, s, setState, table } from "./dom.js";
+import { confirm, dialog, notice, show } from "./dialog.js";
+import { button, buttons, copyButton, ENDED, every, failureLine, h, list, put, putAll, s, setState, table, term, tried } from "./dom.js";
 import { now } from "./feed.js";
 import { clock, count, duration, jobsAt } from "./format.js";
-import { prefill } from "./sample.js";
+import { prefill } from "./playground.js";
 import { word, words } from "./shell.js";
 
 const REFRESH_MS = 2000;
-const ENDED = ["completed", "failed", "cancelled", "expired"];
 const REPEATABLE = ["failed", "cancelled", "expired"];
 const CHAT = "/v1/chat/completions";
 
@@ -36,19 +35,19 @@ class Drawer {
     this.events = h("ol", { class: "events" });
     this.attempts = h("tbody");
     this.about = h("dl", { class: "figures about" });
-    this.failure = h("p", { class: "failure", role: "alert" });
+    this.failure = failureLine();
     this.cancel = button("Cancel …", () => cancelJob(id, this.foreign, () => this.reload()), { class: "danger" });
     this.retry = button("Retry", () => this.again());
     this.edit = button("Retry with edited body …", () => this.edited());
     this.play = button("Open in playground", () => this.toPlayground());
-    this.output = h("pre", { class: "output", tabindex: 0, hidden: true, "aria-label": "Output" });
-    this.body = h("pre", { class: "output", tabindex: 0, hidden: true, "aria-label": "Request" });
+    [this.output, this.body] = ["Output", "Request"].map((name) =>
+      h("pre", { class: "output", tabindex: 0, hidden: true, "aria-label": name }));
     this.showOutput = button("Show output", () => this.follow(), { class: "quiet" });
     this.showBody = button("Show request", () => this.request(), { class: "quiet" });
     this.element = dialog("Job", { id: "drawer", "data-shown": id },
       h("div", { class: "id-line" }, h("code", null, id), this.state),
       this.why, this.facts, this.failure,
-      h("div", { class: "buttons" }, this.cancel, this.retry, this.edit, this.play,
+      buttons(this.cancel, this.retry, this.edit, this.play,
         copyButton("Copy id", word(id)), copyButton("CLI", `flotilla jobs why ${words(id)}`),
         copyButton("curl", `curl -s ${word(`${location.origin}/jobs/${encodeURIComponent(id)}`)}`)),
       h("h3", null, "Timeline"), this.bar, this.key, this.events,
@@ -56,16 +55,14 @@ class Drawer {
       h("h3", null, "Attempts"),
       table("Attempts", ["No.", "Worker", "Began", "Took", "Outcome"], this.attempts),
       h("h3", null, "Request and output"),
-      h("p", { class: "buttons" }, this.showBody, this.showOutput), this.body, this.output);
+      buttons(this.showBody, this.showOutput), this.body, this.output);
     this.reload();
-    this.timer = setInterval(() => {
-      if (!document.hidden && this.job && !ENDED.includes(this.job.state)) this.load();
-    }, REFRESH_MS);
+    this.rest = every(REFRESH_MS, () => this.job && !ENDED.includes(this.job.state) && this.load());
   }
 
   end() {
-    clearInterval(this.timer);
-    if (this.abort) this.abort.abort();
+    this.rest();
+    this.abort?.abort();
   }
 
   reload() {
@@ -84,13 +81,13 @@ class Drawer {
     } catch (error) {
       put(this.failure, error.message);
       put(this.why, "");
-      for (const each of [this.cancel, this.retry, this.edit, this.play]) each.hidden = true;
+      this.cancel.hidden = this.retry.hidden = this.edit.hidden = this.play.hidden = true;
       return;
     }
     this.showJob();
     const [timeline, why] = await Promise.allSettled([call(`${this.path}/timeline`), call(`${this.path}/why`)]);
     if (timeline.value) this.showTimeline(timeline.value);
-    put(this.why, why.value ? why.value.sentence : `${why.reason.message}`);
+    put(this.why, why.value?.sentence ?? why.reason.message);
     if (why.value) {
       this.facts.replaceChildren(...(why.value.facts || []).flatMap((fact) =>
         [h("dt", null, fact.name.replaceAll("_", " ")), h("dd", null, fact.text)]));
@@ -103,13 +100,9 @@ class Drawer {
       return await call(this.path);
     } catch (error) {
       if (error.status !== 404 || this.foreign) throw error;
-      try {
-        const job = await call(`/admin/jobs/${this.id}`);
-        this.foreign = true;
-        return job;
-      } catch {
-        throw error;
-      }
+      const job = await call(`/admin/jobs/${this.id}`).catch(() => { throw error; });
+      this.foreign = true;
+      return job;
     }
   }
 
@@ -121,7 +114,7 @@ class Drawer {
     this.retry.hidden = !REPEATABLE.includes(job.state);
     this.edit.hidden = this.foreign || !ended;
     this.play.hidden = this.foreign || job.endpoint !== CHAT;
-    for (const each of [this.showBody, this.showOutput]) each.hidden = this.foreign;
+    this.showBody.hidden = this.showOutput.hidden = this.foreign;
     put(this.showOutput, ended ? "Show output" : "Follow output");
     const usage = job.usage || job.usage_so_far;
     const about = [
@@ -146,96 +139,66 @@ class Drawer {
   showTimeline(timeline) {
     const { spans } = timeline;
     const until = (span) => span.end ?? now();
+    const said = (span) => `${span.name} ${duration(until(span) - span.start)}`;
     const begin = spans.length ? spans[0].start : this.job.created_at;
     const whole = Math.max(0.001, Math.max(...spans.map(until), begin) - begin);
     const x = (at) => ((at - begin) / whole) * 600;
     this.bar.replaceChildren(
-      s("title", null, spans.map((span) => `${span.name} ${duration(until(span) - span.start)}`).join(", ")),
+      s("title", null, spans.map(said).join(", ")),
       ...spans.map((span) => s("rect", {
         class: `span-${span.name}`, x: x(span.start).toFixed(2), y: 4, height: 26,
         width: Math.max(1.5, x(until(span)) - x(span.start) - 0.5).toFixed(2),
       })));
     this.key.replaceChildren(...spans.map((span) => h("span", null,
-      h("i", { class: `swatch span-${span.name}` }), `${span.name} ${duration(until(span) - span.start)}`,
+      h("i", { class: `swatch span-${span.name}` }), said(span),
       span.worker ? ` on ${span.worker}` : "")));
-    list(this.events, timeline.events.map((event, number) => ({ ...event, number })), (event) => `${event.number}${event.event}`, (first) => {
-      const time = h("time");
-      const text = h("span");
-      return {
-        element: h("li", { "data-event": first.event }, time, h("b", null, first.event.replaceAll("_", " ")), text),
-        update(event) {
-          put(time, clock(event.at, true));
-          put(text, event.text);
-        },
-      };
-    });
+    list(this.events, timeline.events, ({ at, event, text }) => `${at} ${event} ${text}`, ({ at, event, text }) => ({
+      element: h("li", null, h("time", null, clock(at, true)), h("b", null, event.replaceAll("_", " ")), h("span", null, text)),
+    }));
   }
 
-  async again() {
-    try {
+  again() {
+    return tried(this.failure, async () => {
       const id = await retryJob(this.id, this.foreign);
       notice(id ? `Submitted again as ${id}.` : "Submitted again.");
       this.changed();
       if (id && !this.foreign) location.hash = jobsAt("", id);
-    } catch (error) {
-      put(this.failure, error.message);
-    }
+    });
   }
 
-  async edited() {
+  edited() {
     const text = h("textarea", { rows: 16, spellcheck: "false", name: "body" });
-    const failure = h("p", { class: "failure", role: "alert" });
-    const made = dialog("Retry with edited body", { class: "question wide" },
-      h("form", { method: "dialog", onsubmit: async (event) => {
-        event.preventDefault();
-        try {
-          const id = await retryJob(this.id, false, JSON.parse(text.value));
-          made.close();
-          notice(`Submitted as ${id}.`);
-          location.hash = jobsAt("", id);
-        } catch (error) {
-          put(failure, error instanceof SyntaxError ? `This is no JSON: ${error.message}` : error.message);
-        }
-      } },
-      h("label", null, "Body", text), failure,
-      h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Submit as a new job"),
-        button("Do nothing", () => made.close()))));
-    show(made);
-    text.focus();
-    try {
-      text.value = JSON.stringify(await this.bodyOf(), null, 2);
-    } catch (error) {
-      put(failure, error.message);
-    }
+    confirm({
+      title: "Retry with edited body", verb: "Submit as a new job", reasoned: false, fields: [h("label", null, "Body", text)],
+      preview: async () => {
+        text.value = JSON.stringify(await this.bodyOf(), null, 2);
+        return { possible: true, content: [] };
+      },
+      run: async () => {
+        const id = await retryJob(this.id, false, parsed(text.value));
+        location.hash = jobsAt("", id);
+        return `Submitted as ${id}.`;
+      },
+    });
   }
 
   async bodyOf() {
     return (await call(`/jobs/${this.id}/request`)).body;
   }
 
-  async toPlayground() {
-    try {
-      prefill(await this.bodyOf());
-      location.hash = "playground";
-    } catch (error) {
-      put(this.failure, error.message);
-    }
+  toPlayground() {
+    return tried(this.failure, async () => prefill(await this.bodyOf()));
   }
 
-  async request() {
+  request() {
     this.body.hidden = !this.body.hidden;
     put(this.showBody, this.body.hidden ? "Show request" : "Hide request");
-    if (this.body.hidden) return;
-    try {
-      put(this.body, JSON.stringify(await this.bodyOf(), null, 2));
-    } catch (error) {
-      put(this.body, error.message);
-    }
+    if (!this.body.hidden) tried(this.body, async () => put(this.body, JSON.stringify(await this.bodyOf(), null, 2)));
   }
 
   /** The text so far, and what comes while the job runs. */
   async follow() {
-    if (this.abort) this.abort.abort();
+    this.abort?.abort();
     this.abort = new AbortController();
     this.output.hidden = false;
     put(this.output, "");
@@ -254,15 +217,22 @@ class Drawer {
   }
 }
 
-function attemptRow(first) {
-  const cells = ["", "", "", "", ""].map((text) => h("td", null, text));
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`This is no JSON: ${error.message}`);
+  }
+}
+
+function attemptRow() {
+  const cells = Array.from({ length: 5 }, () => h("td"));
   return {
     element: h("tr", null, cells),
     update(attempt) {
       const took = (attempt.ended_at || now()) - attempt.started_at;
-      const shown = [attempt.number, attempt.worker, clock(attempt.started_at), duration(Math.max(0, took)),
-        attempt.outcome.replaceAll("_", " ")];
-      shown.forEach((text, index) => put(cells[index], text));
+      putAll(cells, [attempt.number, attempt.worker, clock(attempt.started_at), duration(Math.max(0, took)),
+        attempt.outcome.replaceAll("_", " ")]);
     },
   };
 }

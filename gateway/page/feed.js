@@ -37,8 +37,7 @@ export function start() {
   });
   setInterval(() => {
     const oldMs = Date.now() - feed.receivedAt;
-    if (feed.state === "live" && oldMs > STALE_MS) set("stale");
-    else if (feed.state === "stale") set("stale"); // its age goes on
+    if (feed.state === "stale" || (feed.state === "live" && oldMs > STALE_MS)) set("stale"); // its age goes on
     if (feed.state === "stale" && oldMs > SILENT_MS && !timer) connect();
   }, 1000);
   connect();
@@ -47,7 +46,7 @@ export function start() {
 function stop() {
   clearTimeout(timer);
   timer = 0;
-  if (abort) abort.abort();
+  abort?.abort();
   abort = null;
 }
 

@@ -15,9 +15,9 @@ export function fleetView(main) {
     latency: latencyPanel(), throughput: throughputPanel(), scale: scalePanel(),
   };
   const waiting = h("p", { class: "panel empty" }, "Waiting for the first data.");
-  const column = (name, ...names) => h("div", { class: name }, names.map((each) => panels[each].element));
+  const column = (...names) => h("div", null, names.map((each) => panels[each].element));
   const grid = h("div", { class: "grid" }, panels.flow.element,
-    column("left", "queues", "workers"), column("right", "latency", "throughput", "scale"));
+    column("queues", "workers"), column("latency", "throughput", "scale"));
   grid.hidden = true;
   main.append(waiting, grid);
   return watch(({ overview, state }) => {

@@ -42,12 +42,12 @@ function made(stage, tag) {
   const number = figure();
   const line = stage.history ? spark(stage.name) : null;
   const inside = h(tag, tag === "a" ? { href: allJobsAt(stage.filter) } : { class: "stage" },
-    h("span", { class: "label" }, stage.name), number.element, line ? line.element : null);
+    h("span", { class: "label" }, stage.name), number.element, line?.element);
   return {
     element: tag === "a" ? h("li", null, inside) : inside,
     update(overview) {
       number.set(stage.value(overview));
-      if (line) line.set(overview.history[stage.history] || [], overview.history.step_s || 1);
+      line?.set(overview.history[stage.history] || [], overview.history.step_s || 1);
       if (stage.alarm) inside.classList.toggle("alarm", stage.alarm(overview));
     },
   };

@@ -25,9 +25,9 @@ export function duration(value) {
   if (value < 0.9995) return value > 0 && value < 0.01 ? `${ONE.format(value * 1e3)} ms` : `${Math.round(value * 1e3)} ms`;
   if (value < 59.5) return `${(value < 9.95 ? ONE : WHOLE).format(value)} s`;
   value = Math.round(value);
-  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
-  if (value < 86400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
-  return `${Math.floor(value / 86400)} d ${Math.floor((value % 86400) / 3600)} h`;
+  const two = (large, name, small, other) => `${Math.floor(value / large)} ${name} ${Math.floor((value % large) / small)} ${other}`;
+  if (value < 3600) return two(60, "min", 1, "s");
+  return value < 86400 ? two(3600, "h", 60, "min") : two(86400, "d", 3600, "h");
 }
 
 /** A duration without tenths. */
@@ -65,11 +65,9 @@ export function bytes(value) {
 export function clock(at, millis = false) {
   if (!known(at)) return NONE;
   const date = new Date(at * 1e3);
-  const two = (number) => String(number).padStart(2, "0");
-  const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  const [day, time] = date.toLocaleString("sv").split(" "); // Swedish: as in ISO 8601
   const exact = millis ? `${time}.${String(date.getMilliseconds()).padStart(3, "0")}` : time;
-  const today = new Date().toDateString() === date.toDateString();
-  return today ? exact : `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${exact}`;
+  return new Date().toDateString() === date.toDateString() ? exact : `${day} ${exact}`;
 }
 
 /** "3 jobs", "1 job". */
@@ -84,9 +82,8 @@ export function shortId(id) {
 
 /** The address of the list of jobs that a filter matches. */
 export function jobsAt(filter, job = "") {
-  const query = [filter ? `filter=${encodeURIComponent(filter).replaceAll("%3A", ":").replaceAll("%20", "+")}` : "", job ? `job=${job}` : ""];
-  const text = query.filter(Boolean).join("&");
-  return text ? `#jobs?${text}` : "#jobs";
+  const query = new URLSearchParams({ ...(filter && { filter }), ...(job && { job }) });
+  return query.size ? `#jobs?${query}`.replaceAll("%3A", ":") : "#jobs";
 }
 
 /** The same, of the jobs of all tenants, which operators may list. */

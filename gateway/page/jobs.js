@@ -2,7 +2,7 @@
 
 import { bulk } from "./actions.js";
 import { call } from "./api.js";
-import { attr, button, copyButton, h, list, put, setState, table } from "./dom.js";
+import { attr, button, buttons, copyButton, every, failureLine, h, list, noteLine, put, putAll, setState, table } from "./dom.js";
 import { openJob } from "./drawer.js";
 import { feed, now } from "./feed.js";
 import { clock, count, duration, jobsAt, plural, shortId } from "./format.js";
@@ -25,24 +25,23 @@ export function jobsView(main, params) {
 
 class Jobs {
   constructor(params) {
-    this.cursors = [""]; // of the pages that are shown
     this.search = h("input", {
-      type: "search", id: "filter", placeholder: "state:failed model:NAME since:1h", spellcheck: "false",
+      type: "search", id: "filter", "aria-label": "Filter of jobs", placeholder: "state:failed model:NAME since:1h", spellcheck: "false",
       autocomplete: "off", autocapitalize: "off", "aria-describedby": "filter-error",
     });
-    this.error = h("p", { id: "filter-error", class: "failure", role: "alert" });
-    this.summary = h("p", { class: "note", role: "status" });
+    this.error = failureLine({ id: "filter-error" });
+    this.summary = noteLine();
     this.body = h("tbody");
     this.more = button("Show more", () => this.load(true));
     this.live = h("input", { type: "checkbox", checked: true });
     this.quick = h("div", { class: "quick", role: "group", "aria-label": "Quick filters" },
       QUICK.map(([text, filter]) => h("a", { class: "chip", href: jobsAt(filter), "data-filter": filter }, text)));
     const form = h("form", { role: "search", onsubmit: (event) => { event.preventDefault(); this.go(); } },
-      h("label", { class: "unseen", for: "filter" }, "Filter of jobs"), this.search,
+      this.search,
       h("button", { type: "submit", class: "primary" }, "Filter"));
     this.bulk = ["Cancel", "Retry"].map((verb) =>
-      button(`${verb} matching …`, () => bulk(verb.toLowerCase(), this.filter, () => this.load())));
-    const actions = h("div", { class: "buttons" },
+      button(`${verb} matching …`, () => bulk(verb, this.filter, () => this.load())));
+    const actions = buttons(
       this.bulk,
       copyButton("curl", () => `curl -s ${word(location.origin + this.path())}`),
       copyButton("CLI", () => `flotilla jobs ls ${words(this.filter)}`.trimEnd()),
@@ -50,15 +49,13 @@ class Jobs {
     this.element = h("section", { class: "panel", "data-panel": "jobs", "aria-label": "Jobs" },
       form, this.error, this.quick, actions,
       table("Table of jobs", COLUMNS, this.body, { class: "jobs" }), this.summary, this.more);
-    this.timer = setInterval(() => {
-      if (this.live.checked && !document.hidden && this.cursors.length === 1) this.load();
-    }, REFRESH_MS);
+    this.rest = every(REFRESH_MS, () => this.live.checked && !(this.jobs?.length > PAGE) && this.load());
     this.changed(params);
   }
 
   end = () => {
-    clearInterval(this.timer);
-    if (this.drawer) this.drawer.close();
+    this.rest();
+    this.drawer?.close();
   };
 
   changed = (params) => {
@@ -106,8 +103,6 @@ class Jobs {
       if (asked !== this.filter) return; // another filter was typed in since
       put(this.error, "");
       attr(this.search, "aria-invalid", null);
-      if (further) this.cursors.push(this.next);
-      else this.cursors = [""];
       this.jobs = further ? [...this.jobs, ...page.data] : page.data;
       this.next = page.next_cursor;
       this.more.hidden = !page.has_more;
@@ -122,14 +117,14 @@ class Jobs {
   }
 
   hint() {
-    const others = feed.overview && feed.overview.pools.some((pool) => pool.tenants.length > 1);
+    const others = feed.overview?.pools.some((pool) => pool.tenants.length > 1);
     return others && !/tenant:/.test(this.filter) ? " They are your key's; tenant:* shows all." : "";
   }
 }
 
 function jobRow(first, view) {
   const cells = COLUMNS.map((name) => h("td", { "data-label": name }));
-  const [id, state, model, lane, submitted, wait, run, tokens, attempts, worker, error] = cells;
+  const [id, state, ...rest] = cells;
   const link = h("a", { class: "id", title: first.id }, shortId(first.id));
   const pill = h("span", { class: "pill" });
   id.append(link);
@@ -145,17 +140,15 @@ function jobRow(first, view) {
     update(job) {
       attr(link, "href", jobsAt(view.filter, job.id));
       setState(pill, job.state);
-      put(model, job.model);
-      put(lane, job.lane);
-      put(submitted, clock(job.created_at));
-      const began = job.attempts?.[0]?.started_at;
+      const { attempts = [], error } = job;
+      const began = attempts[0]?.started_at;
       const ended = job.finished_at || now();
-      put(wait, duration(Math.max(0, (began || ended) - job.created_at)));
-      put(run, began ? duration(Math.max(0, ended - began)) : "–");
-      put(tokens, job.usage ? count(job.usage.completion_tokens) : "–");
-      put(attempts, (job.attempts || []).length);
-      put(worker, job.attempts?.at(-1)?.worker ?? "–");
-      put(error, job.error ? `${job.error.code || job.error.type}: ${job.error.message}` : job.position ? `position ${job.position}` : "");
+      putAll(rest, [
+        job.model, job.lane, clock(job.created_at),
+        duration(Math.max(0, (began || ended) - job.created_at)), duration(began && Math.max(0, ended - began)),
+        count(job.usage?.completion_tokens), attempts.length, attempts.at(-1)?.worker ?? "–",
+        error ? `${error.code || error.type}: ${error.message}` : job.position ? `position ${job.position}` : "",
+      ]);
     },
   };
 }

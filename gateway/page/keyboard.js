@@ -5,12 +5,11 @@ import { h } from "./dom.js";
 import { feed } from "./feed.js";
 import { place } from "./fleet.js";
 
-const GO = { f: "fleet", w: "workers", j: "jobs", d: "dead", p: "playground", k: "keys" };
+const GO = { f: "fleet", w: "workers", j: "jobs", b: "batches", d: "dead", p: "playground", k: "keys" };
 const PATIENCE_MS = 1500;
 const HELP = [
   ["/", "go to the filter of jobs"],
-  ["g f", "fleet"], ["g w", "workers"], ["g j", "jobs"], ["g d", "dead letters"],
-  ["g p", "playground"], ["g k", "keys"],
+  ...Object.entries(GO).map(([letter, view]) => [`g ${letter}`, view]),
   ["!", "go to what is wrong"],
   ["Enter", "open the job of the row, send the prompt"],
   ["?", "this help"],
@@ -54,7 +53,7 @@ function filter(go) {
 
 function worst(go) {
   go("fleet");
-  const at = feed.overview ? place(feed.overview.verdict.problems || []) : "";
+  const at = place(feed.overview?.verdict.problems || []);
   const panel = document.querySelector(`[data-panel="${at}"]`) || document.getElementById("problems");
   panel.scrollIntoView({ block: "center" });
   panel.querySelector("button, a")?.focus();
@@ -63,6 +62,6 @@ function worst(go) {
 function help() {
   const rows = (pairs, tag) => h("dl", { class: "help" },
     pairs.flatMap(([term, text]) => [h("dt", null, h(tag, null, term)), h("dd", null, text)]));
-  show(dialog("Keyboard and filter", { class: "question" }, rows(HELP, "kbd"),
+  show(dialog("Keyboard and filter", null, rows(HELP, "kbd"),
     h("h3", null, "The filter of jobs"), rows(FILTER, "code")));
 }

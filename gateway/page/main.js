@@ -1,8 +1,9 @@
 /** The page: which view is shown, and the key. */
 
 import { key, setKey } from "./api.js";
+import { batchesView } from "./batches.js";
 import { deadView } from "./dead.js";
-import { dialog, notice, show } from "./dialog.js";
+import { confirm } from "./dialog.js";
 import { attr, button, h } from "./dom.js";
 import * as feed from "./feed.js";
 import { fleetView, workersView } from "./fleet.js";
@@ -13,8 +14,8 @@ import { playgroundView } from "./playground.js";
 import * as ribbon from "./ribbon.js";
 
 const VIEWS = {
-  fleet: ["Fleet", fleetView], workers: ["Workers", workersView], jobs: ["Jobs", jobsView],
-  dead: ["Dead letters", deadView], playground: ["Playground", playgroundView], keys: ["Keys", keysView],
+  fleet: fleetView, workers: workersView, jobs: jobsView, batches: batchesView,
+  dead: deadView, playground: playgroundView, keys: keysView,
 };
 
 let shown = null; // {name, end, changed}
@@ -34,41 +35,38 @@ function render(focus) {
     shown.changed(params);
     return;
   }
-  if (shown) shown.end();
+  shown?.end?.();
   const main = document.getElementById("main");
-  const [title, view] = VIEWS[name];
-  main.replaceChildren(h("h2", { class: "unseen" }, title));
+  for (const link of document.querySelectorAll("nav a")) {
+    const here = link.hash === `#${name}`;
+    attr(link, "aria-current", here ? "page" : null);
+    if (here) main.replaceChildren(h("h2", { class: "unseen" }, link.firstChild.data));
+  }
   main.dataset.view = name;
   if (focus) {
     main.focus({ preventScroll: true }); // a view may put it elsewhere
     scrollTo(0, 0);
   }
-  const made = view(main, params);
+  const made = VIEWS[name](main, params);
   shown = typeof made === "function" ? { name, end: made } : { name, ...made };
-  for (const link of document.querySelectorAll("nav a")) {
-    attr(link, "aria-current", link.hash === `#${name}` ? "page" : null);
-  }
 }
 
 function askForKey(why = "") {
-  if (document.getElementById("key-dialog")) return;
+  if (document.querySelector("[name=key]")) return;
   const field = h("input", { type: "password", name: "key", autocomplete: "off", spellcheck: "false" });
-  const made = dialog("Sign in", { id: "key-dialog", class: "question" },
-    h("form", { method: "dialog", onsubmit: (event) => {
-      event.preventDefault();
-      made.close();
+  const forget = button("Forget the key", () => { field.value = ""; field.form.requestSubmit(); });
+  confirm({
+    title: "Sign in", verb: "Use this key", reasoned: false,
+    fields: [why ? h("p", { role: "alert" }, why) : "", h("label", null, "API key", field), forget],
+    text: "It is kept in this tab only, until the tab is closed. Operators' keys also show the fleet.",
+    run: async () => (field.value.trim() ? "" : "The key is forgotten."),
+    after: () => {
       setKey(field.value.trim());
-      shown.end();
+      shown.end?.();
       shown = null;
       render(false);
-    } },
-    why ? h("p", { role: "alert" }, why) : null,
-    h("p", null, "It is kept in this tab only, until the tab is closed. Operators' keys also show the fleet."),
-    h("label", null, "API key", field),
-    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Use this key"),
-      button("Forget the key", () => { field.value = ""; made.close(); setKey(""); notice("The key is forgotten."); }))));
-  show(made);
-  field.focus();
+    },
+  });
 }
 
 ribbon.start();

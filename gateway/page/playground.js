@@ -3,12 +3,19 @@
 import { address, call } from "./api.js";
 import { Answer } from "./answer.js";
 import { LANGUAGES, program } from "./code.js";
-import { attr, button, copyButton, h, put } from "./dom.js";
-import { taken } from "./sample.js";
+import { attr, button, buttons, copyButton, failureLine, h, put, tried } from "./dom.js";
 
 const SAMPLE = "What is Flotilla?";
 const TABS = ["Answer", "Raw events", "Code"];
 const LANES = ["default", "priority", "flex"];
+
+let given = null; // what it opens with next
+
+/** Open the playground with the request of a job. */
+export function prefill(body) {
+  given = body;
+  location.hash = "playground";
+}
 
 /** Show the view. Returns the function that ends it. */
 export function playgroundView(main) {
@@ -29,7 +36,7 @@ class Playground {
     this.models = [0, 1].map((index) => h("select", { "aria-label": index ? "Second model" : "Model", onchange: () => this.code() }));
     this.answers = this.models.map((_, index) => new Answer(index));
     this.compare = h("input", { type: "checkbox", onchange: () => this.compared() });
-    this.failure = h("p", { class: "failure", role: "alert" });
+    this.failure = failureLine();
     this.send = h("button", { type: "submit", class: "primary" }, "Send");
     this.drop = button("Drop connection", () => this.running().forEach((answer) => answer.drop()));
     this.resume = button("Resume", () => this.answers.forEach((answer) => answer.dropped && answer.resume()));
@@ -42,16 +49,14 @@ class Playground {
       h("label", null, "Prompt", this.prompt),
       h("label", null, "System prompt", this.system),
       h("div", { class: "row" }, h("label", null, "Temperature", this.temperature), h("label", null, "Max tokens", this.most), h("label", null, "Lane", this.lane)),
-      h("div", { class: "buttons" }, this.send, this.drop, this.resume), this.failure);
+      buttons(this.send, this.drop, this.resume), this.failure);
     const languages = h("div", { class: "copies", role: "group", "aria-label": "Language" },
       LANGUAGES.map((name) => button(name, () => { this.language = name; this.code(); }, { class: "quiet", "data-language": name })),
       copyButton("Copy", () => this.codeText.textContent));
     const parts = (name) => h("div", { class: "answers" }, this.answers.map((answer) => answer[name]));
-    this.panes = [parts("text"), parts("raw"), h("div", null, languages, this.codeText)];
+    this.panes = [parts("text"), parts("raw"), [languages, this.codeText]].map((inside, index) =>
+      h("div", { id: `pane-${index}`, role: "tabpanel", "aria-label": TABS[index] }, inside));
     this.tabs = TABS.map((name, index) => button(name, () => this.tab(index), { role: "tab", "aria-controls": `pane-${index}`, class: "quiet" }));
-    this.panes.forEach((pane, index) => {
-      for (const [name, value] of [["id", `pane-${index}`], ["role", "tabpanel"], ["aria-label", TABS[index]]]) attr(pane, name, value);
-    });
     const tablist = h("div", { role: "tablist", "aria-label": "What came", class: "copies", onkeydown: (event) => {
       const step = { ArrowLeft: 2, ArrowRight: 1 }[event.key];
       if (step) this.tab((this.shown + step) % TABS.length, true);
@@ -59,10 +64,11 @@ class Playground {
     const result = h("section", { class: "panel result", "aria-label": "Answer" }, tablist, parts("state"), this.panes);
     this.element = h("div", { class: "playground" }, form, result);
     for (const answer of this.answers) answer.changed = () => this.update();
-    this.given = taken();
+    this.given = given;
+    given = null;
     this.tab(0);
     this.compared();
-    this.fill();
+    if (this.given) this.fill(this.given);
     this.load();
   }
 
@@ -77,18 +83,17 @@ class Playground {
   }
 
   /** Take over the request of a job. */
-  fill() {
-    const given = this.given;
-    if (!given) return;
-    const text = (role) => given.messages?.findLast((message) => message.role === role)?.content;
-    this.prompt.value = typeof text("user") === "string" ? text("user") : JSON.stringify(text("user") ?? "");
-    this.system.value = typeof text("system") === "string" ? text("system") : "";
-    if (given.temperature !== undefined) this.temperature.value = given.temperature;
-    if (given.max_tokens) this.most.value = given.max_tokens;
+  fill({ messages, temperature, max_tokens: most }) {
+    const text = (role) => messages?.findLast((message) => message.role === role)?.content ?? "";
+    const [user, system] = [text("user"), text("system")];
+    this.prompt.value = typeof user === "string" ? user : JSON.stringify(user);
+    this.system.value = typeof system === "string" ? system : "";
+    if (temperature !== undefined) this.temperature.value = temperature;
+    if (most) this.most.value = most;
   }
 
   async load() {
-    try {
+    await tried(this.failure, async () => {
       const { data } = await call("/v1/models");
       for (const [index, select] of this.models.entries()) {
         select.replaceChildren(...data.map((model) => h("option", { value: model.id },
@@ -97,9 +102,7 @@ class Playground {
       }
       if (data.some((model) => model.id === this.given?.model)) this.models[0].value = this.given.model;
       if (!data.length) put(this.failure, "No worker has registered a model yet.");
-    } catch (error) {
-      put(this.failure, error.message);
-    }
+    });
     this.code();
   }
 

@@ -1,22 +1,19 @@
 /** The queue of each pool: what waits, in which lanes, whose, and whether it is paused. */
 
 import { pause } from "./actions.js";
-import { attr, bar, button, figure, h, list, panel, put } from "./dom.js";
+import { attr, bar, button, figure, h, list, panel, put, term } from "./dom.js";
 import { age, allJobsAt, count, duration, jobsAt, percent } from "./format.js";
 
 const LANES = ["priority", "default", "flex"];
 
 /** `{element, update(overview)}` */
 export function queuesPanel() {
-  const pools = h("div", { class: "pools" });
-  const none = h("p", { class: "empty" }, "There is no pool yet. A worker makes one: flotilla worker --model NAME.");
-  const element = panel("queues", "Queue", "/admin/pools", "flotilla queue ls", pools, none);
+  const pools = h("div");
+  const element = panel("queues", "Queue", "/admin/pools", "flotilla queue ls", pools,
+    h("p", { class: "empty" }, "There is no pool yet. A worker makes one: flotilla worker --model NAME."));
   return {
     element,
-    update(overview) {
-      none.hidden = overview.pools.length > 0;
-      list(pools, overview.pools, (pool) => pool.pool, poolCard);
-    },
+    update: (overview) => list(pools, overview.pools, (pool) => pool.pool, poolCard),
   };
 }
 
@@ -33,10 +30,9 @@ function poolCard(first) {
   const tenants = h("ul", { class: "tenants", "aria-label": `Tenants of ${name}` });
   const models = h("span", { class: "models" });
   const reason = h("p", { class: "reason" });
-  const term = (text, value) => h("div", null, h("dt", null, text), h("dd", null, value));
   const row = {
     pool: first,
-    element: h("article", { class: "pool", "data-pool": name, "aria-label": `Pool ${name}` },
+    element: h("article", { "data-pool": name, "aria-label": `Pool ${name}` },
       h("div", { class: "pool-head" }, h("h3", null, name), state, models, toggle),
       h("dl", { class: "figures" },
         term("waiting", h("a", { href: allJobsAt(`state:queued model:${first.models[0] || name}`) }, waiting.element)),

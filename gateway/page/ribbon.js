@@ -46,7 +46,7 @@ function sentenceNow() {
     return "This key is not an operator's: it shows its own jobs and the playground, not the fleet.";
   }
   if (!feed.overview) return feed.error || "Connecting to the gateway.";
-  if (feed.state === "stale" || feed.state === "connecting") {
+  if (feed.state !== "live") {
     const old = whole((Date.now() - feed.receivedAt) / 1e3);
     return `No data for ${old}. What is shown is of ${clock(feed.overview.at)}. Connecting again. ${feed.error}`;
   }
@@ -58,8 +58,7 @@ function facts() {
   if (!overview) return [];
   const { redis, gateway } = overview;
   const paused = overview.pools.filter((pool) => pool.paused || pool.intake_stopped).map((pool) => pool.pool);
-  const memory = redis.max_memory
-    ? `${bytes(redis.used_memory)} of ${bytes(redis.max_memory)}` : bytes(redis.used_memory);
+  const memory = `${bytes(redis.used_memory)}${redis.max_memory ? ` of ${bytes(redis.max_memory)}` : ""}`;
   const ended = (overview.verdict.recovered || [])[0];
   return [
     overview.simulated ? h("strong", { class: "simulated" }, "simulated engine: no real answers") : null,
@@ -77,11 +76,9 @@ function problems(element) {
   element.hidden = !found.length;
   list(element, found, (each) => `${each.kind} ${each.pool} ${each.worker}`, (first) => {
     const word = h("b");
-    const text = h("span", { class: "cause" });
-    const since = h("span", { class: "since" });
-    const what = h("span", { class: "since" });
+    const text = h("span");
+    const [since, what, more] = Array.from({ length: 3 }, () => h("span", { class: "since" }));
     const go = button("", () => act(row.problem), { class: "primary" });
-    const more = h("span", { class: "runbook" });
     const row = {
       problem: first,
       element: h("li", null, h("span", { class: "what" }, word, " ", text, " ", since, " ", what),
@@ -107,7 +104,7 @@ function problems(element) {
 }
 
 function announce(element, level, sentence) {
-  const problemsNow = (feed.overview && feed.overview.verdict.problems) || [];
+  const problemsNow = feed.overview?.verdict.problems || [];
   const what = `${feed.state} ${level} ${problemsNow.map((each) => each.kind + each.worker).join()}`;
   if (what === announced) return;
   announced = what;

@@ -1,7 +1,7 @@
 /** The autoscaler: how many workers there should be, how many there are, and why. */
 
 import { call } from "./api.js";
-import { attr, figure, h, list, panel, put } from "./dom.js";
+import { attr, figure, h, list, panel, put, term, tried } from "./dom.js";
 import { age, clock, count } from "./format.js";
 
 const SHOWN = 5;
@@ -9,14 +9,12 @@ const SHOWN = 5;
 /** `{element, update(overview)}` */
 export function scalePanel() {
   const pools = h("div");
-  const none = h("p", { class: "empty" }, "No pool is scaled: flotilla up --autoscale 0:3");
-  const element = panel("scale", "Autoscaler", "/admin/autoscale", "flotilla scale explain", pools, none);
+  const element = panel("scale", "Autoscaler", "/admin/autoscale", "flotilla scale explain", pools,
+    h("p", { class: "empty" }, "No pool is scaled: flotilla up --autoscale 0:3"));
   return {
     element,
     update(overview) {
-      const scaled = overview.pools.filter((pool) => pool.scale);
-      none.hidden = scaled.length > 0;
-      list(pools, scaled, (pool) => pool.pool, scaleRow);
+      list(pools, overview.pools.filter((pool) => pool.scale), (pool) => pool.pool, scaleRow);
     },
   };
 }
@@ -25,33 +23,24 @@ function scaleRow(first) {
   const name = first.pool;
   const wanted = figure();
   const actual = figure();
-  const term = (text, value) => h("div", null, h("dt", null, text), h("dd", null, value.element));
   const reason = h("p", { class: "reason" });
   const old = h("span", { class: "since" });
   const decisions = h("ol", { class: "decisions" });
   const inputs = h("p", { class: "note" });
   const more = h("details", null, h("summary", null, "Last decisions"), decisions, inputs);
-  async function load() {
-    try {
-      const { data } = await call("/admin/autoscale");
-      const found = data.find((each) => each.pool === name);
-      if (!found) return;
-      put(inputs, `From ${found.limits.min} to ${found.limits.max} workers. ${figures(found.inputs)}`);
-      const last = found.history.slice(0, SHOWN);
-      list(decisions, last, (each) => each.at_s, (each) => ({
-        element: h("li", null, h("time", null, clock(each.at_s)),
-          ` ${each.before ?? 0} → ${each.wanted}: ${each.reason}`),
-        update() {},
-      }));
-    } catch (error) {
-      put(inputs, error.message);
-    }
-  }
+  const load = () => tried(inputs, async () => {
+    const found = (await call("/admin/autoscale")).data.find((each) => each.pool === name);
+    if (!found) return;
+    put(inputs, `From ${found.limits.min} to ${found.limits.max} workers. ${figures(found.inputs)}`);
+    list(decisions, found.history.slice(0, SHOWN), (each) => each.at_s, (each) => ({
+      element: h("li", null, h("time", null, clock(each.at_s)), ` ${each.before ?? 0} → ${each.wanted}: ${each.reason}`),
+    }));
+  });
   more.addEventListener("toggle", () => more.open && load());
   const row = {
-    element: h("article", { class: "scaled", "data-scale": name, "aria-label": `Autoscaler of ${name}` },
+    element: h("article", { "data-scale": name, "aria-label": `Autoscaler of ${name}` },
       h("div", { class: "pool-head" }, h("h3", null, name), old),
-      h("dl", { class: "figures" }, term("should have", wanted), term("has ready", actual)),
+      h("dl", { class: "figures" }, term("should have", wanted.element), term("has ready", actual.element)),
       reason, more),
     update(pool) {
       wanted.set(count(pool.scale.wanted));

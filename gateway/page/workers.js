@@ -1,7 +1,7 @@
 /** The workers: state, one cell for each slot, KV cache, tokens, heartbeat, drain. */
 
 import { drain } from "./actions.js";
-import { attr, bar, button, figure, h, list, panel, put, s } from "./dom.js";
+import { attr, bar, button, figure, gauge, h, list, panel, put, s } from "./dom.js";
 import { age, count, duration, allJobsAt, percent, plural, rate, shortId } from "./format.js";
 
 const CELL = 10;
@@ -11,13 +11,12 @@ const SHOWN_JOBS = 6;
 
 /** `{element, update(overview)}`. `wide`: with engine, adapters and jobs. */
 export function workersPanel(wide) {
-  const rows = h("ul", { class: "workers" });
-  const none = h("p", { class: "empty" }, "No worker is there; requests wait for one: flotilla worker --model NAME.");
-  const element = panel("workers", "Workers", "/admin/overview", "flotilla workers ls", rows, none);
+  const rows = h("ul");
+  const element = panel("workers", "Workers", "/admin/overview", "flotilla workers ls", rows,
+    h("p", { class: "empty" }, "No worker is there; requests wait for one: flotilla worker --model NAME."));
   return {
     element,
     update(overview) {
-      none.hidden = overview.workers.length > 0;
       const sorted = [...overview.workers].sort(byNeed);
       const usual = Object.fromEntries(sorted.filter((each) => each.start_s).map((each) => [each.pool, each.start_s]));
       for (const worker of sorted) worker.usual_s = usual[worker.pool];
@@ -37,25 +36,24 @@ function workerRow(first, wide) {
   const phase = h("span", { class: "phase" });
   const cells = slotCells(id);
   const busy = figure();
-  const of = h("span", { class: "label" });
+  const of = h("span");
   const kv = bar();
   const kvText = figure();
   const tokens = figure();
   const heartbeat = figure();
   const go = button("Drain", () => drain(id), { class: "quiet", "aria-label": `Drain ${id}` });
   const more = wide ? details(id) : null;
-  const named = (text, ...value) => h("div", { class: "cell" }, h("span", { class: "label" }, text), ...value);
   const row = {
-    element: h("li", { class: "worker", "data-worker": id, "data-state": first.state },
+    element: h("li", { class: "entry", "data-worker": id, "data-state": first.state },
       h("div", { class: "who" }, h("h3", null, id), state, phase),
       h("div", { class: "gauges" },
-        h("div", { class: "cell" }, of, h("a", { href: allJobsAt(`state:in_progress worker:${id}`) }, busy.element)),
-        named("KV cache", h("span", { class: "kv" }, kv.element, kvText.element)),
-        named("tokens / s", tokens.element),
-        named("heartbeat", heartbeat.element),
+        gauge(of, h("a", { href: allJobsAt(`state:in_progress worker:${id}`) }, busy.element)),
+        gauge("KV cache", h("span", { class: "kv" }, kv.element, kvText.element)),
+        gauge("tokens / s", tokens.element),
+        gauge("heartbeat", heartbeat.element),
         go),
       cells.element,
-      more ? more.element : null),
+      more?.element),
     update(worker) {
       const shown = worker.lost ? "lost" : worker.state;
       attr(row.element, "data-state", shown);
@@ -72,7 +70,7 @@ function workerRow(first, wide) {
       heartbeat.set(age(worker.heartbeat_age_s));
       attr(heartbeat.element, "data-level", worker.lost ? "problem" : null);
       go.disabled = worker.lost || worker.state === "draining";
-      if (more) more.update(worker);
+      more?.update(worker);
     },
   };
   return row;
@@ -126,7 +124,6 @@ function details(id) {
       put(facts, [`pool ${worker.pool}`, worker.engine, adapters].filter(Boolean).join(" · "));
       list(jobs, (worker.jobs || []).slice(0, SHOWN_JOBS), (job) => job, (job) => ({
         element: h("li", null, h("a", { href: allJobsAt(`worker:${id}`, job), class: "id" }, shortId(job))),
-        update() {},
       }));
     },
   };

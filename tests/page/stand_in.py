@@ -23,6 +23,7 @@ from starlette.routing import Route
 from gateway.ops import page_route as page
 from tests.page import jobs as made_up
 from tests.page.overviews import SCENES, Overview, autoscale, quiet
+from tests.page.sample_batches import batches
 from tests.redis_server import free_port
 from tests.waiting import wait_for
 
@@ -88,6 +89,7 @@ class StandIn:
                 Route("/admin/autoscale", _json(autoscale)),
                 Route("/admin/keys", _list(made_up.keys)),
                 Route("/v1/models", _list(_models)),
+                Route("/v1/batches", _list(batches)),
                 Route("/jobs", _list(made_up.jobs)),
                 *(
                     route

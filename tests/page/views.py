@@ -14,6 +14,7 @@ VIEWS = {
     "jobs": "#jobs",
     "a job": f"#jobs?job={FAILED}",
     "workers": "#workers",
+    "batches": "#batches",
     "dead letters": "#dead",
     "playground": "#playground",
     "keys": "#keys",

@@ -1,0 +1,111 @@
+/** The view #batches: this key's files of requests, how far each is, and what it has answered. */
+
+import { address, call, key, request } from "./api.js";
+import { confirm, notice } from "./dialog.js";
+import { bar, button, copyButton, ENDED, every, figure, gauge, h, list, noteLine, panel, put, save, setState, tried } from "./dom.js";
+import { now } from "./feed.js";
+import { count, duration, plural, rate, shortId, whole } from "./format.js";
+
+const SHOWN = 50;
+const REFRESH_MS = 5000;
+const READINGS = 13; // of a rate: the last minute
+const ERRORS = 5;
+
+/** Show the view. Returns the function that ends it. */
+export function batchesView(main) {
+  const rows = h("ul");
+  const note = noteLine();
+  const load = () => tried(note, async () => {
+    const { data, has_more: more } = await call(`/v1/batches?limit=${SHOWN}`);
+    list(rows, data, (batch) => batch.id, (batch) => batchRow(batch, load));
+    put(note, data.length
+      ? `${plural(data.length, "batch", "batches")} of this key, newest first.${more ? " There are more: flotilla batch ls." : ""}`
+      : "There is no batch of this key yet. One answers a file of requests: flotilla batch run in.jsonl -o out.jsonl");
+  });
+  main.append(panel("batches", "Batches", `/v1/batches?limit=${SHOWN}`, "flotilla batch ls", note, rows));
+  load();
+  return every(REFRESH_MS, load);
+}
+
+function batchRow({ id }, reload) {
+  const [state, model, of, last, facts] = ["pill", "models", "", "", ""].map((name) => h("span", { class: name || null }));
+  const [done, failed, speed, time] = Array.from({ length: 4 }, () => figure());
+  const share = bar();
+  const stop = button("Cancel …", () => cancel(id, reload), { class: "quiet", "aria-label": `Cancel ${id}` });
+  const output = fileLink(`${id}.output.jsonl`);
+  const errors = fileLink(`${id}.errors.jsonl`);
+  const wrong = h("ul", { class: "decisions failure" });
+  const readings = [];
+  return {
+    element: h("li", { class: "entry", "data-batch": id },
+      h("div", { class: "who" }, h("h3", { class: "id", title: id }, shortId(id)), state, model),
+      h("div", { class: "gauges" },
+        gauge(of, h("span", { class: "kv" }, share.element, done.element)), gauge("failed", failed.element),
+        gauge("lines / s", speed.element), gauge(last, time.element), stop),
+      h("div", { class: "details" }, facts, output.element, errors.element,
+        copyButton("CLI", `flotilla batch fetch ${id} -o out.jsonl`)), wrong),
+    update(batch) {
+      const { status, created_at: created, request_counts: { total, completed, failed: bad } } = batch;
+      const ended = ENDED.includes(status);
+      const lines = completed + bad;
+      const took = batch[`${status}_at`] - created;
+      const perS = ended ? lines / took : status === "in_progress" ? speedOf(readings, batch.in_progress_at, lines) : null;
+      setState(state, status);
+      put(model, batch.model || "");
+      put(of, total ? `answered of ${count(total)}` : "answered");
+      done.set(count(completed));
+      share.set(completed / total, bad / total);
+      failed.set(count(bad));
+      speed.set(rate(perS));
+      put(last, ended ? "took" : "time left");
+      time.set(ended ? whole(took) : duration((total - lines) / perS));
+      stop.hidden = ended || status === "cancelling";
+      put(facts, `${batch.endpoint} · created ${whole(now() - created)} ago · window ${batch.completion_window} · ${plural(batch.usage.output_tokens, "output token")}`);
+      output.set("Output", batch.output_file_id, !ended && completed && `/v1/batches/${id}/output`);
+      errors.set("Errors", batch.error_file_id, !ended && bad && `/v1/batches/${id}/errors`);
+      const found = batch.errors?.data || [];
+      const shown = found.slice(0, ERRORS).map(({ line, message }) => (line ? `Line ${line}: ${message}` : message));
+      if (found.length > ERRORS) shown.push(`… and ${found.length - ERRORS} more: flotilla batch show ${id}`);
+      list(wrong, shown, (text) => text, (text) => ({ element: h("li", null, text) }));
+    },
+  };
+}
+
+/** Lines per second of the last minute; at first since the batch runs. */
+function speedOf(readings, began, lines) {
+  if (!readings.length) readings.push([began, 0]);
+  readings.push([now(), lines]);
+  if (readings.length > READINGS) readings.shift();
+  const [at, before] = readings[0];
+  return (lines - before) / Math.max(1, now() - at);
+}
+
+/** A link to lines of a batch. The browser fetches them by itself where no key has to be sent. */
+function fileLink(name) {
+  let path = "";
+  const element = h("a", { download: name, onclick: (event) => {
+    if (!key()) return;
+    event.preventDefault();
+    request(path).then(async (response) => save(name, await response.blob())).catch((error) => notice(error.message));
+  } });
+  return {
+    element,
+    set(text, file, soFar) {
+      path = file ? `/v1/files/${file}/content` : soFar || "";
+      element.hidden = !path;
+      element.href = address(path);
+      put(element, file ? text : `${text} so far`);
+    },
+  };
+}
+
+function cancel(id, after) {
+  confirm({
+    title: "Cancel the batch", verb: "Cancel the batch", danger: true, reasoned: false, after,
+    text: `${id} ends: what has been answered is kept, the other lines are given up.`,
+    run: async () => {
+      await call(`/v1/batches/${id}/cancel`, { method: "POST" });
+      return `Batch ${shortId(id)} is cancelled.`;
+    },
+  });
+}

@@ -34,7 +34,14 @@ from gateway.http.access_log import AccessLog
 from gateway.http.auth import DEFAULT_TENANT, Authenticator
 from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.http.web_pages import WebPages
-from gateway.ops import docs_route, metrics_route, overview_route, page_route, probes
+from gateway.ops import (
+    docs_route,
+    metrics_route,
+    overview_route,
+    page_route,
+    probes,
+    storage_route,
+)
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
 from shared.fleet.pools import Pools, load_pools
@@ -56,7 +63,8 @@ from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.gateway")
 
-_ROUTERS = [each.router for each in (overview_route, probes, metrics_route, docs_route, page_route)]
+_ROUTES = (overview_route, storage_route, probes, metrics_route, docs_route, page_route)
+_ROUTERS = [each.router for each in _ROUTES]
 # Before the relay is subscribed, answers come from the job log only, which is slower.
 _SUBSCRIBE_S = 5.0
 

@@ -76,7 +76,10 @@ ALLOWED: dict[str, set[str]] = {
         JOB, REDIS, FILES, "gateway/http", "gateway/core", "gateway/files", DESCRIPTION,
     },
     "gateway/apis": {DESCRIPTION, *(f"gateway/apis/{api}" for api in APIS)},
-    "gateway/ops": {JOB, STORE, REDIS, OVERVIEW, "gateway/http", "gateway/core", DESCRIPTION},
+    "gateway/ops": {
+        PLATFORM, JOB, STORE, REDIS, FLEET, OVERVIEW, "gateway/http", "gateway/core",
+        "gateway/files", DESCRIPTION,
+    },
     "gateway/batches": {
         PLATFORM, JOB, STORE, REDIS, FLEET, API, FILES, BATCHES, SETTINGS, "gateway/core",
         "gateway/files",

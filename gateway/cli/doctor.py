@@ -1,7 +1,7 @@
 """`flotilla doctor`: checks the fleet from this machine; every finding comes with what to do.
 
-Problems of the fleet come from the overview. Here are the checks of this machine (clock, key,
-version), and those that work without an operator's key.
+Problems of the fleet come from the overview, those of files and batches from `/admin/storage`. Here
+are the checks of this machine (clock, key, version), and those that work without an operator's key.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ _CHECKS = {
 """By the name of a check of /readyz."""
 
 
+_OPERATOR = "Give an operator's key (FLOTILLA_ADMIN_KEYS): --api-key-file, FLOTILLA_API_KEY."
+
+
 class Finding(NamedTuple):
     """The result of one check."""
 
@@ -49,7 +52,7 @@ class Finding(NamedTuple):
     app, "doctor", "flotilla doctor", "flotilla doctor --url http://10.0.0.1:8000 --json"
 )
 def doctor(session: Session) -> ExitCode:
-    """Check gateway, Redis, key, versions, clock, models and workers; 1 if something is wrong."""
+    """Check gateway, Redis, key, clock, models, workers and storage; 1 if something is wrong."""
     try:
         ready = session.client.send("GET", "/readyz", any_status=True).json()
     except (CommandError, ValueError) as error:
@@ -77,7 +80,8 @@ def _findings(client: GatewayClient, checks: Mapping[str, str]) -> Iterator[Find
         ("key", "/v1/models", _models, Level.PROBLEM,
          "Give a key of FLOTILLA_API_KEYS: --api-key-file, FLOTILLA_API_KEY."),
         ("overview", "/admin/overview", _overview, Level.WARNING,
-         "Give an operator's key (FLOTILLA_ADMIN_KEYS): --api-key-file, FLOTILLA_API_KEY."),
+         _OPERATOR),
+        ("storage", "/admin/storage", _storage, Level.WARNING, _OPERATOR),
     ):  # fmt: skip
         try:
             body = client.get(path)
@@ -129,6 +133,24 @@ def _overview(body: Mapping[str, Any]) -> Iterator[Finding]:
     problems = body["verdict"]["problems"]
     if not problems:
         yield Finding("fleet", Level.OK, body["verdict"]["sentence"])
+    yield from _problems(problems)
+
+
+def _storage(body: Mapping[str, Any]) -> Iterator[Finding]:
+    if not body["configured"]:
+        text = "files and batches are off: the gateway's FLOTILLA_STORAGE_URL is empty"
+        yield Finding("storage", Level.OK, text)
+    elif not body["problems"]:
+        free = body["free_bytes"]
+        room = "" if free is None else f", {free / 2**30:,.0f} GiB are free"
+        yield Finding("storage", Level.OK, f"files can be stored{room}")
+    if body["open_batches"] and not body["problems"]:
+        yield Finding("batches", Level.OK, f"{body['open_batches']} advance")
+    yield from _problems(body["problems"])
+
+
+def _problems(problems: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """What the gateway has found."""
     for problem in problems:
         parts = [problem["do"], problem["runbook"] and f"See {problem['runbook']}."]
         do = " ".join(filter(None, parts))

@@ -12,6 +12,7 @@ import contextlib
 import datetime as dt
 import os
 import re
+import shutil
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -161,6 +162,14 @@ class Storage:
             return 0
         with _errors():
             return await asyncio.to_thread(_delete_partial, self._folder, before)
+
+    async def space(self) -> tuple[int, int] | None:
+        """Free and all bytes of the folder's disk; None in a bucket."""
+        if self._folder is None:
+            return None
+        with _errors():
+            usage = await asyncio.to_thread(shutil.disk_usage, self._folder)
+        return usage.free, usage.total
 
     async def mark(self, fleet: str) -> None:
         """Leave the id of a fleet, which shows that this is its storage."""

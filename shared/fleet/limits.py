@@ -170,9 +170,35 @@ AUTOSCALER_SILENT = Limit(
 _LATE = (Alert("FlotillaMaintenanceLate", WARNING, 60),)
 REPAIR_LATE = Limit("repair_late", Unit.SECONDS, 300, alerts=_LATE)
 PRUNE_LATE = Limit("prune_late", Unit.SECONDS, 1800, alerts=_LATE)
+
+# --- files and batches ---
+
+STORAGE_UNAVAILABLE = Limit(
+    "storage_unavailable", problem=1, text="No file can be stored: {why}",
+    do="Gateways and maintenance need the same FLOTILLA_STORAGE_URL, and have to be able to write "
+    "there.",
+)  # fmt: skip
+STORAGE_FULL = Limit(
+    "storage_full", Unit.SHARE, 0.9, 0.98,
+    text="The disk of the storage is {share:.0%} full; {free} GiB are free.",
+    do="Make room, or delete files: `flotilla files ls`, `flotilla files rm`.",
+)  # fmt: skip
+STORAGE_NOT_SWEPT = Limit(
+    "storage_not_swept", Unit.SECONDS, 1800,
+    text="Maintenance runs, but {age} it has not used the storage of the gateways.",
+    do="Give maintenance the gateways' FLOTILLA_STORAGE_URL; its log has the reason.",
+)  # fmt: skip
+"""Since maintenance has deleted what has expired."""
+BATCHES_LATE = Limit(
+    "batches_late", Unit.SECONDS, problem=60, runbook="FlotillaBatchStuck",
+    text="{age} no maintenance process has worked on batches; {batches} not ended.",
+    do="Start `flotilla maintenance` with the gateways' FLOTILLA_STORAGE_URL, or see its log.",
+)  # fmt: skip
 BATCH_STUCK = Limit(
-    "batch_stuck", Unit.SECONDS, 1800, alerts=(Alert("FlotillaBatchStuck", WARNING, 60),)
-)
+    "batch_stuck", Unit.SECONDS, 1800, alerts=(Alert("FlotillaBatchStuck", WARNING, 60),),
+    text="{batch} has not advanced for {age}, though workers serve its model.",
+    do="See the log of maintenance for `pauses`, and the jobs with `lane:flex state:queued`.",
+)  # fmt: skip
 """Since an open batch has advanced: since its owner has changed it."""
 
 # --- workers ---

@@ -27,7 +27,7 @@ def find_problems(state: FleetState) -> list[Problem]:
     return sorted(found, key=lambda problem: problem.level is not Level.PROBLEM)
 
 
-def _check(
+def check(
     limit: Limit, value: float, words: dict[str, Any], *, mild: bool = False, **fields: Any
 ) -> Iterator[Problem]:
     """The problem of a value that reaches the limit; `mild`: it will end by itself."""
@@ -46,18 +46,16 @@ def _check(
 def _of_redis(state: FleetState) -> Iterator[Problem]:
     redis = state.redis
     error, evicts = (redis.error or "")[:200], redis.evicts or ""
-    yield from _check(
-        limits.REDIS_UNAVAILABLE, bool(error), {"why": error}, since=redis.error_since
-    )
-    yield from _check(limits.REDIS_EVICTS, bool(evicts), {"why": evicts})
-    yield from _check(limits.REDIS_MEMORY, redis.fullest, {"share": redis.fullest})
+    yield from check(limits.REDIS_UNAVAILABLE, bool(error), {"why": error}, since=redis.error_since)
+    yield from check(limits.REDIS_EVICTS, bool(evicts), {"why": evicts})
+    yield from check(limits.REDIS_MEMORY, redis.fullest, {"share": redis.fullest})
 
 
 def _of_gateway(state: FleetState) -> Iterator[Problem]:
     for limit in _OF_GATEWAY:
         why = state.gateway_problems.get(limit.name, "")[:300]
         if why and not (state.redis.error and limit is limits.GATEWAY_FLEET):
-            yield from _check(limit, limit.lowest, {"why": why})
+            yield from check(limit, limit.lowest, {"why": why})
 
 
 def _of_worker(worker: WorkerOverview, state: FleetState) -> Iterator[Problem]:
@@ -71,13 +69,13 @@ def _of_worker(worker: WorkerOverview, state: FleetState) -> Iterator[Problem]:
             "had": f", {worker.held} at its last heartbeat," if worker.held else "",
             "waiting": "1 waits" if waiting == 1 else f"{waiting} wait",
         }
-        yield from _check(limits.WORKER_LOST, 1, lost, since=worker.lost_since, **place)
+        yield from check(limits.WORKER_LOST, 1, lost, since=worker.lost_since, **place)
         return
     loads = worker.state is WorkerState.STARTING
     limit = limits.WORKER_LOADS_LONG if loads else limits.WORKER_SILENT
     age_s = (worker.phase_s if loads else worker.heartbeat_age_s) or 0.0
     words = {"worker": worker.id, "age": duration(age_s)}
-    yield from _check(limit, age_s, words, since=state.at_s - age_s, **place)
+    yield from check(limit, age_s, words, since=state.at_s - age_s, **place)
 
 
 def _of_pool(pool: PoolOverview, state: FleetState) -> Iterator[Problem]:
@@ -90,10 +88,10 @@ def _of_pool(pool: PoolOverview, state: FleetState) -> Iterator[Problem]:
     path = f"/admin/pools/{pool.pool}/resume"
     resume = Action(text=f"Resume {pool.pool}", method="POST", path=path, body={})
     stopped: dict[str, Any] = {"pool": pool.pool, "action": resume}
-    yield from _check(limits.INTAKE_STOPPED, pool.intake_stopped, words, **stopped)
-    yield from _check(limits.POOL_PAUSED, pool.paused, words, **stopped)
+    yield from check(limits.INTAKE_STOPPED, pool.intake_stopped, words, **stopped)
+    yield from check(limits.POOL_PAUSED, pool.paused, words, **stopped)
     if not pool.paused and not pool.workers_ready:
-        yield from _check(
+        yield from check(
             limits.NO_WORKER,
             pool.waiting,
             words,
@@ -105,18 +103,18 @@ def _of_pool(pool: PoolOverview, state: FleetState) -> Iterator[Problem]:
         yield from _long_wait(pool, state)
     if pool.max_depth and pool.lanes:
         lane = max(pool.lanes, key=lambda lane: lane.waiting)
-        yield from _check(
+        yield from check(
             limits.QUEUE_FULL,
             lane.waiting / pool.max_depth,
             {"pool": pool.pool, "lane": lane.lane, "jobs": lane.waiting, "most": pool.max_depth},
             pool=pool.pool,
         )
     words |= {"waiting": _wait(pool.suspects), "ratio": pool.told_wait_ratio or 0.0}
-    yield from _check(limits.TOLD_WAITS, pool.told_wait_ratio or 0, words, pool=pool.pool)
-    yield from _check(limits.SUSPECTS, pool.suspects, words, pool=pool.pool)
+    yield from check(limits.TOLD_WAITS, pool.told_wait_ratio or 0, words, pool=pool.pool)
+    yield from check(limits.SUSPECTS, pool.suspects, words, pool=pool.pool)
     if pool.scale is not None and pool.scale["silent"]:
         # The autoscaler's own limit is longer where its ticks are rare.
-        yield from _check(
+        yield from check(
             limits.AUTOSCALER_SILENT,
             pool.scale["age_s"],
             {"pool": pool.pool, "silent": duration(pool.scale["age_s"])},
@@ -139,7 +137,7 @@ def _long_wait(pool: PoolOverview, state: FleetState) -> Iterator[Problem]:
         if scale is not None and capped
         else "",
     }
-    yield from _check(limits.LONG_WAIT, wait_s, words, since=state.at_s - wait_s, pool=pool.pool)
+    yield from check(limits.LONG_WAIT, wait_s, words, since=state.at_s - wait_s, pool=pool.pool)
 
 
 def _of_jobs(state: FleetState) -> Iterator[Problem]:
@@ -147,7 +145,7 @@ def _of_jobs(state: FleetState) -> Iterator[Problem]:
     ended = failed + max(0, state.recent.get("completed", 0))
     if failed >= limits.JOBS_FAIL.least:
         counts = {"failed": failed, "ended": ended}
-        yield from _check(limits.JOBS_FAIL, failed / ended, counts)
+        yield from check(limits.JOBS_FAIL, failed / ended, counts)
     newest_s = state.newest_letter_s
     if newest_s is not None and state.at_s - newest_s < limits.DEAD_LETTERS.within_s:
         letters = state.dead_letters
@@ -155,7 +153,7 @@ def _of_jobs(state: FleetState) -> Iterator[Problem]:
             "letters": "There is 1 dead letter" if letters == 1 else f"{letters} dead letters",
             "age": duration(state.at_s - newest_s),
         }
-        yield from _check(limits.DEAD_LETTERS, letters, words, since=newest_s)
+        yield from check(limits.DEAD_LETTERS, letters, words, since=newest_s)
 
 
 def _wait(count: int) -> str:

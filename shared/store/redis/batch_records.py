@@ -68,6 +68,17 @@ class OwnedBatch(NamedTuple):
     """Those that are in flight."""
 
 
+class OpenBatch(NamedTuple):
+    """A batch that has not ended."""
+
+    id: str
+    status: BatchStatus
+    model: str
+    """Of all its lines; empty: not known yet, or several."""
+    idle_s: float
+    """Since it has advanced."""
+
+
 class BatchRecords:
     """The batches of a fleet. Methods raise StoreError."""
 
@@ -151,19 +162,29 @@ class BatchRecords:
     async def open_counts(self) -> tuple[dict[BatchStatus, int], float]:
         """How many open batches have each status, and the longest time, in seconds, for which one
         of them has not advanced. Of very many, the oldest are counted."""
-        counts, idle_s = dict.fromkeys(BatchStatus, 0), 0.0
-        ids = await self.open_batches()
+        counts, found = dict.fromkeys(BatchStatus, 0), await self.open_now()
+        for batch in found:
+            counts[batch.status] += 1
+        idle_s = max((batch.idle_s for batch in found), default=0.0)
+        return {status: n for status, n in counts.items() if not status.ended}, idle_s
+
+    async def open_now(self) -> Sequence[OpenBatch]:
+        """Those of all tenants that have not ended, oldest first; of very many, the oldest."""
+        ids = (await self.open_batches())[:_MOST_COUNTED]
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
-        for batch_id in ids[:_MOST_COUNTED]:
-            pipeline.hmget(keys.first(keys.BATCH, batch_id), "status", "changed_us", "created_at")
-        (now_s, _), *found = await pipeline.execute()
-        for status, changed_us, created_at in found:
+        for batch_id in ids:
+            key = keys.first(keys.BATCH, batch_id)
+            pipeline.hmget(key, "status", "model", "changed_us", "created_at")
+        (now_s, _), *raws = await pipeline.execute()
+        found = []
+        for batch_id, (status, model, changed_us, created_at) in zip(ids, raws, strict=True):
             if status is not None:
-                counts[BatchStatus(status.decode())] += 1
                 since = int(changed_us) / 1e6 if changed_us else float(created_at)
-                idle_s = max(idle_s, now_s - since)
-        return {status: n for status, n in counts.items() if not status.ended}, idle_s
+                name = (model or b"").decode()
+                idle_s = max(0.0, now_s - since)
+                found.append(OpenBatch(batch_id, BatchStatus(status.decode()), name, idle_s))
+        return [batch for batch in found if not batch.status.ended]
 
     # --- for owners ---
 

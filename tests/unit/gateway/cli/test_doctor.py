@@ -17,6 +17,9 @@ from tests.unit.gateway.cli.stub import Answer, StubGateway, error
 CHECKS = dict.fromkeys(("redis", "eviction", "format", "relay", "fleet", "tasks"), "ok")
 MODEL = {"id": "qwen", "flotilla": {"ready": True, "wait_reason": ""}}
 HERE = version("flotilla")
+STORAGE = {"configured": True, "free_bytes": 3 << 30, "open_batches": 2, "problems": []}
+LATE = {"kind": "batches_late", "level": "problem", "sentence": "nobody works", "do": "Start it.",
+        "runbook": "runbooks.md#x"}  # fmt: skip
 
 
 @pytest.fixture
@@ -26,6 +29,7 @@ def healthy(stub: StubGateway) -> StubGateway:
         "GET /version": {"version": HERE, "engines": {"vllm 0.32.0": 2}},
         "GET /v1/models": {"data": [MODEL]},
         "GET /admin/overview": overview(at=time.time()),
+        "GET /admin/storage": STORAGE,
     }
     return stub
 
@@ -36,11 +40,28 @@ def test_a_healthy_fleet(flotilla: Flotilla) -> None:
     assert result.exit_code == 0
     found = json.loads(result.stdout)["data"]
     assert {(each["level"], each["do"]) for each in found} == {("ok", "")}
-    names = ["gateway", *CHECKS, "version", "key", "model", "clock", "fleet"]
+    names = ["gateway", *CHECKS, "version", "key", "model", "clock", "fleet", "storage", "batches"]
     assert [each["check"] for each in found] == names
+    assert found[-2]["text"] == "files can be stored, 3 GiB are free"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [({"configured": False, "open_batches": 0}, "are off"), ({"free_bytes": None}, "be stored")],
+)
+def test_what_is_no_problem_of_the_storage(
+    healthy: StubGateway, flotilla: Flotilla, changes: dict[str, Any], text: str
+) -> None:
+    healthy.answers["GET /admin/storage"] = STORAGE | changes
+    result = flotilla("doctor", "--json")
+    assert result.exit_code == 0
+    found = {each["check"]: each for each in json.loads(result.stdout)["data"]}["storage"]
+    assert (found["level"], found["do"]) == ("ok", "")
+    assert found["text"].endswith((text, "is empty"))
 
 
 READY, VERSION, MODELS, OVERVIEW = "/readyz", "/version", "/v1/models", "/admin/overview"
+FILES = "/admin/storage"
 UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker runs"}}
 
 
@@ -62,6 +83,9 @@ UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker ru
         (OVERVIEW, overview(), "clock", "warning", "differ by", "NTP"),
         (OVERVIEW, overview(LOST), "worker_lost", "problem", "w-3 was lost",
          "Start it again. See FlotillaWorkersLost."),
+        (FILES, STORAGE | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
+         "Start it. See runbooks.md#x."),
+        (FILES, error("no such route", 404), "storage", "warning", "not read", "operator's key"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_and_what_to_do(

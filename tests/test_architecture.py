@@ -89,7 +89,10 @@ ALLOWED: dict[str, set[str]] = {
         "gateway/files",
     },
     "gateway/launcher": {PLATFORM, STORE, REDIS, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},
-    "gateway/cli": {PLATFORM, FLEET, BATCHES, "shared/client", "gateway/launcher"},
+    "gateway/offline": {PLATFORM, FLEET, BATCHES, "shared/client", "gateway/launcher"},
+    "gateway/cli": {
+        PLATFORM, FLEET, BATCHES, "shared/client", "gateway/launcher", "gateway/offline",
+    },
     "gateway": {
         PLATFORM, JOB, STORE, REDIS, FLEET, LISTEN, SETTINGS, OVERVIEW, "gateway/http",
         "gateway/core", "gateway/files", DESCRIPTION, "gateway/apis", "gateway/ops",

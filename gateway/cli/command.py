@@ -56,6 +56,8 @@ class Session:
 
     client: GatewayClient
     as_json: bool
+    url: str | None = None
+    """The option `--url`."""
     on_interrupt: str = ""
     """A sentence that is printed after Ctrl-C."""
 
@@ -137,7 +139,7 @@ def _session(
     session: Session | None = None
     try:
         client = GatewayClient(address(url, key_file), timeout_s)
-        session = Session(client, as_json)
+        session = Session(client, as_json, url)
         yield session
     except CommandError as error:
         _report(error, as_json=as_json)

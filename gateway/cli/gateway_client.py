@@ -77,16 +77,20 @@ def address(url: str | None = None, key_file: Path | None = None) -> Address:
 class GatewayClient:
     """One gateway. Every method raises CommandError for an answer that is no success."""
 
-    def __init__(self, where: Address, timeout_s: float = 30.0) -> None:
-        """`timeout_s`: for each answer that is no stream."""
+    def __init__(self, where: Address, timeout_s: float = 30.0, *, proxies: bool = True) -> None:
+        """`timeout_s`: for each answer that is no stream. `proxies`: use those of the variables."""
         self.url = where.url
         self.where = where
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         limits = httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S))
         secure = where.url.startswith("https:")  # loading certificates takes a while
         try:
             self._http = httpx.Client(
-                base_url=where.url, headers=where.headers, timeout=limits, verify=secure
+                base_url=where.url,
+                headers=where.headers,
+                timeout=limits,
+                verify=secure,
+                trust_env=proxies,
             )
         except httpx.InvalidURL as error:
             raise CommandError(f"{where.url}: {error}", ExitCode.USAGE) from error
@@ -162,7 +166,7 @@ class GatewayClient:
 
         `wait_s`: how long the gateway itself may wait before it answers.
         """
-        limits = httpx.Timeout(self._timeout_s + wait_s, connect=min(self._timeout_s, _CONNECT_S))
+        limits = httpx.Timeout(self.timeout_s + wait_s, connect=min(self.timeout_s, _CONNECT_S))
         try:
             answer = self._http.request(
                 method, path, json=body, params=params, headers=headers, timeout=limits
@@ -178,7 +182,7 @@ class GatewayClient:
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **body: Any
     ) -> Iterator[httpx.Response]:
         """An answer that is read part by part. `body`: httpx' `json`, or parts as `content`."""
-        limits = httpx.Timeout(_SILENCE_S, connect=min(self._timeout_s, _CONNECT_S))
+        limits = httpx.Timeout(_SILENCE_S, connect=min(self.timeout_s, _CONNECT_S))
         try:
             with self._http.stream(method, path, headers=headers, timeout=limits, **body) as answer:
                 raise_for(answer)
@@ -223,7 +227,7 @@ class GatewayClient:
     def _lost(self, error: httpx.HTTPError) -> CommandError:
         if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
             return CommandError(
-                f"{self.url} has not answered within {self._timeout_s:g} s (--timeout)",
+                f"{self.url} has not answered within {self.timeout_s:g} s (--timeout)",
                 ExitCode.TIMED_OUT,
             )
         why = str(error) or type(error).__name__

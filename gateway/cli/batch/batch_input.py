@@ -85,12 +85,12 @@ class BatchInput:
     ) -> None:
         self.path = path
         self.endpoint = endpoint
-        self._model = model
+        self.model = model
         self._wanted = wanted
 
     def only(self, wanted: Callable[[str], bool]) -> BatchInput:
         """The same file, of which only these lines are sent."""
-        return BatchInput(self.path, self.endpoint, self._model, wanted)
+        return BatchInput(self.path, self.endpoint, self.model, wanted)
 
     def check(self, part_bytes: int) -> Checked:
         """Read the whole file: what is wrong with it, and where parts of so many bytes begin."""
@@ -174,9 +174,9 @@ class BatchInput:
             custom_id, url, body = str(number), self.endpoint, fields
             head = {"custom_id": custom_id, "method": "POST", "url": url}
             text = json.dumps(head).encode()[:-1] + b', "body": ' + text + b"}"
-        if self._model:
+        if self.model:
             outer = {"custom_id": custom_id, "method": "POST", "url": url}
-            text = json.dumps(outer | {"body": body | {"model": self._model}}).encode()
+            text = json.dumps(outer | {"body": body | {"model": self.model}}).encode()
         return SentLine(number, offset, custom_id, url, text + b"\n")
 
     def _check_line(self, line: SentLine, ids: dict[str, int]) -> None:

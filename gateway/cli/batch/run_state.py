@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gateway.cli.batch.batch_input import BatchInput
 from gateway.cli.exit_codes import CommandError, ExitCode
 
 
@@ -62,15 +63,15 @@ def errors_path(output: Path) -> Path:
     return output.with_name(f"{output.stem}.errors{output.suffix}")
 
 
-def input_key(path: Path, endpoint: str, model: str) -> dict[str, Any]:
+def input_key(source: BatchInput) -> dict[str, Any]:
     """What makes another run of it: the file, as far as its name, size and time tell."""
-    stat = path.stat()
+    stat = source.path.stat()
     return {
-        "path": str(path.resolve()),
+        "path": str(source.path.resolve()),
         "bytes": stat.st_size,
         "modified_ns": stat.st_mtime_ns,
-        "endpoint": endpoint,
-        "model": model,
+        "endpoint": source.endpoint,
+        "model": source.model,
     }
 
 

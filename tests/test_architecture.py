@@ -27,7 +27,7 @@ MODEL_FILES = (
 PLATFORM, JOB = "shared/platform", "shared/job"
 STORE, REDIS = "shared/store", "shared/store/redis"
 FLEET, API = "shared/fleet", "shared/api"
-FILES, BATCHES = "shared/files", "shared/batches"
+FILES, BATCHES, WEBHOOKS = "shared/files", "shared/batches", "shared/webhooks"
 AUTOSCALER, OVERVIEW = "gateway/ops/autoscaler", "gateway/ops/overview"
 DESCRIPTION = "gateway/description"
 LISTEN, SETTINGS = "gateway/listen_settings.py", "gateway/gateway_settings.py"
@@ -42,7 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     STORE: {JOB},
     FILES: {PLATFORM, JOB, BATCHES},
     BATCHES: {API},
-    REDIS: {PLATFORM, JOB, FLEET, STORE, FILES, BATCHES},
+    WEBHOOKS: {PLATFORM, JOB},
+    REDIS: {PLATFORM, JOB, FLEET, STORE, FILES, BATCHES, WEBHOOKS},
     "shared/client": set(),
     LISTEN: {PLATFORM},
     SETTINGS: {PLATFORM, JOB, FLEET, FILES, LISTEN},
@@ -51,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     AUTOSCALER: {PLATFORM, JOB, STORE, REDIS, FLEET},
     OVERVIEW: {PLATFORM, JOB, STORE, REDIS, FLEET, AUTOSCALER, "gateway/core"},
     "gateway/files": {PLATFORM, JOB, REDIS, FILES},
+    "gateway/webhooks": {PLATFORM, JOB, STORE, REDIS, WEBHOOKS},
     DESCRIPTION: {JOB, API, "gateway/http", "gateway/core"},
     "gateway/apis/anthropic": {DESCRIPTION},
     "gateway/apis/audio": {DESCRIPTION},

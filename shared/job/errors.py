@@ -3,6 +3,8 @@
     FlotillaError
     ├── BadRequest             400
     │   ├── PreviousResponseNotFound 400
+    │   ├── WebhookUrlRefused  400
+    │   ├── WebhookUnreachable 400
     │   └── ConversationLocked 400
     ├── Unauthorized           401
     ├── AdminOnly              403
@@ -24,7 +26,8 @@
     ├── HeadersTooLarge        431
     ├── TooManyWrongKeys       429
     ├── QuotaExceeded          429
-    │   └── TooManyBatches     429
+    │   ├── TooManyBatches     429
+    │   └── TooManyWebhooks    429
     ├── BatchEnded             409
     ├── TooManyConnections     503
     ├── GatewayStopped         503
@@ -117,6 +120,21 @@ class ConversationLocked(BadRequest):
     """A response that belongs to the conversation is being made."""
 
     code = "conversation_locked"
+
+
+class WebhookUrlRefused(BadRequest):
+    """The URL of a webhook endpoint may not be called: it is not https, or not public."""
+
+    code = "webhook_url_refused"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "url")
+
+
+class WebhookUnreachable(BadRequest):
+    """A test event got no answer from its webhook endpoint."""
+
+    code = "webhook_unreachable"
 
 
 class Unauthorized(FlotillaError):
@@ -241,6 +259,12 @@ class TooManyBatches(QuotaExceeded):
     """The tenant has as many open batches as it may have."""
 
     code = "too_many_batches"
+
+
+class TooManyWebhooks(QuotaExceeded):
+    """The tenant has as many webhook endpoints as it may have."""
+
+    code = "too_many_webhooks"
 
 
 class TooManyConnections(FlotillaError):

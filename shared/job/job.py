@@ -119,6 +119,8 @@ class NewJob(NamedTuple):
     """Of its tenant: with twice the weight of another one it has twice the share."""
     prefixes: bytes = b""
     """The hashes of its prompt's prefixes (placement.py); empty if it has none."""
+    notify: str = ""
+    """Whom its end is told to, as in its record; empty: nobody."""
 
     @property
     def shard(self) -> int:
@@ -228,6 +230,8 @@ class Job:
     """From the last lease to the first output; None: not known."""
     origin: Origin = NO_ORIGIN
     """The request that it comes from."""
+    notify: str = ""
+    """Whom its end is told to; empty: nobody."""
 
     @property
     def expires_at(self) -> float | None:

@@ -20,6 +20,7 @@
 | `first_us` | from the last lease to the first output, if a worker ended the job | emit |
 | `weight` | its tenant's, if it is not 1 | submit |
 | `prefixes` | hashes of its prompt's prefixes (placement.py), if it has any | submit |
+| `notify` | `job` or `response`, then webhook endpoints with spaces between them, if its end is told to any | submit |
 | `origin` | of a traced job, or one with a request id of its client's: an `Origin` (job.py) | submit |
 
 Fields that are written together and never apart are one, a msgpack array: the cost of a hash grows
@@ -44,6 +45,7 @@ from shared.job.states import JobState
 SUMMARY = (
     "state", "request", "created_us", "deadline_us", "lease", "history", "finished_us",
     "error_code", "response", "first_us", "origin",
+    "notify",
 )  # fmt: skip
 """The fields that a Job is made of, but for its result. None of them is large, as `body` may be."""
 WHOLE = (*SUMMARY, "result", "headers")
@@ -191,6 +193,7 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         headers=reader.read_optional("headers", _read_headers) or {},
         first_output_s=reader.read_optional("first_us", _seconds),
         origin=Origin.read(raw.get(b"origin", b"")),
+        notify=raw.get(b"notify", b"").decode(errors="replace"),
     )
 
 

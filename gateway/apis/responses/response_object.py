@@ -6,12 +6,13 @@ import contextlib
 import json
 from typing import Any
 
-from gateway.apis.responses.stored_response import StoredResponse, final_body
+from gateway.apis.responses.stored_response import StoredResponse
 from gateway.core.transcripts import read_transcript
 from shared.job.errors import job_error
 from shared.job.job import Job
 from shared.job.response_opening import unfinished
 from shared.job.states import JobState
+from shared.store.final_response import final_body
 from shared.store.interface import Store
 from shared.store.stored_body import Body
 

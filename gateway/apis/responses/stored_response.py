@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, NamedTuple
 
 from gateway.apis.responses.response_items import sent_again, stored_item
 from shared.api.endpoint import StreamFormat
 from shared.api.endpoints import ENDPOINTS
-from shared.job.chunk_template import DeltaDecoder
 from shared.job.conversation import StoredItem
 from shared.job.errors import (
     BadRequest,
@@ -22,17 +20,13 @@ from shared.job.job import Job
 from shared.job.response_id import job_id_of, response_id
 from shared.job.response_options import ResponseOptions
 from shared.job.states import JobState
+from shared.store.final_response import final_body
 from shared.store.interface import Store
-from shared.store.log_parts import log_parts
-from shared.store.stored_body import Body, read_whole
+from shared.store.stored_body import read_whole
 
 _MOST_CONTINUED_BYTES = 4 << 20
 """Of a response that is parsed because another one continues it: with the log probabilities, which
 the engine does not get."""
-_MEMBER = rb'"(?:type|sequence_number)"\s*:\s*(?:"[a-z._]*"|[0-9]+)'
-_BEFORE = re.compile(rb'\{\s*(?:%b\s*,\s*)*"response"\s*:\s*(?=\{)' % _MEMBER)
-_AFTER = re.compile(rb"\}(?:\s*,\s*%b)*\s*\}\s*\Z" % _MEMBER)
-_AFTER_BYTES = 256
 
 
 class StoredResponse(NamedTuple):
@@ -126,33 +120,3 @@ async def final_response(queue: Store, job: Job) -> dict[str, Any] | None:
     if not isinstance(response, dict) or not isinstance(response.get("output"), list):
         raise StreamReset("The answer of this job is no response.")
     return response
-
-
-async def final_body(queue: Store, job: Job) -> Body | None:
-    """The engine's answer, as it is stored; None if the job ended without a response.
-
-    Raises StreamReset if Redis has lost a part of it, and StoreError.
-    """
-    if job.state is not JobState.COMPLETED:
-        return None
-    if job.result_bytes:
-        return Body(b"", queue, job)
-    decoder, chunk = DeltaDecoder(), b""
-    async for entries in log_parts(queue, job):
-        for entry in entries:
-            if entry.items:
-                chunk = decoder.decode(entry.items)
-    _, _, event = chunk.rstrip(b"\n").rpartition(b"\ndata: ")
-    return Body(response_in(event))
-
-
-def response_in(event: bytes) -> bytes:
-    """The JSON of the response in the last event of its stream, which may be long.
-
-    The members beside it are short, so that it is found without parsing it. Raises StreamReset if
-    there is none.
-    """
-    before, after = _BEFORE.match(event), _AFTER.search(event, max(0, len(event) - _AFTER_BYTES))
-    if before is None or after is None:
-        raise StreamReset("The answer of this job is no response.")
-    return event[before.end() : after.start() + 1]

@@ -60,6 +60,14 @@ FILE: Final = "file"
 FILES: Final = "files"
 FILES_EXPIRING: Final = "files_expiring"
 STORED: Final = "stored"
+WEBHOOK: Final = "webhook"
+WEBHOOKS: Final = "webhooks"
+WEBHOOK_TENANTS: Final = "webhook_tenants"
+WEBHOOK_COUNTS: Final = "webhook_counts"
+OUTBOX: Final = "outbox"
+DELIVERY: Final = "delivery"
+DELIVERIES: Final = "deliveries"
+DUE: Final = "due"
 UPLOAD: Final = "upload"
 UPLOAD_PARTS: Final = "upload_parts"
 PROBE_WORD: Final = "probe"
@@ -70,6 +78,7 @@ LUA_WORDS: Final = (
     UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
     BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED, UPLOAD, UPLOAD_PARTS,
+    WEBHOOK, WEBHOOKS, WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, DELIVERY, DELIVERIES, DUE,
     PROBE_WORD,
 )  # fmt: skip
 
@@ -193,8 +202,8 @@ def conversation_items(shard: int, conversation_id: str) -> str:
 
 
 def first(word: str, rest: str = "") -> str:
-    """A key of files or batches, which lie in the first shard: one of the words above, and an id or
-    a tenant, if there is one of each."""
+    """A key of files, batches or webhooks, which lie in the first shard: one of the words above,
+    and an id or a tenant, if there is one of each."""
     return f"{base(0)}{word}:{rest}" if rest else f"{base(0)}{word}"
 
 

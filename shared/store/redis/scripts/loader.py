@@ -25,6 +25,7 @@ _FOLDER = Path(__file__).parent
 COMMON = (
     "keys",
     "dead_letters",
+    "outbox",
     "deferred_writes",
     "log",
     "queue",
@@ -63,6 +64,7 @@ _REFUSED_WHEN_FULL = frozenset(
         "extend_conversation",
         "probe",
         "store_file",
+        "store_webhook",
         "open_upload",
         "add_part",
     }

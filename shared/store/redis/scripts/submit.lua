@@ -6,7 +6,7 @@
 --       ms for which it is kept (else false, false, false); origin (job.py) or false; of a response in a conversation
 --       its turn, else false: {conversation, version that was read, msgpack of its input (flat id, JSON, ...), bytes of the
 --       body before the input, ttl_ms of the conversation}; weight of its tenant, if it is not 1, or false; hashes of its
---       prompt's prefixes, or false}; max_depth: jobs that may wait
+--       prompt's prefixes, or false; whom its end is told to (outbox.lua)}; max_depth: jobs that may wait
 --       in a lane; lease_id_seed: 12 characters, 4 are added for each job; max_jobs, max_kept_bytes: that one tenant may
 --       have here, 0: no limit; lift: see ShareRules; batch, epoch: whose lines the jobs are, and that of its owner (fence_batch.lua).
 -- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there),
@@ -121,7 +121,7 @@ local function too_much(tenant, bytes)
 end
 
 local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms, origin, turn, weight,
-                      prefixes)
+                      prefixes, notify)
   local idempotency_key = idempotency_name and key('idempotency', idempotency_name)
   if idempotency_key then
     local status, other_id = key_user(id, idempotency_key, body_hash, made)
@@ -169,6 +169,10 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   if prefixes then
     job.fields[#job.fields + 1] = 'prefixes'
     job.fields[#job.fields + 1] = prefixes
+  end
+  if notify then
+    job.fields[#job.fields + 1] = 'notify'
+    job.fields[#job.fields + 1] = notify
   end
   if deadline > 0 then
     job.fields[#job.fields + 1] = 'deadline_us'

@@ -77,8 +77,8 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
 
     With an idempotency key also its name, the hash of the body, how long it is kept in ms; without
     one, but with something behind it, three times False. Then the origin, the turn of a
-    conversation, the tenant's weight if it is not 1, and the hashes of the prompt's prefixes, each
-    as far as one follows.
+    conversation, the tenant's weight if it is not 1, the hashes of the prompt's prefixes, and whom
+    its end is told to, each as far as one follows.
     """
     request = (
         job.tenant,
@@ -101,7 +101,13 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
         deadline_s = min(job.queue_deadline_s, deadline_s or job.queue_deadline_s)
     packed = job.id, pack(request), job.body, int((deadline_s or 0) * 1e6), job.gateway
     origin, key, turn = job.origin.pack(), job.idempotency, job.turn
-    if key is None and not origin and turn is None and job.weight == 1 and not job.prefixes:
+    if (
+        key is None
+        and not origin
+        and turn is None
+        and job.weight == 1
+        and not (job.prefixes or job.notify)
+    ):
         return packed
     packed_key = (key.name, key.body_hash, int(key.ttl_s * 1000)) if key else _NO_KEY
     rest = [
@@ -109,6 +115,7 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
         turn.pack() if turn else False,
         str(job.weight) if job.weight != 1 else False,
         job.prefixes or False,
+        job.notify or False,
     ]
     while rest and not rest[-1]:
         rest.pop()

@@ -82,6 +82,7 @@ local function set_aside_job(id, reason)
   end
   flush_writes()
   if not ended then
+    tell_end(id, TO.fail, request.tenant, values.notify)
     local seq, generation = next_seq(id), lease and lease.generation or 0
     call('RPUSH', key('log', id), pack_end(seq, TO.fail))
     redis.call('PEXPIRE', key('log', id), request.ttl_ms)
@@ -98,9 +99,9 @@ local function set_aside_job(id, reason)
 end
 
 -- What is read of a job to end it; to lease it; to requeue it; to find it.
-local TO_END = {'deadline_us', 'log_lost'}
-local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body', 'origin', 'weight', 'prefixes'}
-local TO_REQUEUE = {'deadline_us', 'watchers', 'watched', 'created_us', 'history', 'restart_seq'}
+local TO_END = {'deadline_us', 'log_lost', 'notify'}
+local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body', 'origin', 'weight', 'prefixes', 'notify'}
+local TO_REQUEUE = {'deadline_us', 'watchers', 'watched', 'created_us', 'history', 'restart_seq', 'notify'}
 local TO_FIND = {'deadline_us', 'created_us'}
 local NUMBER = {deadline_us = true, created_us = true}
 local REQUIRED = {created_us = true, body = true}

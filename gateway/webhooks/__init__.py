@@ -1,0 +1,1 @@
+"""Webhooks: the calls to endpoints of tenants, and which addresses they may reach."""

@@ -1,0 +1,10 @@
+-- The outbox: what has ended and is to be told to webhook endpoints. Maintenance makes deliveries of it.
+
+-- `notify`: of the record of what has ended (webhook_delivery.py), '' or nil for nobody. It is written if it names endpoints,
+-- or if its tenant has any.
+local function tell_end(id, state, tenant, notify)
+  if (notify or '') == '' or not tenant then return end
+  local names_some = string.find(notify, ' ', 1, true)
+  if not names_some and call('SISMEMBER', base .. WORD.webhook_tenants, tenant) == 0 then return end
+  call('XADD', base .. WORD.outbox, '*', 'id', id, 'state', state, 'tenant', tenant, 'notify', notify)
+end

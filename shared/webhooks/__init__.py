@@ -1,0 +1,1 @@
+"""Webhooks: endpoints, events and deliveries, as Redis and the API know them."""

@@ -1,0 +1,110 @@
+"""Events of jobs, responses and batches that have ended, and their deliveries to endpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from hashlib import blake2b
+from typing import NamedTuple
+
+
+class Ended(NamedTuple):
+    """An entry of the outbox: a job, a response or a batch has ended."""
+
+    entry: str
+    """Its id in the stream of its shard; begins with the time in ms."""
+    id: str
+    """Of the job or batch."""
+    state: str
+    tenant: str
+    notify: str
+    """As `notify_of` made it."""
+
+    @property
+    def kind(self) -> str:
+        """`job`, `response` or `batch`."""
+        return self.notify.partition(" ")[0]
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Those that it names; empty: all that have subscribed to the event."""
+        return tuple(self.notify.split(" ")[1:])
+
+    @property
+    def at_us(self) -> int:
+        """When it ended."""
+        return int(self.entry.partition("-")[0]) * 1000
+
+
+def notify_of(kind: str, endpoints: Sequence[str] = ()) -> str:
+    """What the record of a job or batch has: whom its end is told to."""
+    return " ".join((kind, *endpoints))
+
+
+class Event(NamedTuple):
+    """What endpoints are told."""
+
+    type: str
+    subject: str
+    """The id of what has ended."""
+    at_us: int
+
+    @property
+    def id(self) -> str:
+        """The same for each endpoint, and however often it is made."""
+        return f"evt_{_digest(f'{self.type} {self.subject} {self.at_us}')}"
+
+    def webhook_id(self, endpoint: str) -> str:
+        """The id of the delivery to an endpoint: the same at each try."""
+        return f"wh_{_digest(f'{self.id} {endpoint}')}"
+
+    def body(self) -> bytes:
+        """What is sent: OpenAI's event object."""
+        fields = {
+            "id": self.id,
+            "object": "event",
+            "created_at": self.at_us // 1_000_000,
+            "type": self.type,
+            "data": {"id": self.subject},
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+class DeliveryState(StrEnum):
+    """How far a delivery is."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
+class Try(NamedTuple):
+    """One try to deliver an event."""
+
+    at: float
+    status: int
+    """Of the answer; 0: there was none."""
+    error: str
+    duration_ms: int
+
+
+class Delivery(NamedTuple):
+    """An event on its way to an endpoint. Times are Unix seconds by Redis' clock."""
+
+    id: str
+    endpoint: str
+    event: Event
+    state: DeliveryState
+    begun_at: float
+    """When it was sent, or sent again by hand: its 72 hours count from here."""
+    n_tries: int
+    """Since then."""
+    tries: tuple[Try, ...]
+    """The latest of all tries."""
+    next_at: float | None = None
+    """When it is tried next; None: it has ended."""

@@ -1,0 +1,312 @@
+"""Deliveries to receivers of all kinds, with the real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from gateway.webhooks import webhook_sender, webhook_work
+from gateway.webhooks.ended_events import EndedEvents
+from gateway.webhooks.webhook_sender import WebhookSender
+from gateway.webhooks.webhook_work import WebhookWork
+from shared.store.redis import delivery_records
+from shared.store.redis.delivery_records import DeliveryRecords
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.webhook_records import WebhookRecords
+from shared.webhooks import retry_schedule
+from shared.webhooks.address_check import AllowedAddresses
+from shared.webhooks.webhook_delivery import Delivery, DeliveryState, notify_of
+from shared.webhooks.webhook_endpoint import WebhookEndpoint
+from shared.webhooks.webhook_signature import new_secret
+from tests.redis.conftest import TENANT, answer, claim_one, finish, submit
+from tests.redis.webhooks.conftest import create, event
+from tests.unit.gateway.webhooks.receivers import (
+    Answer,
+    Call,
+    answers,
+    closes,
+    drips,
+    floods,
+    hangs,
+    receiver,
+    self_signed,
+    speaks_no_http,
+    streams,
+)
+from tests.waiting import eventually
+
+LOOPBACK = AllowedAddresses.of(("127.0.0.0/8",))
+
+
+@pytest.fixture
+def records(queue: JobQueue) -> WebhookRecords:
+    return WebhookRecords(queue)
+
+
+@pytest.fixture
+def deliveries(queue: JobQueue) -> DeliveryRecords:
+    return DeliveryRecords(queue)
+
+
+@pytest.fixture
+async def work(queue: JobQueue) -> AsyncIterator[WebhookWork]:
+    made = WebhookWork(queue, WebhookSender(LOOPBACK))
+    yield made
+    await made.close()
+
+
+async def end_a_job(queue: JobQueue, *endpoints: WebhookEndpoint, kind: str = "job") -> str:
+    job = await submit(queue, notify=notify_of(kind, [each.id for each in endpoints]))
+    await queue.cancel(job.id, TENANT)
+    return job.id
+
+
+async def delivery_of(
+    deliveries: DeliveryRecords, endpoint: WebhookEndpoint, n_tries: int = 1
+) -> Delivery:
+    async def tried() -> Delivery | None:
+        found, _ = await deliveries.list(endpoint.id, "", 10)
+        return next((each for each in found if len(each.tries) >= n_tries), None)
+
+    found = await eventually(tried, f"{n_tries} tries")
+    assert found is not None
+    return found
+
+
+async def test_those_who_have_subscribed_are_told(
+    queue: JobQueue, records: WebhookRecords, work: WebhookWork, deliveries: DeliveryRecords
+) -> None:
+    async with receiver(answers(200)) as there, receiver(answers(200)) as elsewhere:
+        old = new_secret()
+        endpoint = await create(records, url=there.url, old_secret=old, old_until=1e12)
+        await create(records, url=elsewhere.url, event_types=("job.completed", "batch.completed"))
+        await create(records, url=elsewhere.url, disabled="why")
+        await create(records, url=elsewhere.url, tenant="other")
+        job_id = await end_a_job(queue)
+        await work.keep_working()
+        delivery = await delivery_of(deliveries, endpoint)
+        (call,) = there.calls
+    assert not elsewhere.calls
+    assert delivery.state is DeliveryState.DELIVERED
+    assert call.headers["webhook-id"] == delivery.id
+    for secret in (endpoint.secret, old):
+        told = OpenAI(api_key="x").webhooks.unwrap(call.body, call.headers, secret=secret)
+        assert (told.type, told.data.id) == ("job.cancelled", job_id)  # type: ignore[comparison-overlap]
+
+
+async def test_endpoints_that_a_job_names_are_told_and_no_others(
+    queue: JobQueue, records: WebhookRecords, work: WebhookWork, deliveries: DeliveryRecords
+) -> None:
+    async with receiver(answers(200)) as there, receiver(answers(200)) as elsewhere:
+        named = await create(records, url=there.url, event_types=("batch.failed",))
+        await create(records, url=elsewhere.url)
+        await end_a_job(queue, named)
+        await work.keep_working()
+        await delivery_of(deliveries, named)
+    assert len(there.calls) == 1
+    assert not elsewhere.calls
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'{"status": "completed"}', "response.completed"),
+        (b'{"status": "incomplete"}', "response.incomplete"),
+        (b"no JSON", "response.completed"),
+    ],
+)
+async def test_a_response_has_its_own_events(
+    queue: JobQueue, records: WebhookRecords, deliveries: DeliveryRecords, content: bytes, kind: str
+) -> None:
+    endpoint = await create(records)
+    job = await submit(queue, notify="response", stream=False)
+    await finish(queue, await claim_one(queue), 1, answer(body=content, content_type="a/json"))
+    await EndedEvents(queue, deliveries).take(0)
+    ((found,), _) = await deliveries.list(endpoint.id, "", 10)
+    assert found.event.type == kind
+    assert found.event.subject == f"resp_{job.id.removeprefix('job_')}"
+
+
+BAD: list[Answer] = [hangs, drips, floods, speaks_no_http, closes, *map(answers, (302, 404, 500))]
+
+
+async def test_bad_receivers_are_tried_again_and_delay_no_good_one(
+    queue: JobQueue,
+    records: WebhookRecords,
+    work: WebhookWork,
+    deliveries: DeliveryRecords,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhook_sender, "TIMEOUT_S", 5.0)
+    async with contextlib.AsyncExitStack() as stack:
+        there = [await stack.enter_async_context(receiver(each)) for each in BAD]
+        untrusted = receiver(answers(200), tls=self_signed(tmp_path))
+        there.append(await stack.enter_async_context(untrusted))
+        good = await stack.enter_async_context(receiver(answers(200)))
+        bad = [await create(records, url=each.url) for each in there]
+        healthy = await create(records, url=good.url)
+        for _ in range(8):
+            await end_a_job(queue)
+        await work.keep_working()
+
+        async def all_there() -> bool:
+            return len(good.calls) == 8
+
+        await eventually(all_there, "the events of the good one, before the others time out")
+        (hanging, _) = await deliveries.list(bad[0].id, "", 10)
+        assert not any(each.tries for each in hanging)
+        for endpoint in bad:
+            delivery = await delivery_of(deliveries, endpoint)
+            assert delivery.state is DeliveryState.PENDING
+            assert delivery.next_at is not None
+    assert (await delivery_of(deliveries, healthy)).state is DeliveryState.DELIVERED
+    assert len({call.headers["webhook-id"] for call in good.calls}) == 8
+
+
+async def test_a_failed_try_is_repeated_with_the_same_id_and_body(
+    queue: JobQueue,
+    records: WebhookRecords,
+    work: WebhookWork,
+    deliveries: DeliveryRecords,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retry_schedule, "DELAYS_S", (0.0, 0.0))
+    replies = [answers(500), streams, answers(500), answers(503)]
+
+    async def in_turn(call: Call, writer: asyncio.StreamWriter) -> None:
+        await replies.pop()(call, writer)
+
+    async with receiver(in_turn) as there:
+        endpoint = await create(records, url=there.url)
+        await end_a_job(queue)
+        await work.keep_working()
+        delivery = await delivery_of(deliveries, endpoint, 3)
+    assert [each.status for each in delivery.tries] == [503, 500, 200]
+    assert delivery.state is DeliveryState.DELIVERED
+    assert len({(call.headers["webhook-id"], call.body) for call in there.calls}) == 1
+
+
+async def test_the_last_try_ends_it(
+    queue: JobQueue,
+    records: WebhookRecords,
+    work: WebhookWork,
+    deliveries: DeliveryRecords,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retry_schedule, "DELAYS_S", (0.0, 0.0))
+    async with receiver(answers(500)) as there:
+        endpoint = await create(records, url=there.url)
+        await end_a_job(queue)
+        await work.keep_working()
+        delivery = await delivery_of(deliveries, endpoint, 3)
+    assert delivery.state is DeliveryState.FAILED
+    assert len(there.calls) == 3
+
+
+async def test_410_disables_an_endpoint(
+    queue: JobQueue,
+    records: WebhookRecords,
+    work: WebhookWork,
+    deliveries: DeliveryRecords,
+) -> None:
+    async with receiver(answers(410)) as there:
+        endpoint = await create(records, url=there.url)
+        await end_a_job(queue)
+        await work.keep_working()
+        delivery = await delivery_of(deliveries, endpoint)
+        assert delivery.state is DeliveryState.FAILED
+        found = await records.get(TENANT, endpoint.id)
+        assert found is not None
+        assert "410" in found.disabled
+        await end_a_job(queue)
+        await end_a_job(queue, endpoint)
+
+        async def outbox_is_empty() -> bool:
+            return not await deliveries.ended(0, 1)
+
+        await eventually(outbox_is_empty, "events are taken")
+        await deliveries.add([(event(), endpoint.id)])  # that was under way meanwhile
+
+        async def none_is_due() -> bool:
+            return not await deliveries.due()
+
+        await eventually(none_is_due, "it is given up")
+        assert len(there.calls) == 1
+
+
+async def test_retry_after_is_honoured(
+    queue: JobQueue, records: WebhookRecords, work: WebhookWork, deliveries: DeliveryRecords
+) -> None:
+    async with receiver(answers(429, "retry-after: 7200")) as there:
+        endpoint = await create(records, url=there.url)
+        await end_a_job(queue)
+        await work.keep_working()
+        delivery = await delivery_of(deliveries, endpoint)
+    assert delivery.next_at is not None
+    assert 7190 < delivery.next_at - await deliveries.now_s() < 8000
+
+
+async def test_a_killed_process_leaves_its_deliveries_to_the_next(
+    queue: JobQueue,
+    records: WebhookRecords,
+    deliveries: DeliveryRecords,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that ends before it has deleted the entry, and one that ends during the call."""
+    monkeypatch.setattr(delivery_records, "CLAIM_S", 0.5)
+    async with receiver(hangs) as there:
+        endpoint = await create(records, url=there.url)
+        await end_a_job(queue)
+        entries = await deliveries.ended(0, 10)
+        await EndedEvents(queue, deliveries).take(0)
+        for entry in entries:  # as if it had not been deleted
+            await queue.servers.of(0).xadd(
+                "flotilla:{0}:outbox",
+                {"id": entry.id, "state": entry.state, "tenant": TENANT, "notify": entry.notify},
+                id=f"{entry.entry.split('-')[0]}-9",
+            )
+        first = WebhookWork(queue, WebhookSender(LOOPBACK))
+        await first.keep_working()
+
+        async def called() -> bool:
+            return bool(there.calls)
+
+        await eventually(called, "the first process calls")
+        monkeypatch.setattr(webhook_work, "_GRACE_S", 0.0)
+        await first.close()
+        second = WebhookWork(queue, WebhookSender(LOOPBACK))
+        await records.replace(endpoint._replace(url=there.url + "?again"))
+        await second.keep_working()
+
+        async def called_again() -> bool:
+            return len(there.calls) >= 2
+
+        await eventually(called_again, "the second process calls")
+        await second.close()
+    ids = {call.headers["webhook-id"] for call in there.calls}
+    found, _ = await deliveries.list(endpoint.id, "", 10)
+    assert [each.id for each in found] == list(ids)
+    assert json.loads(there.calls[0].body) == json.loads(there.calls[1].body)
+
+
+async def test_it_works_only_as_long_as_celery_asks_for_it(
+    queue: JobQueue,
+    records: WebhookRecords,
+    work: WebhookWork,
+    deliveries: DeliveryRecords,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhook_work, "WORK_S", 0.0)
+    await create(records)
+    await end_a_job(queue)
+    await work.keep_working()
+    assert work._work is not None
+    await work._work
+    assert await deliveries.ended(0, 1)

@@ -154,7 +154,6 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
     if state is JobState.IN_PROGRESS and lease is None:
         raise DamagedRecord(job_id, "lease", raw.get(b"lease", b""))
     created_us: int = reader.read("created_us", int)
-    error_code: str = reader.read_optional("error_code", bytes.decode) or ""
     finished_at = reader.read_optional("finished_us", _seconds)
     attempts = reader.read_optional("history", read_history) or []
     if lease and lease.worker:
@@ -182,7 +181,7 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         ttl_s=int(request.ttl_ms) / 1e3,
         attempts=tuple(attempts),
         metadata=json.loads(request.metadata or "{}"),
-        error_code=error_code,
+        error_code=reader.read_optional("error_code", bytes.decode) or "",
         status=response.status if response else 0,
         content_type=response.content_type if response else "",
         result=raw.get(b"result", b""),

@@ -36,11 +36,9 @@ async def receiver(
 ) -> AsyncIterator[Receiver]:
     """Listens until the end of the context."""
     calls: list[Call] = []
-
-    tasks: set[asyncio.Task[None] | None] = set()
+    tasks: list[asyncio.Task[None]] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.add(asyncio.current_task())
         try:
             head, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
             headers = {name.lower(): value for name, value in (line.split(": ") for line in lines)}
@@ -53,8 +51,17 @@ async def receiver(
         finally:
             if not writer.is_closing():
                 writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
-    server = await asyncio.start_server(handle, host, 0, ssl=tls)
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A connection that was accepted just before the end arrives here behind it.
+        if server.is_serving():
+            tasks.append(asyncio.create_task(handle(reader, writer)))
+        else:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(connected, host, 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     scheme = "http" if tls is None else "https"
     shown = f"[{host}]" if ":" in host else host
@@ -62,7 +69,7 @@ async def receiver(
         yield Receiver(f"{scheme}://{shown}:{port}/hook", calls)
     finally:
         server.close()
-        await end([each for each in tasks if each])
+        await end(tasks)
 
 
 def answers(status: int, *headers: str) -> Answer:

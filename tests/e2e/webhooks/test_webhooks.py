@@ -1,0 +1,231 @@
+"""Webhooks by OpenAI's unmodified SDK: a gateway, maintenance with Celery, a simulated worker."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from tests.e2e.processes import Process
+from tests.e2e.webhooks.conftest import EVERYTHING, Subscriber, subscribed
+from tests.unit.gateway.webhooks.receivers import answers, closes
+from tests.waiting import eventually
+
+MODEL = "simulated"
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 3,
+}
+FAILED: Any = "job.failed"
+"""An event that the SDK's types lack."""
+HEADERS = {"authorization": "Bearer k-team"}
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    return CHAT | {"ignore_eos": True} | changes
+
+
+async def post(gateway: Process, path: str, sent: dict[str, Any], **headers: str) -> httpx.Response:
+    extra = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with httpx.AsyncClient(timeout=30) as http:
+        return await http.post(gateway.url + path, json=sent, headers=HEADERS | extra)
+
+
+async def job(gateway: Process, **fields: Any) -> str:
+    """The id of a job that was submitted."""
+    answer = await post(gateway, "/jobs", {"body": CHAT} | fields)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+async def deliveries(client: AsyncOpenAI, subscriber: Subscriber, **query: Any) -> dict[str, Any]:
+    found = await client.get(
+        f"/webhook_endpoints/{subscriber.endpoint.id}/deliveries",
+        cast_to=object,
+        options={"params": query},
+    )
+    assert isinstance(found, dict)
+    return found
+
+
+async def test_the_life_of_an_endpoint(client: AsyncOpenAI) -> None:
+    assert (await client.webhooks.event_types.list()).data == EVERYTHING
+    async with subscribed(client, types=["job.completed"]) as there:
+        made = there.endpoint
+        assert made.id.startswith("we_")
+        assert made.signing_secret.startswith("whsec_")
+        assert made.signing_secret_hint == f"whsec_...{made.signing_secret[-4:]}"
+        found = await client.webhooks.retrieve(made.id)
+        assert found.to_dict() == {
+            name: value for name, value in made.to_dict().items() if name != "signing_secret"
+        }
+        newer = await client.webhooks.create(name="b", url=made.url, event_types=["batch.failed"])
+        listed = [each async for each in client.webhooks.list(limit=1)]
+        assert [each.id for each in listed] == [newer.id, made.id]
+        assert not any("signing_secret" in each.to_dict() for each in listed)
+        changed = await client.webhooks.update(
+            newer.id, name="c", event_types=["batch.expired", FAILED]
+        )
+        assert (changed.name, changed.url) == ("c", made.url)
+        assert changed.event_types == ["batch.expired", FAILED]
+        deleted = await client.webhooks.delete(newer.id)
+        assert (deleted.id, deleted.deleted) == (newer.id, True)
+        with pytest.raises(openai.NotFoundError):
+            await client.webhooks.retrieve(newer.id)
+
+
+async def test_a_test_event_and_a_new_secret(client: AsyncOpenAI) -> None:
+    async with subscribed(client) as there:
+        result = await client.webhooks.test(there.endpoint.id, event_type="batch.completed")
+        assert (result.status_code, result.success) == (204, True)
+        ((kind, subject),) = await there.events(1)
+        assert (kind, subject.startswith("batch_test_")) == ("batch.completed", True)
+        old = there.endpoint.signing_secret
+        there.endpoint = await client.webhooks.rotate_secret(
+            there.endpoint.id, keep_old_secret_active_for_24_hours=True
+        )
+        assert there.endpoint.signing_secret != old
+        await client.webhooks.test(there.endpoint.id, event_type=FAILED)
+        call = there.calls[-1]
+        for secret in (old, there.endpoint.signing_secret):
+            client.webhooks.verify_signature(call.body, call.headers, secret=secret)
+        there.endpoint = await client.webhooks.rotate_secret(there.endpoint.id)
+        await client.webhooks.test(there.endpoint.id, event_type=FAILED)
+        there.told(there.calls[-1])
+        with pytest.raises(openai.InvalidWebhookSignatureError):
+            client.webhooks.verify_signature(
+                there.calls[-1].body, there.calls[-1].headers, secret=old
+            )
+    async with subscribed(client, closes) as gone:
+        with pytest.raises(openai.BadRequestError) as unreachable:
+            await client.webhooks.test(gone.endpoint.id, event_type=FAILED)
+        assert unreachable.value.code == "webhook_unreachable"
+
+
+async def test_events_of_jobs(gateway: Process, client: AsyncOpenAI) -> None:
+    async with subscribed(client) as there, subscribed(client, types=["batch.failed"]) as named:
+        submitted = await job(gateway)
+        later = await post(gateway, "/v1/chat/completions", CHAT, prefer="respond-async")
+        assert later.status_code == 202
+        await client.chat.completions.create(**CHAT)  # its client knows its end
+        await there.events(2)
+        cancelled = await job(gateway, body=body(max_tokens=8000))
+        await post(gateway, f"/jobs/{cancelled}/cancel", {})
+        assert sorted(await there.events(3)) == sorted([
+            ("job.completed", submitted),
+            ("job.completed", later.json()["id"]),
+            ("job.cancelled", cancelled),
+        ])  # fmt: skip
+        for_one = await job(gateway, webhooks=[named.endpoint.id])
+        assert await named.events(1) == [("job.completed", for_one)]
+        assert len({call.headers["webhook-id"] for call in there.calls}) == 3
+
+
+async def test_events_of_responses_in_the_background(client: AsyncOpenAI) -> None:
+    async with subscribed(client) as there:
+        await client.responses.create(model=MODEL, input="hello")
+        made = await client.responses.create(model=MODEL, input="hello", background=True)
+        assert await there.events(1) == [("response.completed", made.id)]
+        long = await client.responses.create(
+            model=MODEL, input="hello", background=True, extra_body={"ignore_eos": True},
+            max_output_tokens=8000,
+        )  # fmt: skip
+        await client.responses.cancel(long.id)
+        cut = await client.responses.create(
+            model=MODEL, input="hello", background=True, extra_body={"ignore_eos": True},
+            max_output_tokens=16,
+        )  # fmt: skip
+        assert sorted(await there.events(3)) == sorted([
+            ("response.completed", made.id),
+            ("response.cancelled", long.id),
+            ("response.incomplete", cut.id),
+        ])  # fmt: skip
+
+
+async def test_events_of_batches_and_none_of_their_lines(
+    gateway: Process, client: AsyncOpenAI
+) -> None:
+    url = "/v1/chat/completions"
+    lines = [
+        json.dumps({"custom_id": str(n), "method": "POST", "url": url, "body": CHAT})
+        for n in range(5)
+    ]
+    async with subscribed(client) as there, subscribed(client, types=["job.failed"]) as named:
+        file = await client.files.create(
+            file=("in.jsonl", "\n".join(lines).encode()), purpose="batch"
+        )
+        values: Any = {"endpoint": url, "completion_window": "24h", "input_file_id": file.id}
+        batch = await client.batches.create(**values)
+        assert await there.events(1) == [("batch.completed", batch.id)]
+        assert (await client.batches.retrieve(batch.id)).status == "completed"
+        for_one = await client.batches.create(
+            **values, extra_body={"webhooks": [named.endpoint.id]}
+        )
+        assert await named.events(1) == [("batch.completed", for_one.id)]
+        after = await job(gateway)
+        assert await there.events(2) == [
+            ("batch.completed", batch.id),
+            ("job.completed", after),
+        ]
+
+
+async def test_whoever_leaves_is_called(gateway: Process, client: AsyncOpenAI) -> None:
+    headers = HEADERS | {"x-flotilla-on-disconnect": "keep"}
+    sent = body(max_tokens=50, stream=True)
+    async with subscribed(client) as there:
+        async with (
+            httpx.AsyncClient() as http,
+            http.stream(
+                "POST", f"{gateway.url}/v1/chat/completions", json=sent, headers=headers
+            ) as answer,
+        ):
+            await anext(answer.aiter_raw())
+            job_id = answer.headers["x-flotilla-job-id"]
+        assert await there.events(1) == [("job.completed", job_id)]
+    async with httpx.AsyncClient() as http:
+        whole = await http.get(f"{gateway.url}/jobs/{job_id}/result", headers=HEADERS)
+    assert whole.text.endswith("data: [DONE]\n\n")
+
+
+async def test_deliveries_and_resend(gateway: Process, client: AsyncOpenAI) -> None:
+    async with subscribed(client, answers(500)) as there:
+        ids = {await job(gateway) for _ in range(3)}
+        await there.events(3)
+
+        async def noted() -> dict[str, Any] | None:
+            found = await deliveries(client, there)
+            return found if all(each["tries"] for each in found["data"]) else None
+
+        found = await eventually(noted, "what became of the tries")
+        assert found is not None
+        assert {each["subject"] for each in found["data"]} == ids
+        for each in found["data"]:
+            assert (each["state"], each["event_type"]) == ("pending", "job.completed")
+            assert each["tries"][0]["status_code"] == 500
+            assert each["next_try_at"] > each["tries"][0]["at"]
+        first = await deliveries(client, there, limit=2)
+        assert first["has_more"]
+        rest = await deliveries(client, there, limit=2, after=first["data"][-1]["id"])
+        assert [*first["data"], *rest["data"]] == found["data"]
+    async with subscribed(client) as there:
+        subject = await job(gateway)
+        await there.events(1)
+
+        async def delivered() -> dict[str, Any] | None:
+            (each,) = (await deliveries(client, there))["data"]
+            return each if each["state"] == "delivered" else None
+
+        each = await eventually(delivered, "it is noted")
+        assert each is not None
+        path = f"/webhook_endpoints/{there.endpoint.id}/deliveries"
+        again: Any = await client.post(f"{path}/{each['id']}/resend", cast_to=object)
+        assert (again["id"], again["state"]) == (each["id"], "pending")
+        assert await there.events(2) == [("job.completed", subject)] * 2
+        assert {call.headers["webhook-id"] for call in there.calls} == {each["id"]}
+        with pytest.raises(openai.NotFoundError):
+            await client.post(f"{path}/wh_{'0' * 24}/resend", cast_to=object)

@@ -9,7 +9,8 @@ from shared.batches.batch import BatchStatus
 from shared.job.replies import Fenced
 from shared.store.redis.batch_records import BatchRecords, Change, OwnedBatch
 
-_LOCK_S = 5.0
+LOCK_S = 5.0
+"""An owner that does not renew its lock for so long may be replaced."""
 _RENEW_S = 1.0
 _PROCESS = secrets.token_hex(8)
 
@@ -33,7 +34,7 @@ class Owner:
     @classmethod
     async def of(cls, records: BatchRecords, batch_id: str) -> tuple[Owner, OwnedBatch] | None:
         """Own a batch; None if another process does, or it is gone."""
-        owns = await records.own(batch_id, _PROCESS, _LOCK_S)
+        owns = await records.own(batch_id, _PROCESS, LOCK_S)
         if owns is None:
             return None
         epoch, step = owns
@@ -46,7 +47,7 @@ class Owner:
         now = time.monotonic()
         if now - self._renewed_at < _RENEW_S:
             return
-        owns = await self._records.own(self.batch.id, _PROCESS, _LOCK_S, self.epoch)
+        owns = await self._records.own(self.batch.id, _PROCESS, LOCK_S, self.epoch)
         if owns != (self.epoch, self._step):
             raise Fenced(f"another process owns {self.batch.id}")
         self._renewed_at = now

@@ -26,6 +26,9 @@ class ResultStore:
         counts = {"completed": len(output), "failed": len(errors)}
         for name in Usage._fields:
             counts[name] = sum(getattr(each.usage, name) for each in output)
+        # Before and after: what is written while the storage is away is somewhere else, and the
+        # storage may be back a moment later.
+        await self._files.ready(just_now=True)
         change = change._replace(
             add={name: count for name, count in counts.items() if count},
             output=await self._write("output", output),

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from load_tests.faults.batches.command import batch_options, run_batches
 from load_tests.faults.cluster.run import run_cluster
 from load_tests.faults.hostile.catalogue import HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS
 from load_tests.faults.hostile.row import hostile_table
@@ -77,14 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "random pauses of worker, Redis and gateway of about one lease instead",
         ),
         "--rounds": (100, "rounds of --schedule"),
-        "--seed": ("1", "of kills and of --schedule; equal seeds draw equal ones"),
+        "--seed": ("1", "of kills, --schedule and --batches; equal seeds draw equal ones"),
         "--first": (0, "number of the first round"),
         "--workers": (2, "workers of --schedule"),
         "--fleets": (3, "fleets that share the rounds"),
         "--json": OUTPUT["--json"],
         "--text": (False, "print the table as text, not Markdown"),
     }
-    add_options(parser, {**kill_options(), **options})
+    add_options(parser, {**kill_options(), **batch_options(), **options})
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -97,6 +98,8 @@ def main(arguments: argparse.Namespace) -> int:
         folder = processes.folder
         if arguments.schedule:
             return _schedule(arguments, folder)
+        if arguments.batches:
+            return run_batches(arguments, folder)
         if arguments.cluster:
             return run_cluster(arguments, folder)
         if arguments.hostile:

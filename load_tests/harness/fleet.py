@@ -38,7 +38,7 @@ _ENGINE_SIGNAL = signal.SIGUSR1
 """Ends the simulated engine in a worker (its fault `die_on_signal`)."""
 _END_S = 40.0
 """More than the 30 s that a worker has to drain."""
-_REWRITE_SIZE = "16mb"
+_REWRITE = {"auto_aof_rewrite_min_size": "16mb"}
 """A small append-only file is read quickly at each restart."""
 _CORE = b"VLLM::EngineCore"
 """Name of the child process in which a worker's vLLM computes."""
@@ -68,6 +68,8 @@ class FleetShape:
     """The gateways' limit of open files."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of Flotilla."""
+    redis: Mapping[str, str] = field(default_factory=dict)
+    """Other options of Redis, as RedisServer takes them."""
     controls: tuple[str, ...] = ()
     """Negative controls; see faults/kills/controls.py."""
 
@@ -138,10 +140,7 @@ class Fleet:
 
     def _start_redis(self) -> None:
         folder, shape = self._folder / "redis", self.shape
-        options = {
-            "appendfsync": shape.appendfsync,
-            "auto_aof_rewrite_min_size": _REWRITE_SIZE,
-        }
+        options = {"appendfsync": shape.appendfsync, **_REWRITE, **shape.redis}
         if shape.shards > 1:
             self.cluster = LoadedCluster(self._processes, folder, shape.shards, **options)
             self.redis_url, self.client = self.cluster.url, self.cluster.client

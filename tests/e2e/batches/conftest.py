@@ -51,7 +51,8 @@ class Batches:
         context, batch_id = self.context, new_batch_id()
         now = await context.files.records.now_s()
         blob = f"files/{batch_id}"
-        await context.files.storage.write_bytes(blob, data)
+        storage = await context.files.ready()  # the first has it marked as the fleet's
+        await storage.write_bytes(blob, data)
         file = StoredFile(
             f"file-{batch_id}", TENANT, "in.jsonl", Purpose.BATCH, now, None,
             (Segment(blob, len(data)),),

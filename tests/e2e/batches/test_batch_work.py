@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import shutil
 from typing import Any
 
 import pytest
 
 from shared.batches.batch import BatchStatus
 from shared.batches.line_check import BadLine, check_line
-from shared.job.errors import FileInUse
+from shared.files.storage import Storage
+from shared.job.errors import FileInUse, StorageUnavailable
 from shared.store.redis import keys
 from tests.e2e.batches.conftest import TENANT, Batches, Crash, check_sums, line
 
@@ -118,6 +120,36 @@ async def test_a_file_in_use_stays(batches: Batches) -> None:
         await batches.context.files.records.delete(TENANT, batch.input_file_id)
     await batches.run(batch)
     assert await batches.context.files.records.delete(TENANT, batch.input_file_id) is not None
+
+
+async def test_nothing_is_written_where_the_storage_was(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be back a moment later, without what was written then."""
+    files, refused = batches.context.files, []
+    original = files.ready
+
+    async def ready(**words: bool) -> Storage:
+        try:
+            return await original(**words)
+        except StorageUnavailable:
+            refused.append(True)
+            raise
+
+    monkeypatch.setattr(files, "ready", ready)
+    lines = [line(f"q{n}", max_tokens=1500, ignore_eos=True) for n in range(16)]
+    batch = await batches.create(b"\n".join(lines))
+    await batches.work.work()  # a slice, which is shorter than the answers
+    folder = batches.context.settings.storage_url
+    shutil.move(folder, f"{folder}-away")
+    for _ in range(20):
+        await batches.work.work()
+        if refused:
+            break
+    assert refused
+    assert [blob async for blob in files.storage.list("batches")] == []
+    shutil.move(f"{folder}-away", folder)
+    assert (await batches.run(batch)).completed == 16
 
 
 async def test_batches_advance_side_by_side(batches: Batches) -> None:

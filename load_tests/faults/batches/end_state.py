@@ -1,0 +1,70 @@
+"""What a run has left in Redis and in the storage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from load_tests.faults.batches.history import completions
+from load_tests.faults.batches.maintained_fleet import MaintainedFleet
+from load_tests.faults.batches.sums import several_of_an_owner
+from load_tests.harness.leftovers import leftovers
+from shared.files.storage import Storage
+from shared.store.redis import keys
+
+_GONE = {keys.JOB, keys.LOG, keys.BATCH_LINES, keys.BATCH_LOCK, keys.OPEN_BATCHES, keys.FILE_USERS}
+"""Kinds of keys that no ended batch has."""
+_EMPTY = {keys.EXPIRING, keys.JOBS}
+"""Kinds of sorted sets that have nothing of deleted jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndState:
+    """What was found."""
+
+    ends: Counter[str]
+    """How often each job came to its end with an answer."""
+    owners: list[int]
+    """How many each batch has had."""
+    unrecorded: int
+    """Blobs of batches that no record names."""
+    failures: list[str]
+
+
+async def check_end_state(fleet: MaintainedFleet, ids: Sequence[str]) -> EndState:
+    """Look at Redis and the storage after all `ids` have ended."""
+    client: Any = fleet.fleet.client
+    left = await asyncio.to_thread(leftovers, client)
+    counts = Counter(left) + await asyncio.to_thread(_keys_left, client)
+    failures = [f"left over: {count} {name}" for name, count in counts.items()]
+    recorded = set()
+    for word in (keys.BATCH_OUTPUT, keys.BATCH_ERRORS):
+        for batch_id in ids:
+            for segment in client.lrange(keys.first(word, batch_id), 0, -1):
+                recorded.add(segment.decode().partition(" ")[2])
+    storage = Storage.open(fleet.storage.url)
+    blobs = {blob.name async for blob in storage.list("batches")}
+    unrecorded = blobs - recorded
+    failures += several_of_an_owner(unrecorded)
+    failures += [f"the storage has lost {name}" for name in sorted(recorded - blobs)]
+    return EndState(
+        await asyncio.to_thread(completions, fleet.redis_folder),
+        [int(client.hget(keys.first(keys.BATCH, each), "epoch")) for each in ids],
+        len(unrecorded),
+        failures,
+    )
+
+
+def _keys_left(client: Any) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for raw in client.scan_iter("flotilla:*", count=1000):
+        parsed = keys.parse(raw.decode())
+        kind = parsed[1] if parsed else ""
+        if kind in _GONE:
+            found[f"{kind} keys"] += 1
+        elif kind in _EMPTY:
+            found[f"{kind} entries"] += client.zcard(raw)
+    return found

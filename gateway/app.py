@@ -20,6 +20,7 @@ from gateway.core.fleet_view import FleetView
 from gateway.core.job_factory import JobFactory
 from gateway.core.job_object import full
 from gateway.core.plain_route import PlainApplications
+from gateway.core.receiver import Receiver
 from gateway.core.relay import Relay
 from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
@@ -170,6 +171,7 @@ def _make_gateway(
     metrics.overview_streams.set_function(lambda: sampler.viewers)
     gateway.add(sampler)
     gateway.add(Files(queue, settings.storage_url))
+    gateway.add(Receiver())
     for api in APIS:
         if api.start is not None:
             api.start(gateway)

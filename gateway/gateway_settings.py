@@ -12,11 +12,12 @@ from shared.files.storage_settings import StorageSettings
 from shared.fleet.pool_settings import PoolSettings
 from shared.job.quotas import Quotas
 from shared.platform.settings import SettingList
+from shared.webhooks.webhook_settings import WebhookSettings
 
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
-class GatewaySettings(ListenSettings, PoolSettings, StorageSettings):
+class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSettings):
     """Settings that only a gateway reads."""
 
     allowed_hosts: SettingList = Field(

@@ -46,9 +46,11 @@ ALLOWED: dict[str, set[str]] = {
     REDIS: {PLATFORM, JOB, FLEET, STORE, FILES, BATCHES, WEBHOOKS},
     "shared/client": set(),
     LISTEN: {PLATFORM},
-    SETTINGS: {PLATFORM, JOB, FLEET, FILES, LISTEN},
+    SETTINGS: {PLATFORM, JOB, FLEET, FILES, WEBHOOKS, LISTEN},
     "gateway/http": {PLATFORM, JOB, STORE, API, LISTEN, SETTINGS},
-    "gateway/core": {PLATFORM, JOB, STORE, REDIS, FLEET, API, SETTINGS, "gateway/http"},
+    "gateway/core": {
+        PLATFORM, JOB, STORE, REDIS, FLEET, API, WEBHOOKS, SETTINGS, "gateway/http",
+    },
     AUTOSCALER: {PLATFORM, JOB, STORE, REDIS, FLEET},
     OVERVIEW: {PLATFORM, JOB, STORE, REDIS, FLEET, AUTOSCALER, "gateway/core"},
     "gateway/files": {PLATFORM, JOB, REDIS, FILES},
@@ -62,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
         JOB, REDIS, FLEET, API, "gateway/http", "gateway/core", DESCRIPTION,
     },
     "gateway/apis/jobs": {
-        PLATFORM, JOB, STORE, API, "gateway/http", "gateway/core", DESCRIPTION,
+        PLATFORM, JOB, STORE, API, WEBHOOKS, "gateway/http", "gateway/core", DESCRIPTION,
     },
     "gateway/apis/responses": {
         JOB, STORE, REDIS, API, SETTINGS, "gateway/http", "gateway/core", DESCRIPTION,
@@ -71,11 +73,14 @@ ALLOWED: dict[str, set[str]] = {
         JOB, REDIS, FLEET, API, AUTOSCALER, "gateway/http", "gateway/core", DESCRIPTION,
     },
     "gateway/apis/batches": {
-        JOB, STORE, REDIS, API, FILES, BATCHES, "gateway/http", "gateway/core", "gateway/files",
-        DESCRIPTION,
+        JOB, STORE, REDIS, API, FILES, BATCHES, WEBHOOKS, "gateway/http", "gateway/core",
+        "gateway/files", DESCRIPTION,
     },
     "gateway/apis/files": {
         JOB, REDIS, FILES, "gateway/http", "gateway/core", "gateway/files", DESCRIPTION,
+    },
+    "gateway/apis/webhooks": {
+        JOB, REDIS, WEBHOOKS, "gateway/http", "gateway/core", "gateway/webhooks", DESCRIPTION,
     },
     "gateway/apis": {DESCRIPTION, *(f"gateway/apis/{api}" for api in APIS)},
     "gateway/ops": {
@@ -87,8 +92,8 @@ ALLOWED: dict[str, set[str]] = {
         "gateway/files",
     },
     "gateway/maintenance": {
-        PLATFORM, JOB, STORE, REDIS, FLEET, FILES, AUTOSCALER, SETTINGS, "gateway/batches",
-        "gateway/files",
+        PLATFORM, JOB, STORE, REDIS, FLEET, FILES, WEBHOOKS, AUTOSCALER, SETTINGS,
+        "gateway/batches", "gateway/files", "gateway/webhooks",
     },
     "gateway/launcher": {PLATFORM, STORE, REDIS, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},
     "gateway/offline": {PLATFORM, FLEET, BATCHES, "shared/client", "gateway/launcher"},

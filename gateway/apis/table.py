@@ -12,6 +12,7 @@ from gateway.apis.openai.routes import API as OPENAI
 from gateway.apis.pooling.routes import API as POOLING
 from gateway.apis.responses.routes import API as RESPONSES
 from gateway.apis.torchserve.routes import API as TORCHSERVE
+from gateway.apis.webhooks.routes import API as WEBHOOKS
 from gateway.description.api import Api
 
 APIS: tuple[Api, ...] = (
@@ -22,6 +23,7 @@ APIS: tuple[Api, ...] = (
     POOLING,
     FILES,
     BATCHES,
+    WEBHOOKS,
     JOBS,
     ADMIN,
     TORCHSERVE,

@@ -16,7 +16,7 @@ The order is the same for all of them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Receive, Scope
@@ -48,6 +48,8 @@ from shared.job.lanes import FLEX
 from shared.job.placement import LEAST_BYTES
 from shared.job.replies import JoinedJob
 from shared.job.states import JobState
+from shared.store.redis.webhook_records import WebhookRecords
+from shared.webhooks.webhook_delivery import notify_of
 
 T = TypeVar("T")
 
@@ -65,6 +67,8 @@ class JobOptions(NamedTuple):
     run_deadline_s: float | None = None
     metadata: Mapping[str, str] | None = None
     retried_from: str = ""
+    webhooks: Sequence[str] = ()
+    """Endpoints that its end is told to; empty: all that have subscribed to it."""
 
 
 _NO_OPTIONS = JobOptions()
@@ -126,6 +130,9 @@ async def new_call(
         or ("keep" if prefer else "")
     )
     prepared = request.prepared
+    if options.webhooks:
+        records = WebhookRecords(gateway.queue)
+        await records.check_ids(incoming.tenant, options.webhooks, "webhooks")
     key = None
     if sent.idempotency_key:
         same = without_boundary(raw) if endpoint.body is BodyKind.MULTIPART else raw
@@ -144,6 +151,10 @@ async def new_call(
         attached=attached,
     )
     job = _with_options(job, sent, options).with_request_id(incoming.request_id)
+    if attached and prepared and prepared.background:
+        job = job._replace(notify=notify_of("response"))
+    elif not attached or prefer or on_disconnect == "keep":  # else its client waits for the end
+        job = job._replace(notify=notify_of("job", options.webhooks))
     if prepared is None:
         return NewCall(await _with_prefixes(gateway, job), prefer, None, bool(key))
     step = gateway.steps[endpoint.path]

@@ -19,6 +19,7 @@ from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NO_ORIGIN, Job, NewJob, Origin, new_job_id_in
 from shared.job.response_id import shard_of_conversation
 from shared.platform import request_span
+from shared.webhooks.webhook_delivery import notify_of
 
 _ID_TRIES = 16
 _LOAD_FACTOR, _LOAD_MARGIN = 2, 16
@@ -114,6 +115,7 @@ class JobFactory:
             run_deadline_s=job.run_deadline_s,
             queue_deadline_s=job.queue_deadline_s,
             retried_from=job.id,
+            notify=job.notify or notify_of("job"),
             idempotency=idempotency,
             origin=_origin(job.endpoint, job.model, job.pool, job.lane),
             weight=self._settings.weight(job.tenant),

@@ -1,7 +1,7 @@
 """The files of a fleet: what Redis knows of them, and the storage that has their bytes.
 
 What other code needs of files is here: `of` (a file of a tenant, or 404), `storage` and `ready`
-(the storage, or 501 and 503), `records`, and `delete_blobs`.
+(the storage, or 501 and 503), `records`, `store_blob`, and `delete` and `delete_blobs`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from shared.files.storage import Storage
 from shared.files.stored_file import StoredFile
-from shared.job.errors import NotFound, StorageNotConfigured, StorageUnavailable
+from shared.job.errors import (
+    FlotillaError,
+    NotFound,
+    StorageNotConfigured,
+    StorageUnavailable,
+)
 from shared.platform.logs import RareWarning
 from shared.store.redis.file_records import FileRecords
 from shared.store.redis.job_queue import JobQueue
@@ -80,6 +85,29 @@ class Files:
         if file is None:
             raise no_such_file(file_id)
         return file
+
+    async def store_blob(
+        self, name: str, chunks: AsyncIterator[bytes], keep: Callable[[int], Awaitable[None]]
+    ) -> int:
+        """Write a blob and its record (`keep`, which gets its bytes); returns its bytes.
+
+        If it is refused, nothing is left. If Redis can't be reached the record may have been
+        written, so the blob stays: maintenance deletes it if there is no record.
+        """
+        n_bytes = await self.storage.write(name, chunks)
+        try:
+            await keep(n_bytes)
+        except FlotillaError:
+            await self.delete_blobs([name])
+            raise
+        return n_bytes
+
+    async def delete(self, tenant: str, file_id: str) -> bool:
+        """Delete a file; False if there is none. Raises FileInUse, and StoreError."""
+        deleted = await self.records.delete(tenant, file_id)
+        if deleted is not None:
+            await self.delete_blobs([segment.blob for segment in deleted.segments])
+        return deleted is not None
 
     async def delete_blobs(self, names: Sequence[str]) -> None:
         """Delete blobs that no record names any more; maintenance finds those that are left."""

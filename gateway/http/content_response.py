@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -27,12 +27,7 @@ async def content_response(
     `read(start, end)` has the bytes from `start` to before `end`. Raises RangeNotSatisfiable, and
     what `read` raises before its first chunk; later the connection is closed.
     """
-    headers = {
-        # A page of the gateway's own origin must not be made of a client's file.
-        "content-disposition": _attachment(filename),
-        "x-content-type-options": "nosniff",
-        "accept-ranges": "bytes",
-    }
+    headers = attachment(filename) | {"accept-ranges": "bytes"}
     # Without validators of our own, `If-Range` can't match.
     asked = "" if "if-range" in request.headers else request.headers.get("range", "")
     part = byte_range(asked, total)
@@ -43,7 +38,13 @@ async def content_response(
     status, media_type = 206 if part else 200, "application/octet-stream"
     if start == end or request.scope.get(IS_HEAD):
         return Response(None, status, headers, media_type)
-    chunks = read(start, end)
+    return await streamed(read(start, end), status, headers, media_type)
+
+
+async def streamed(
+    chunks: AsyncIterator[bytes], status: int, headers: Mapping[str, str], media_type: str
+) -> Response:
+    """The chunks as they come. Raises what they raise before the first one."""
     first = await anext(chunks, b"")  # an error has a status of its own until here
 
     async def rest() -> AsyncIterator[bytes]:
@@ -76,6 +77,12 @@ def byte_range(header: str, total: int) -> tuple[int, int] | None:
     return start, min(end, total)
 
 
-def _attachment(filename: str) -> str:
+def attachment(filename: str) -> dict[str, str]:
+    """Headers: a page of the gateway's own origin must not be made of a client's file."""
     plain = _NOT_PLAIN.sub("_", filename)
-    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
+    return {
+        "content-disposition": (
+            f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
+        ),
+        "x-content-type-options": "nosniff",
+    }

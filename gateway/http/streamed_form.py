@@ -1,20 +1,16 @@
-"""A form with one file that is passed on as it arrives, with its other fields in any order.
-
-The server reads no more of the connection until what has arrived is taken: a form costs the memory
-of a few chunks, however large its file is.
-"""
+"""A form with one file that is passed on as it arrives, with its other fields in any order."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 
 from starlette.types import Receive, Scope
 
 from gateway.http.body import check_type
+from gateway.http.body_parts import BodyParts
 from gateway.http.form import Form, boundary_of, decoded, valid_form
 from shared.api.endpoint import BodyKind
-from shared.job.errors import BadRequest, BodyTimeout
+from shared.job.errors import BadRequest
 
 _CHUNK_BYTES = 1 << 18
 """About how much of a file is passed on at once: each chunk costs a step to a thread and back."""
@@ -27,11 +23,8 @@ class StreamedForm:
     def __init__(self, scope: Scope, receive: Receive, file_field: str, silence_s: float) -> None:
         """`file_field`: the name of its file. `silence_s`: longest time without a byte."""
         self._scope = scope
-        self._receive = receive
-        self._silence_s = silence_s
+        self.body = BodyParts(receive, silence_s)
         self._form = _FormWithFile(file_field)
-        self.ended = False
-        """All of the body has been received."""
 
     @property
     def fields(self) -> dict[str, str]:
@@ -54,8 +47,8 @@ class StreamedForm:
         if not boundary:
             raise BadRequest("The header `Content-Type` names no boundary of the form's parts.")
         parser = form.parser(boundary)
-        while not self.ended:
-            data = await self._next_part()
+        while not self.body.ended:
+            data = await self.body.next()
             with valid_form():
                 parser.write(data)
             if len(form.data) >= _CHUNK_BYTES:
@@ -68,19 +61,6 @@ class StreamedForm:
             raise BadRequest(f"`{name}` is missing: a part with a `filename`.", name)
         if form.data:
             yield form.take()
-
-    async def _next_part(self) -> bytes:
-        try:
-            async with asyncio.timeout(self._silence_s):
-                message = await self._receive()
-        except TimeoutError as error:
-            raise BodyTimeout(f"No byte arrived for {self._silence_s:g} s.") from error
-        if message["type"] == "http.disconnect":
-            self.ended = True
-            raise BadRequest("The client closed the connection before the body was complete.")
-        self.ended = not message.get("more_body", False)
-        data: bytes = message.get("body", b"")
-        return data
 
 
 class _FormWithFile(Form):

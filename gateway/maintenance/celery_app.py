@@ -1,7 +1,7 @@
 """The Celery application: its tasks, its schedule (beat) and its settings.
 
-Celery is for work that is queued and may wait: today the periodic repairs. A task with arguments of
-its own (a batch, a webhook) is one more `@app.task` in `create_app`.
+Celery is for work that is queued and may wait: repairs, batches, and webhooks. Its solo pool runs
+one task at a time; what a task has started on the event loop goes on beside the next ones.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ JSON at all.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import warnings
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from celery import signals
@@ -20,12 +20,17 @@ from gateway.batches.batch_context import BatchContext
 from gateway.batches.batch_work import BatchWork
 from gateway.gateway_settings import GatewaySettings
 from gateway.maintenance.celery_app import create_app
+from gateway.maintenance.loop_thread import LoopThread
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
-from gateway.maintenance.maintenance_tasks import MaintenanceTasks
+from gateway.maintenance.maintenance_tasks import BATCHES, WEBHOOKS, MaintenanceTasks
+from gateway.webhooks.webhook_sender import WebhookSender
+from gateway.webhooks.webhook_work import WebhookWork
 from shared.fleet.pools import load_pools
 from shared.platform import logs
 from shared.platform.settings import load_settings
+from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.servers import Servers
+from shared.webhooks.address_check import AllowedAddresses
 
 
 def main() -> None:
@@ -37,35 +42,53 @@ def main() -> None:
     # Without Redis the worker logs that in one line; beat would add a traceback a second.
     logging.getLogger("celery.beat").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", category=SecurityWarning)  # root in a container is no risk
-    with asyncio.Runner() as runner:
-        servers = Servers(settings.redis_url, settings.shards, max_connections=8)
-        batches = context = None
-        if settings.storage_url:
-            context = BatchContext.of(load_settings(GatewaySettings), servers)
-            batches = BatchWork(context).work
-        tasks = MaintenanceTasks(settings, load_pools(settings), batches)
-        app = create_app(settings, lambda name: runner.run(tasks.run(name)))
-        app.set_default()  # of all threads: some parts of Celery use the default application
-        # Beat as a thread, whose schedule is in memory: no more processes, no file.
-        beat = EmbeddedService(app, thread=True, scheduler_cls=Scheduler)
+    loop = LoopThread()
+    tasks, close = loop.run(_make_tasks(settings))
+    app = create_app(settings, lambda name: loop.run(tasks.run(name)))
+    app.set_default()  # of all threads: some parts of Celery use the default application
+    # Beat as a thread, whose schedule is in memory: no more processes, no file.
+    beat = EmbeddedService(app, thread=True, scheduler_cls=Scheduler)
 
-        def keep_logging(**_: Any) -> None:
-            """With a receiver of this signal, Celery does not configure logging."""
+    def keep_logging(**_: Any) -> None:
+        """With a receiver of this signal, Celery does not configure logging."""
 
-        def start_beat(**_: Any) -> None:
-            beat.start()
+    def start_beat(**_: Any) -> None:
+        beat.start()
 
-        signals.setup_logging.connect(keep_logging)
-        signals.worker_ready.connect(start_beat)  # not before: messages would wait for the worker
-        worker = app.Worker(
-            quiet=True, without_gossip=True, without_mingle=True, without_heartbeat=True
-        )
-        worker.start()
-        runner.run(tasks.close())
-        if context is not None:
-            runner.run(context.queue.close())
-        runner.run(servers.close())
+    signals.setup_logging.connect(keep_logging)
+    signals.worker_ready.connect(start_beat)  # not before: messages would wait for the worker
+    worker = app.Worker(
+        quiet=True, without_gossip=True, without_mingle=True, without_heartbeat=True
+    )
+    worker.start()
+    loop.run(close())
+    loop.close()
     sys.exit(worker.exitcode)
+
+
+async def _make_tasks(
+    settings: MaintenanceSettings,
+) -> tuple[MaintenanceTasks, Callable[[], Coroutine[Any, Any, None]]]:
+    """The tasks, and how to close what they use. Raises SettingsError."""
+    servers = Servers(settings.redis_url, settings.shards, max_connections=8)
+    queue = JobQueue(servers)
+    sender = WebhookSender(AllowedAddresses.of(settings.webhook_allow))
+    webhooks, context = WebhookWork(queue, sender), None
+    further = {WEBHOOKS: webhooks.keep_working}
+    if settings.storage_url:
+        context = BatchContext.of(load_settings(GatewaySettings), servers)
+        further[BATCHES] = BatchWork(context).work
+    tasks = MaintenanceTasks(settings, load_pools(settings), further)
+
+    async def close() -> None:
+        await webhooks.close()
+        await tasks.close()
+        if context is not None:
+            await context.queue.close()
+        await queue.close()
+        await servers.close()
+
+    return tasks, close
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Such a blob is left when a process is killed between the storage and Redis.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -60,11 +61,8 @@ class FileSweep:
                 break
             n_deleted += len(files) + len(uploads)
             for file in files:
-                try:
-                    await self._files.records.delete(file.tenant, file.id)
-                except FileInUse:
-                    continue
-                await self._files.delete_blobs([segment.blob for segment in file.segments])
+                with contextlib.suppress(FileInUse):
+                    await self._files.delete(file.tenant, file.id)
             for upload in uploads:
                 parts = await self._files.uploads.expire(upload)
                 await self._files.delete_blobs([part_blob(upload, part) for part in parts])

@@ -7,9 +7,10 @@ from pydantic import Field
 from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
 from shared.files.storage_settings import StorageSettings
 from shared.fleet.pool_settings import PoolSettings
+from shared.webhooks.webhook_settings import WebhookSettings
 
 
-class MaintenanceSettings(AutoscalerSettings, PoolSettings, StorageSettings):
+class MaintenanceSettings(AutoscalerSettings, PoolSettings, StorageSettings, WebhookSettings):
     """Settings that only the maintenance process reads."""
 
     maintenance_redis_url: str = Field(

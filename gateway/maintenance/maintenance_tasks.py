@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -38,19 +38,28 @@ PRUNE = "prune"
 FILES = "files"
 AUTOSCALE = "autoscale"
 BATCHES = "batches"
+WEBHOOKS = "webhooks"
 TIMEOUT_S = 20.0
 """A round that takes longer is cancelled."""
 _PRUNE_INTERVAL_S = 600.0
 _FILES_INTERVAL_S = 600.0
 _BATCHES_INTERVAL_S = 2.0
 """A little more than one call works (batch_work.py), so that other tasks have their turn."""
+_WEBHOOKS_INTERVAL_S = 5.0
+"""The work goes on between two calls (webhook_work.py); they only keep it going."""
+_IN_EACH_PROCESS = (BATCHES, WEBHOOKS)
+"""Processes share this work: each batch, and each delivery, has an owner."""
 _LOCKED_SHARE = 0.9
 """Of an interval; less than 1, as a timer that fires a little early must not miss its round."""
 
 
 def celery_intervals(settings: MaintenanceSettings) -> dict[str, float]:
     """The tasks that Celery runs -> seconds from one round to the next."""
-    intervals = {REPAIR: settings.repair_interval_s, PRUNE: _PRUNE_INTERVAL_S}
+    intervals = {
+        REPAIR: settings.repair_interval_s,
+        PRUNE: _PRUNE_INTERVAL_S,
+        WEBHOOKS: _WEBHOOKS_INTERVAL_S,
+    }
     if settings.storage_url:
         intervals |= {BATCHES: _BATCHES_INTERVAL_S, FILES: _FILES_INTERVAL_S}
     return intervals
@@ -68,9 +77,9 @@ class MaintenanceTasks:
         self,
         settings: MaintenanceSettings,
         pools: Pools,
-        batches: Callable[[], Awaitable[None]] | None = None,
+        further: Mapping[str, Callable[[], Awaitable[None]]] | None = None,
     ) -> None:
-        """`batches`: works on batches for a while; None: this process never runs that task."""
+        """`further`: what BATCHES and WEBHOOKS do; a process that never runs these has none."""
         servers = Servers(settings.redis_url, settings.shards, max_connections=4)
         self._queue = JobQueue(servers)
         self._silence_s = settings.silence_s
@@ -85,8 +94,7 @@ class MaintenanceTasks:
             FILES: FileSweep(self._queue, settings.storage_url).sweep,
             AUTOSCALE: functools.partial(autoscaler.tick, self._queue, registry, settings, pools),
         }
-        if batches:
-            self._work[BATCHES] = batches
+        self._work |= further or {}
 
     async def run(self, name: str) -> None:
         """Run a task unless another process has done so in this round. Logs what goes wrong."""
@@ -108,9 +116,8 @@ class MaintenanceTasks:
 
         Raises what the task raises, StoreError among it.
         """
-        # Processes share the batches: each of these has an owner of its own.
         round_s = self._intervals_s[name] * _LOCKED_SHARE
-        if name != BATCHES and not await self._runs.begin(name, round_s):
+        if name not in _IN_EACH_PROCESS and not await self._runs.begin(name, round_s):
             return False
         await self._work[name]()
         await self._runs.done(name)

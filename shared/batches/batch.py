@@ -85,6 +85,8 @@ class Batch(NamedTuple):
     output_file_id: str = ""
     """Empty until it has ended, and if no line has an answer."""
     error_file_id: str = ""
+    webhooks: tuple[str, ...] = ()
+    """Of a new one: endpoints that its end is told to; empty: all that have subscribed to it."""
 
     @property
     def expires_at(self) -> float:

@@ -37,7 +37,7 @@ OTHER_SERVERS = ("cli/", "launchers/")
 
 _RESPONSE, _CONVERSATION = "/v1/responses/{response_id}", "/v1/conversations/{id}"
 _FILE, _UPLOAD = "/v1/files/{file_id}", "/v1/uploads/{upload_id}"
-_BATCH = "/v1/batches/{batch_id}"
+_BATCH, _WEBHOOK = "/v1/batches/{batch_id}", "/v1/webhook_endpoints/{endpoint_id}"
 BY_OPENAIS_SDK = {
     ("POST", "/v1/responses"): "responses.create",
     ("GET", _RESPONSE): "responses.retrieve",
@@ -65,6 +65,14 @@ BY_OPENAIS_SDK = {
     ("GET", "/v1/batches"): "batches.list",
     ("GET", _BATCH): "batches.retrieve",
     ("POST", f"{_BATCH}/cancel"): "batches.cancel",
+    ("POST", "/v1/webhook_endpoints"): "webhooks.create",
+    ("GET", "/v1/webhook_endpoints"): "webhooks.list",
+    ("GET", _WEBHOOK): "webhooks.retrieve",
+    ("POST", _WEBHOOK): "webhooks.update",
+    ("DELETE", _WEBHOOK): "webhooks.delete",
+    ("POST", f"{_WEBHOOK}/rotate_secret"): "webhooks.rotate_secret",
+    ("POST", f"{_WEBHOOK}/test"): "webhooks.test",
+    ("GET", "/v1/webhook_event_types"): "webhooks.event_types.list",
 }
 """What the tests of these routes call."""
 

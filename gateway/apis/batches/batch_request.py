@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shared.api.endpoint import BodyKind
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest
+from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS
 
 ENDPOINT_PATHS = [row.path for row in ENDPOINTS.values() if row.body is BodyKind.JSON]
 """A form can't be a member of a line."""
@@ -45,6 +46,8 @@ class BatchRequest(BaseModel):
         | None
     ) = None
     output_expires_after: OutputExpiry | None = None
+    webhooks: Annotated[list[str], Field(max_length=MOST_ENDPOINTS)] = Field(default_factory=list)
+    """Ids of endpoints that its end is told to; without any, all that have subscribed to it."""
 
     @property
     def window_s(self) -> float:

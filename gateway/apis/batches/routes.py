@@ -23,6 +23,7 @@ from shared.batches.batch import Batch, BatchStatus, is_batch_id, new_batch_id
 from shared.files.stored_file import Purpose, total_bytes
 from shared.job import errors
 from shared.store.redis.batch_records import BatchRecords, Which
+from shared.store.redis.webhook_records import WebhookRecords
 
 
 def _check_storage(gateway: GatewayDep) -> None:
@@ -61,6 +62,7 @@ async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Ba
             f"The purpose of this file is `{file.purpose}`; a batch needs `batch`.",
             "input_file_id",
         )
+    await WebhookRecords(gateway.queue).check_ids(tenant, sent.webhooks, "webhooks")
     expiry = sent.output_expires_after
     batch = Batch(
         id=new_batch_id(),
@@ -72,6 +74,7 @@ async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Ba
         metadata=sent.metadata,
         output_ttl_s=None if expiry is None else float(expiry.seconds),
         created_at=gateway.fleet.now_s(),
+        webhooks=tuple(sent.webhooks),
     )
     await gateway.of(BatchRecords).create(batch, MAX_OPEN)
     return BatchObject.of(batch)

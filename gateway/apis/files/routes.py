@@ -21,14 +21,9 @@ from gateway.apis.files.file_objects import (
     takes_form,
     ttl_in,
 )
-from gateway.apis.files.received_file import (
-    FileLimits,
-    Receiver,
-    quota_of,
-    receive_file,
-    store_blob,
-)
+from gateway.apis.files.received_file import FileLimits, receive_file
 from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.receiver import quota_of
 from gateway.description.api import Api
 from gateway.description.schema import TEXT, errors_in, shows
 from gateway.files.files import Files, no_such_file
@@ -105,7 +100,7 @@ async def _store(
         await files.records.add(file, *quota)
         kept.append(file)
 
-    await store_blob(files, blob, _checked_early(form, chunks), keep)
+    await files.store_blob(blob, _checked_early(form, chunks), keep)
     return kept[0]
 
 
@@ -157,10 +152,8 @@ async def retrieve(file_id: str, files: FilesDep, tenant: TenantDep) -> dict[str
 @router.delete("/{file_id}", openapi_extra=shows("DeletedFile", errors=(FileInUse,)))
 async def delete(file_id: str, files: FilesDep, tenant: TenantDep) -> dict[str, Any]:
     """Delete a file, unless a batch that has not ended reads it."""
-    deleted = await files.records.delete(tenant, file_id)
-    if deleted is None:
+    if not await files.delete(tenant, file_id):
         raise no_such_file(file_id)
-    await files.delete_blobs([segment.blob for segment in deleted.segments])
     return {"id": file_id, "object": "file", "deleted": True}
 
 
@@ -180,13 +173,8 @@ async def content(file_id: str, request: Request, files: FilesDep, tenant: Tenan
     return await content_response(request, read, file.bytes, file.filename)
 
 
-def _start(gateway: Gateway) -> None:
-    gateway.add(Receiver())
-
-
 API = Api(
     routers=(router, upload_routes.router),
     forms=("/v1/files", "/v1/uploads/{upload_id}/parts"),
     schemas=FILE_SCHEMAS,
-    start=_start,
 )

@@ -21,15 +21,10 @@ from gateway.apis.files.file_objects import (
     ttl_in,
     upload_object,
 )
-from gateway.apis.files.received_file import (
-    FileLimits,
-    Receiver,
-    quota_of,
-    receive_file,
-    store_blob,
-)
+from gateway.apis.files.received_file import FileLimits, receive_file
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.receiver import Receiver, quota_of
 from gateway.description.schema import errors_in, ref, shows, takes
 from gateway.files.files import Files
 from gateway.http.query import known_only
@@ -126,7 +121,7 @@ async def add_part(
                 raise BadRequest(f"There is no field {name[:64]!r}.", name[:64])
             await files.uploads.add_part(upload, part_id, n_bytes, quota)
 
-        await store_blob(files, part_blob(upload_id, part_id), chunks, keep)
+        await files.store_blob(part_blob(upload_id, part_id), chunks, keep)
         shown = {
             "id": part_id,
             "object": "upload.part",

@@ -44,6 +44,7 @@ from shared.job.place import PLACE, Place
 from shared.job.states import JobState
 from shared.store.interface import Store
 from shared.store.log_parts import log_parts
+from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
@@ -77,6 +78,7 @@ class JobRequest(BaseModel):
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
         Field(default_factory=dict, max_length=16)
     )
+    webhooks: Annotated[list[str], Field(max_length=MOST_ENDPOINTS)] = Field(default_factory=list)
 
 
 def _job_request() -> Schema:
@@ -237,6 +239,7 @@ def _call_in(raw: bytes, fields: dict[str, Any]) -> Wrapped:
         queue_deadline_s=asked.queue_deadline_s,
         run_deadline_s=asked.run_deadline_s,
         metadata=asked.metadata,
+        webhooks=asked.webhooks,
     )
     return Wrapped(ENDPOINTS[asked.endpoint], asked.body, raw_member(raw, "body"), options)
 

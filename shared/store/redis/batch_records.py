@@ -18,6 +18,7 @@ from shared.job.packing import pack
 from shared.job.replies import Fenced
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
+from shared.webhooks.webhook_delivery import notify_of
 
 Which = Literal["output", "errors"]
 _KEPT_S = 30 * 86_400
@@ -101,6 +102,7 @@ class BatchRecords:
             "output_ttl_s": batch.output_ttl_s or "",
             "created_at": batch.created_at,
             "status": batch.status,
+            "notify": notify_of("batch", batch.webhooks),
         }
         flat = [word for pair in fields.items() for word in pair]
         arguments = (batch.id, batch.tenant, batch.input_file_id, max_open, created_us, *flat)

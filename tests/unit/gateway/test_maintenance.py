@@ -131,8 +131,11 @@ def test_fleets_that_share_a_database_do_not_share_keys() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, {"repair": 30.0, "prune": 600.0}),
-        ({"repair_interval_s": 2, "autoscale": "m=0:3"}, {"repair": 2.0, "prune": 600.0}),
+        ({}, {"repair": 30.0, "prune": 600.0, "webhooks": 5.0}),
+        (
+            {"repair_interval_s": 2, "autoscale": "m=0:3"},
+            {"repair": 2.0, "prune": 600.0, "webhooks": 5.0},
+        ),
     ],
 )
 def test_each_task_has_its_interval(changes: dict[str, str], expected: dict[str, float]) -> None:

@@ -22,6 +22,18 @@ def batch_ids(incomplete: str) -> list[str]:
     return _found("/v1/batches", incomplete, lambda body: (row["id"] for row in body["data"]))
 
 
+def webhook_ids(incomplete: str) -> list[str]:
+    """The webhook endpoints."""
+    return _found(
+        "/v1/webhook_endpoints", incomplete, lambda body: (row["id"] for row in body["data"])
+    )
+
+
+def event_types(incomplete: str) -> list[str]:
+    """The events that webhook endpoints may subscribe to."""
+    return _found("/v1/webhook_event_types", incomplete, lambda body: iter(body["data"]))
+
+
 def letter_ids(incomplete: str) -> list[str]:
     """The newest dead letters."""
     return _found("/admin/dead", incomplete, lambda body: (row["id"] for row in body["data"]))

@@ -12,6 +12,7 @@ from gateway.cli import files_command as files
 from gateway.cli import jobs_command as jobs
 from gateway.cli import keys_command as keys
 from gateway.cli import submit_command as submit
+from gateway.cli import webhook_command as webhook
 from gateway.cli import workers_command as workers
 from gateway.cli.batch import batch_command as batch
 from gateway.cli.exit_codes import MEANINGS
@@ -32,6 +33,7 @@ jobs.app.add_typer(job_actions.app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(batch.app, name="batch")
 app.add_typer(files.app, name="files")
+app.add_typer(webhook.app, name="webhook")
 app.add_typer(dead.app, name="dead")
 app.add_typer(workers.app, name="workers")
 app.add_typer(queues.app, name="queue")

@@ -20,6 +20,7 @@ _LEVELS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _STATES = {
     "ready": "green",
     "completed": "green",
+    "delivered": "green",
     "busy": "green",
     "in_progress": "cyan",
     "failed": "red",

@@ -56,7 +56,10 @@ ALLOWED: dict[str, set[str]] = {
     "gateway/files": {PLATFORM, JOB, REDIS, FILES},
     "gateway/webhooks": {PLATFORM, JOB, STORE, REDIS, WEBHOOKS},
     DESCRIPTION: {JOB, API, "gateway/http", "gateway/core"},
-    "gateway/apis/anthropic": {DESCRIPTION},
+    "gateway/apis/anthropic": {
+        JOB, REDIS, API, FILES, BATCHES, "gateway/http", "gateway/core", "gateway/files",
+        DESCRIPTION,
+    },
     "gateway/apis/audio": {DESCRIPTION},
     "gateway/apis/pooling": {DESCRIPTION},
     "gateway/apis/openai": {JOB, "gateway/http", "gateway/core", DESCRIPTION},
@@ -77,7 +80,7 @@ ALLOWED: dict[str, set[str]] = {
         "gateway/files", DESCRIPTION,
     },
     "gateway/apis/files": {
-        JOB, REDIS, FILES, "gateway/http", "gateway/core", "gateway/files", DESCRIPTION,
+        JOB, FILES, "gateway/http", "gateway/core", "gateway/files", DESCRIPTION,
     },
     "gateway/apis/webhooks": {
         JOB, REDIS, WEBHOOKS, "gateway/http", "gateway/core", "gateway/webhooks", DESCRIPTION,

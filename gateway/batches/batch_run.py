@@ -12,10 +12,11 @@ from gateway.batches.input_check import InputCheck
 from gateway.batches.line_result import CANCELLED, EXPIRED, CutOff
 from gateway.batches.owner import Owner
 from gateway.batches.window import NOTHING_NEW, Share, Window
-from shared.batches.batch import BatchStatus, LineError, file_id_of
+from shared.batches.batch import BatchStatus, LineError, file_id_of, is_message_batch_id
 from shared.files.stored_file import Purpose, StoredFile
 from shared.job.errors import BlobMissing
-from shared.store.redis.batch_records import Change, OwnedBatch, Which, pack_errors
+from shared.store.redis.batch_fields import pack_errors
+from shared.store.redis.batch_records import Change, OwnedBatch, Which
 
 _NOTHING: Mapping[str, str] = {}
 _IDLE_S = 0.05
@@ -172,12 +173,14 @@ class BatchRun:
         if not segments:
             return ""
         file_id = file_id_of(batch.id, which)
+        of_messages = is_message_batch_id(batch.id)
+        purpose = Purpose.MESSAGE_BATCH if of_messages else Purpose.BATCH_OUTPUT
         now = context.fleet.now_s()
         file = StoredFile(
             id=file_id,
             tenant=batch.tenant,
             filename=f"{batch.id}_{which}.jsonl",
-            purpose=Purpose.BATCH_OUTPUT,
+            purpose=purpose,
             created_at=now,
             expires_at=now + (batch.output_ttl_s or _OUTPUT_TTL_S),
             segments=segments,

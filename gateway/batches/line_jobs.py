@@ -45,7 +45,9 @@ class LineJobs:
             return job._replace(id=job_id, metadata=metadata)
         except FlotillaError as error:
             # 503: no worker has this model now, or the pool's intake is stopped.
-            return None if error.status == 503 else refused(number, custom_id, job_id, error)
+            if error.status == 503:
+                return None
+            return refused(number, custom_id, job_id, batch.endpoint, error)
         except ValueError:
             log.exception("line %d of %s can't be submitted", number, batch.id)
             message = "The gateway could not submit this request."

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shared.batches.batch import Usage
+from shared.api.error_shapes import error_body, error_style
+from shared.batches.batch import CUT_OFF_CANCELLED, CUT_OFF_EXPIRED, Usage
 from shared.job.errors import FlotillaError
 
 # Clients split a file at these, too, if they use Python's `splitlines`; within JSON texts they may
@@ -23,9 +24,9 @@ class CutOff(NamedTuple):
     message: str
 
 
-CANCELLED = CutOff("batch_cancelled", "This request was cut off: its batch was cancelled.")
+CANCELLED = CutOff(CUT_OFF_CANCELLED, "This request was cut off: its batch was cancelled.")
 EXPIRED = CutOff(
-    "batch_expired",
+    CUT_OFF_EXPIRED,
     "This request could not be executed before the completion window expired.",
 )
 
@@ -38,6 +39,8 @@ class LineResult(NamedTuple):
     """With its newline."""
     is_output: bool
     usage: Usage = Usage()
+    code: str = ""
+    """Why there is no answer; empty: there is one."""
 
 
 def answered(number: int, custom_id: str, job_id: str, status: int, body: bytes) -> LineResult:
@@ -62,9 +65,12 @@ def answered(number: int, custom_id: str, job_id: str, status: int, body: bytes)
     return LineResult(number, data, fine, _usage(answer) if fine else Usage())
 
 
-def refused(number: int, custom_id: str, job_id: str, error: FlotillaError) -> LineResult:
-    """The line for a request that the gateway refuses."""
-    return answered(number, custom_id, job_id, error.status, error.to_openai())
+def refused(
+    number: int, custom_id: str, job_id: str, endpoint: str, error: FlotillaError
+) -> LineResult:
+    """The line for a request that the gateway refuses, as it would answer one of its own."""
+    body = error_body(error, error_style(endpoint))
+    return answered(number, custom_id, job_id, error.status, body)
 
 
 def given_up(number: int, custom_id: str, job_id: str, code: str, message: str) -> LineResult:
@@ -75,7 +81,7 @@ def given_up(number: int, custom_id: str, job_id: str, code: str, message: str) 
         "response": None,
         "error": {"code": code, "message": message},
     }
-    return LineResult(number, json.dumps(line).encode() + b"\n", is_output=False)
+    return LineResult(number, json.dumps(line).encode() + b"\n", is_output=False, code=code)
 
 
 def _request_id(job_id: str) -> str:

@@ -72,8 +72,6 @@ REFUSED: dict[str, str] = {
     "/v1/containers": _NOT_VLLM,
     "/v1/evals": _NOT_VLLM,
     "/v1/fine_tuning": _NOT_VLLM,
-    # Anthropic
-    "/v1/messages/batches": "use POST /v1/batches with the endpoint /v1/messages.",
     # TorchServe
     "/explanations": "vLLM explains no answers; `logprobs` has the probabilities of tokens.",
     "POST /v1/models": _KSERVE,

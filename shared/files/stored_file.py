@@ -21,6 +21,8 @@ class Purpose(StrEnum):
     BATCH = "batch"
     USER_DATA = "user_data"
     BATCH_OUTPUT = "batch_output"
+    MESSAGE_BATCH = "message_batch"
+    """Ours: the requests and the results of Anthropic's batches, which are in no other list."""
 
 
 UPLOADED = (Purpose.BATCH, Purpose.USER_DATA)
@@ -44,7 +46,7 @@ class StoredFile(NamedTuple):
     @property
     def n_counted(self) -> int:
         """How many files it counts as: of what is uploaded each part, of an output one."""
-        return 1 if self.purpose is Purpose.BATCH_OUTPUT else len(self.segments)
+        return len(self.segments) if self.purpose in UPLOADED else 1
 
     @property
     def bytes(self) -> int:

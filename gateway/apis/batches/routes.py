@@ -19,10 +19,10 @@ from gateway.files.files import Files
 from gateway.http import server_events as sse
 from gateway.http.content_response import content_response
 from gateway.http.query import known_only
-from shared.batches.batch import Batch, BatchStatus, is_batch_id, new_batch_id
+from shared.batches.batch import MAX_OPEN, Batch, BatchStatus, is_batch_id, new_batch_id
 from shared.files.stored_file import Purpose, total_bytes
 from shared.job import errors
-from shared.store.redis.batch_records import BatchRecords, Which
+from shared.store.redis.batch_records import BatchRecords, Kind, Which
 from shared.store.redis.webhook_records import WebhookRecords
 
 
@@ -37,8 +37,6 @@ router = APIRouter(
     responses=errors_in(errors.StorageNotConfigured),
 )
 
-MAX_OPEN = 100
-"""Batches of one tenant that have not ended."""
 _SSE_HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
 _CONTENT: dict[int | str, dict[str, Any]] = {
     "200": {"content": {"application/x-ndjson": {}}},
@@ -88,7 +86,7 @@ async def list_batches(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> BatchList:
     """The tenant's batches, newest first; `after` is the last id of the page before."""
-    found, has_more = await gateway.of(BatchRecords).list(tenant, after, limit)
+    found, has_more = await gateway.of(BatchRecords).list(tenant, Kind.BATCHES, limit, after)
     return BatchList(
         data=[BatchObject.of(batch) for batch in found],
         first_id=found[0].id if found else None,

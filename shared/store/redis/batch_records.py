@@ -7,20 +7,29 @@ made once, or not at all if another process owns the batch by then.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
-from shared.batches.batch import Batch, BatchStatus, LineError, Usage
+from shared.batches.batch import Batch, BatchStatus
 from shared.files.stored_file import Segment
 from shared.job.errors import NotFound, TooManyBatches
 from shared.job.packing import pack
 from shared.job.replies import Fenced
 from shared.store.redis import keys
+from shared.store.redis.batch_fields import fields_of, parse_batch, parse_segment
 from shared.store.redis.job_queue import JobQueue
-from shared.webhooks.webhook_delivery import notify_of
 
 Which = Literal["output", "errors"]
+
+
+class Kind(StrEnum):
+    """Whose API has made a batch, which is then in this index of its tenant."""
+
+    BATCHES = keys.BATCHES
+    MESSAGES = keys.MESSAGE_BATCHES
+
+
 _KEPT_S = 30 * 86_400
 """How long a batch is kept after its end."""
 _SHARD = 0
@@ -92,19 +101,7 @@ class BatchRecords:
     async def create(self, batch: Batch, max_open: int) -> None:
         """Store a new batch. `max_open`: of one tenant. Raises TooManyBatches and NotFound."""
         created_us = int(batch.created_at * 1e6)
-        fields: dict[str, str | float] = {
-            "tenant": batch.tenant,
-            "endpoint": batch.endpoint,
-            "input_file_id": batch.input_file_id,
-            "window_s": batch.window_s,
-            "completion_window": batch.completion_window,
-            "metadata": "" if batch.metadata is None else json.dumps(dict(batch.metadata)),
-            "output_ttl_s": batch.output_ttl_s or "",
-            "created_at": batch.created_at,
-            "status": batch.status,
-            "notify": notify_of("batch", batch.webhooks),
-        }
-        flat = [word for pair in fields.items() for word in pair]
+        flat = [word for pair in fields_of(batch).items() for word in pair]
         arguments = (batch.id, batch.tenant, batch.input_file_id, max_open, created_us, *flat)
         made = await self._queue.run("create_batch", _SHARD, arguments)
         if made < 0:
@@ -116,36 +113,49 @@ class BatchRecords:
 
     async def get(self, tenant: str, batch_id: str) -> Batch | None:
         """The batch; None if the tenant has none with this id."""
-        batch = _parse(batch_id, await self._redis.hgetall(keys.first(keys.BATCH, batch_id)))
+        batch = parse_batch(batch_id, await self._redis.hgetall(keys.first(keys.BATCH, batch_id)))
         return batch if batch and batch.tenant == tenant else None
 
-    async def list(self, tenant: str, after: str, limit: int) -> tuple[list[Batch], bool]:
-        """The tenant's batches behind `after`, newest first, and whether there are more.
+    async def list(
+        self, tenant: str, kind: Kind, limit: int, after: str = "", before: str = ""
+    ) -> tuple[list[Batch], bool]:
+        """The tenant's batches of this kind, newest first: at most so many, and whether there are
+        more.
 
-        `after`: empty for the newest. Raises NotFound.
+        `after`: those that are older than it, `before`: those that are newer, next to it. Raises
+        NotFound.
         """
-        index, start = keys.first(keys.BATCHES, tenant), 0
-        if after:
-            rank = await self._redis.zrevrank(index, after)
+        index, start, older = keys.first(kind, tenant), 0, not before
+        if cursor := after or before:
+            rank = await (self._redis.zrevrank if older else self._redis.zrank)(index, cursor)
             if rank is None:
-                raise NotFound(f"There is no batch {after[:64]!r}.")
+                raise NotFound(f"There is no batch {cursor[:64]!r}.")
             start = rank + 1
         found: list[Batch] = []
         while len(found) <= limit:
-            ids = await self._redis.zrevrange(index, start, start + limit)
+            ids = await self._redis.zrange(index, start, start + limit, desc=older)
             pipeline = self._redis.pipeline(transaction=False)
             for each in ids:
                 pipeline.hgetall(keys.first(keys.BATCH, each.decode()))
             raws = await pipeline.execute()
             gone = [each for each, raw in zip(ids, raws, strict=True) if not raw]
             pairs = zip(ids, raws, strict=True)
-            found += [batch for each, raw in pairs if (batch := _parse(each.decode(), raw))]
+            found += [batch for each, raw in pairs if (batch := parse_batch(each.decode(), raw))]
             if gone:
                 await self._redis.zrem(index, *gone)
             start += len(ids) - len(gone)
             if len(ids) <= limit:
                 break
-        return found[:limit], len(found) > limit
+        page = found[:limit]
+        return (page if older else page[::-1]), len(found) > limit
+
+    async def delete(self, batch: Batch, kind: Kind) -> None:
+        """Delete a batch that has ended; its files are deleted before."""
+        pipeline = self._redis.pipeline()
+        words = (keys.BATCH, keys.BATCH_OUTPUT, keys.BATCH_ERRORS)
+        pipeline.unlink(*(keys.first(word, batch.id) for word in words))
+        pipeline.zrem(keys.first(kind, batch.tenant), batch.id)
+        await pipeline.execute()
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch | None:
         """Ask for the end of a batch; the batch afterwards. None if the tenant has no such batch.
@@ -159,7 +169,7 @@ class BatchRecords:
         """The committed segments of the output or of the errors."""
         word = keys.BATCH_OUTPUT if which == "output" else keys.BATCH_ERRORS
         key = keys.first(word, batch_id)
-        return tuple(_parse_segment(each) for each in await self._redis.lrange(key, 0, -1))
+        return tuple(parse_segment(each) for each in await self._redis.lrange(key, 0, -1))
 
     async def open_counts(self) -> tuple[dict[BatchStatus, int], float]:
         """How many open batches have each status, and the longest time, in seconds, for which one
@@ -219,7 +229,7 @@ class BatchRecords:
         pipeline.hgetall(keys.first(keys.BATCH, batch_id))
         pipeline.hgetall(keys.first(keys.BATCH_LINES, batch_id))
         raw, places = await pipeline.execute()
-        batch = _parse(batch_id, raw)
+        batch = parse_batch(batch_id, raw)
         if batch is None:
             return None
         lines = {int(line): LinePlace(*map(int, place.split())) for line, place in places.items()}
@@ -250,45 +260,3 @@ class BatchRecords:
         if reply is None:
             raise Fenced(f"another process owns {batch_id}")
         return BatchStatus(reply.decode())
-
-
-def _parse_segment(packed: bytes) -> Segment:
-    size, _, blob = packed.decode().partition(" ")
-    return Segment(blob, int(size))
-
-
-def pack_errors(errors: Sequence[LineError]) -> str:
-    """The field `errors` of a batch."""
-    return json.dumps(errors)
-
-
-def _parse(batch_id: str, raw: Mapping[bytes, bytes]) -> Batch | None:
-    """A Batch from its record; None if there is none."""
-    if b"tenant" not in raw:
-        return None
-    text = {name.decode(): value.decode() for name, value in raw.items()}
-    return Batch(
-        id=batch_id,
-        tenant=text["tenant"],
-        endpoint=text["endpoint"],
-        input_file_id=text["input_file_id"],
-        window_s=float(text["window_s"]),
-        completion_window=text["completion_window"],
-        metadata=json.loads(text["metadata"]) if text["metadata"] else None,
-        output_ttl_s=float(text["output_ttl_s"]) if text["output_ttl_s"] else None,
-        created_at=float(text["created_at"]),
-        status=BatchStatus(text["status"]),
-        times={
-            name.removeprefix("at:"): int(value) / 1e6
-            for name, value in text.items()
-            if name.startswith("at:")
-        },
-        total=int(text.get("total", 0)),
-        completed=int(text.get("completed", 0)),
-        failed=int(text.get("failed", 0)),
-        usage=Usage(*(int(text.get(name, 0)) for name in Usage._fields)),
-        errors=tuple(LineError(*each) for each in json.loads(text.get("errors") or "[]")),
-        model=text.get("model", ""),
-        output_file_id=text.get("output_file_id", ""),
-        error_file_id=text.get("error_file_id", ""),
-    )

@@ -49,7 +49,7 @@ async def test_fields_may_have_any_order_and_parts_end_anywhere(order: tuple[int
     for at in range(len(body)):
         form = form_of(body[:at], body[at:])
         assert await read(form) == DATA
-        assert (form.filename, form.fields, form.ended) == ("a.jsonl", FIELDS, True)
+        assert (form.filename, form.fields, form.body.ended) == ("a.jsonl", FIELDS, True)
     assert await read(form_of(*(body[at : at + 1] for at in range(len(body))))) == DATA
 
 

@@ -1,5 +1,6 @@
 // OpenAI's SDK for JavaScript, unmodified.
 
+import { createServer } from "node:http";
 import OpenAI from "openai";
 import { check, main, assert, raises, wav, V1, KEY, MODEL, EMBED, AUDIO, QUESTION } from "./checks.mjs";
 
@@ -161,6 +162,44 @@ check("uploads and batches", async () => {
   assert(listed.includes(batch.id));
   const error = await raises(OpenAI.ConflictError, () => client.batches.cancel(batch.id));
   assert(error.message.includes("Cannot cancel a batch with status 'completed'."));
+});
+
+check("webhooks", async () => {
+  assert((await client.webhooks.eventTypes.list()).data.includes("response.completed"));
+  const calls = [];
+  const server = createServer(async (request, response) => {
+    let body = "";
+    for await (const part of request.setEncoding("utf8")) body += part;
+    calls.push({ body, headers: request.headers });
+    response.writeHead(204).end();
+  });
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  const url = `http://127.0.0.1:${server.address().port}/`;
+  const made = await client.webhooks.create({ name: "a", url, event_types: ["batch.failed"] });
+  assert(made.signing_secret.startsWith("whsec_"));
+  const ids = [];
+  for await (const each of client.webhooks.list({ limit: 1 })) ids.push(each.id);
+  assert(ids.includes(made.id));
+  const changed = await client.webhooks.update(made.id, { event_types: ["response.completed"] });
+  assert(changed.event_types[0] === "response.completed");
+  assert((await client.webhooks.retrieve(made.id)).name === "a");
+  const { signing_secret } = await client.webhooks.rotateSecret(made.id);
+  assert((await client.webhooks.test(made.id, { event_type: "batch.expired" })).success);
+  const answer = await client.responses.create({
+    model: MODEL, input: QUESTION, background: true, max_output_tokens: 400,
+  });
+  for (let tries = 0; tries < 600 && calls.length < 2; tries++) {
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  const events = [];
+  for (const { body, headers } of calls) events.push(await client.webhooks.unwrap(body, headers, signing_secret));
+  assert(events.map((each) => each.type).join() === "batch.expired,response.completed");
+  assert(events[1].data.id === answer.id);
+  const { body, headers } = calls[1];
+  await raises(OpenAI.InvalidWebhookSignatureError, () => client.webhooks.unwrap(`${body} `, headers, signing_secret));
+  assert((await client.webhooks.delete(made.id)).deleted);
+  await raises(OpenAI.NotFoundError, () => client.webhooks.retrieve(made.id));
+  server.close();
 });
 
 await main();

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import queue
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Literal
 
 import openai
@@ -307,6 +312,61 @@ def batches() -> None:
     assert {json.loads(each)["custom_id"] for each in answers} == {f"line-{n}" for n in range(5)}
     assert batch.id in {each.id for each in client.batches.list(limit=1)}
     raises(openai.ConflictError, lambda: client.batches.cancel(batch.id))
+
+
+@contextlib.contextmanager
+def _receiver() -> Iterator[tuple[str, queue.Queue[tuple[bytes, Any]]]]:
+    """Its URL, and the bodies and headers that it gets."""
+    calls: queue.Queue[tuple[bytes, Any]] = queue.Queue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            calls.put((self.rfile.read(int(self.headers["content-length"])), self.headers))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/", calls
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@check("webhooks")
+def webhooks() -> None:
+    assert "response.completed" in client.webhooks.event_types.list().data
+    with _receiver() as (url, calls):
+        made = client.webhooks.create(name="a", url=url, event_types=["batch.failed"])
+        assert made.signing_secret.startswith("whsec_")
+        assert made.id in {each.id for each in client.webhooks.list(limit=1)}
+        changed = client.webhooks.update(made.id, event_types=["response.completed"])
+        assert changed.event_types == ["response.completed"]
+        assert client.webhooks.retrieve(made.id).name == "a"
+        secret = client.webhooks.rotate_secret(made.id).signing_secret
+        assert client.webhooks.test(made.id, event_type="batch.expired").success
+        answer = client.responses.create(
+            model=MODEL, input=QUESTION, background=True, max_output_tokens=400
+        )
+        events = [
+            client.webhooks.unwrap(body, headers, secret=secret)
+            for body, headers in (calls.get(timeout=60) for _ in range(2))
+        ]
+        assert [each.type for each in events] == ["batch.expired", "response.completed"]
+        assert events[1].data.id == answer.id
+        body, headers = b"{}", {"webhook-id": "a", "webhook-timestamp": str(int(time.time()))}
+        raises(
+            openai.InvalidWebhookSignatureError,
+            lambda: client.webhooks.unwrap(
+                body, headers | {"webhook-signature": "v1,x"}, secret=secret
+            ),
+        )
+        assert client.webhooks.delete(made.id).deleted
+    raises(openai.NotFoundError, lambda: client.webhooks.retrieve(made.id))
 
 
 main()

@@ -41,7 +41,7 @@ from gateway.http.refused_routes import refuse_hosting_headers
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.adapter_queues import pool_of
-from shared.job.errors import NotRepeatable
+from shared.job.errors import BadRequest, NotRepeatable
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Job, NewJob
 from shared.job.lanes import FLEX
@@ -178,6 +178,8 @@ async def line_job(context: CallContext, tenant: str, endpoint: Endpoint, body: 
         _limits(context.settings),
         lambda fields: _check(context, Wrapped(endpoint, fields, body), body).request,
     )
+    if request.stream:
+        raise BadRequest("Answers of a batch can't be streamed.", "stream")
     model = await admit(context.fleet, request)
     job = context.factory.new(endpoint, tenant, model, request, body, attached=False)
     # It waits for as long as its batch, which ends it: these of its pool are for clients that wait.

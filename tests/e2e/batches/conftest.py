@@ -116,7 +116,9 @@ async def check_sums(batches: Batches, batch: Batch, codes: set[str]) -> None:
     assert len(ids) == batch.total
     tokens = sum(each["response"]["body"]["usage"]["completion_tokens"] for each in output)
     assert tokens == batch.usage.output_tokens
-    assert {each["error"]["code"] for each in errors if each["error"]} == codes
+    found = Counter(each["error"]["code"] for each in errors if each["error"])
+    assert set(found) == codes
+    assert (found["batch_cancelled"], found["batch_expired"]) == (batch.cancelled, batch.expired)
 
 
 @pytest.fixture

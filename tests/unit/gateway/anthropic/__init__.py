@@ -1,0 +1,1 @@
+"""Anthropic's batches, without a fleet."""

@@ -26,7 +26,7 @@ class Answers:
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._http = httpx.AsyncClient(
             base_url=url,
-            headers=headers,
+            headers={**headers, "x-flotilla-on-disconnect": "cancel"},
             timeout=None,  # noqa: S113 - a request may wait for hours
             transport=AsyncResumingTransport([url], _PATIENT, _Connections()),
         )

@@ -1,0 +1,1 @@
+"""Tests of requests without a server."""

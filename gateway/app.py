@@ -42,6 +42,7 @@ from gateway.ops import (
     page_route,
     probes,
     storage_route,
+    webhooks_route,
 )
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
@@ -64,7 +65,15 @@ from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.gateway")
 
-_ROUTES = (overview_route, storage_route, probes, metrics_route, docs_route, page_route)
+_ROUTES = (
+    overview_route,
+    storage_route,
+    webhooks_route,
+    probes,
+    metrics_route,
+    docs_route,
+    page_route,
+)
 _ROUTERS = [each.router for each in _ROUTES]
 # Before the relay is subscribed, answers come from the job log only, which is slower.
 _SUBSCRIBE_S = 5.0

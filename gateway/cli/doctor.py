@@ -1,7 +1,8 @@
 """`flotilla doctor`: checks the fleet from this machine; every finding comes with what to do.
 
-Problems of the fleet come from the overview, those of files and batches from `/admin/storage`. Here
-are the checks of this machine (clock, key, version), and those that work without an operator's key.
+Problems of the fleet come from the overview, others from `/admin/storage` and `/admin/webhooks`.
+Here are the checks of this machine (clock, key, version), and those that work without an operator's
+key.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rich.text import Text
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.gateway_client import GatewayClient
-from gateway.cli.output import level, line
+from gateway.cli.output import count, level, line
 from shared.fleet import limits
 from shared.fleet.limits import Level
 
@@ -52,7 +53,7 @@ class Finding(NamedTuple):
     app, "doctor", "flotilla doctor", "flotilla doctor --url http://10.0.0.1:8000 --json"
 )
 def doctor(session: Session) -> ExitCode:
-    """Check gateway, Redis, key, clock, models, workers and storage; 1 if something is wrong."""
+    """Check gateway, Redis, key, clock, models, workers, storage, webhooks; 1 if one is wrong."""
     try:
         ready = session.client.send("GET", "/readyz", any_status=True).json()
     except (CommandError, ValueError) as error:
@@ -82,6 +83,7 @@ def _findings(client: GatewayClient, checks: Mapping[str, str]) -> Iterator[Find
         ("overview", "/admin/overview", _overview, Level.WARNING,
          _OPERATOR),
         ("storage", "/admin/storage", _storage, Level.WARNING, _OPERATOR),
+        ("webhooks", "/admin/webhooks", _webhooks, Level.WARNING, _OPERATOR),
     ):  # fmt: skip
         try:
             body = client.get(path)
@@ -146,6 +148,14 @@ def _storage(body: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("storage", Level.OK, f"files can be stored{room}")
     if body["open_batches"] and not body["problems"]:
         yield Finding("batches", Level.OK, f"{body['open_batches']} advance")
+    yield from _problems(body["problems"])
+
+
+def _webhooks(body: Mapping[str, Any]) -> Iterator[Finding]:
+    if not body["problems"]:
+        behind = body["endpoints"]
+        text = f"events are on their way to {count(behind, 'endpoint')}" if behind else "none waits"
+        yield Finding("webhooks", Level.OK, text)
     yield from _problems(body["problems"])
 
 

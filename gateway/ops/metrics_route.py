@@ -15,9 +15,11 @@ from gateway.core.context import Gateway, GatewayDep
 from gateway.ops.readiness import checks
 from shared.job.adapter_queues import pool_of
 from shared.job.states import JobState
+from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreError
 from shared.store.redis import dead_letters
 from shared.store.redis.batch_records import BatchRecords
+from shared.store.redis.delivery_records import Backlog, DeliveryRecords
 from shared.store.redis.depths import depths
 from shared.store.redis.maintenance_runs import MaintenanceRuns
 
@@ -41,17 +43,18 @@ async def _read_fleet(gateway: Gateway) -> None:
     """Set the gauges whose values are in Redis. If Redis does not answer they have no value."""
     m, queue = gateway.metrics, gateway.queue
     try:
-        lanes, letters, runs, (batches, idle_s) = await asyncio.gather(
+        lanes, letters, runs, (batches, idle_s), webhooks = await asyncio.gather(
             depths(queue),
             dead_letters.count(queue),
             MaintenanceRuns(queue.servers).all(),
             BatchRecords(queue).open_counts(),
+            DeliveryRecords(queue).backlog(),
         )
         workers = gateway.fleet.workers
     except StoreError as error:
         log.warning("the fleet's metrics could not be read: %s", error)
         lanes, letters, runs, workers = [], None, {}, []
-        batches, idle_s = {}, nan
+        batches, idle_s, webhooks = {}, nan, None
     counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance, m.batches)
     for gauge in (*counted, m.dead_letters_written):
         gauge.clear()
@@ -77,6 +80,17 @@ async def _read_fleet(gateway: Gateway) -> None:
     for task, done_s in runs.items():
         m.maintenance.labels(task).set(done_s)
     _set_scales(gateway)
+    _set_webhooks(m, webhooks)
+
+
+def _set_webhooks(m: GatewayMetrics, backlog: Backlog | None) -> None:
+    m.webhook_events.set(backlog.events if backlog else nan)
+    m.webhook_events_age.set(backlog.oldest_s if backlog else nan)
+    m.webhook_endpoints.set(backlog.endpoints if backlog else nan)
+    m.webhook_overdue.set(backlog.overdue_s if backlog else nan)
+    m.webhook_outcomes.clear()
+    for outcome, count in backlog.counts.items() if backlog else ():
+        m.webhook_outcomes.labels(outcome).set(count)
 
 
 def _set_scales(gateway: Gateway) -> None:

@@ -171,7 +171,7 @@ _LATE = (Alert("FlotillaMaintenanceLate", WARNING, 60),)
 REPAIR_LATE = Limit("repair_late", Unit.SECONDS, 300, alerts=_LATE)
 PRUNE_LATE = Limit("prune_late", Unit.SECONDS, 1800, alerts=_LATE)
 
-# --- files and batches ---
+# --- files, batches, webhooks ---
 
 STORAGE_UNAVAILABLE = Limit(
     "storage_unavailable", problem=1, text="No file can be stored: {why}",
@@ -200,6 +200,13 @@ BATCH_STUCK = Limit(
     do="See the log of maintenance for `pauses`, and the jobs with `lane:flex state:queued`.",
 )  # fmt: skip
 """Since an open batch has advanced: since its owner has changed it."""
+
+WEBHOOKS_LATE = Limit(
+    "webhooks_late", Unit.SECONDS, 60, 600, alerts=(Alert("FlotillaWebhooksLate", WARNING, 60),),
+    text="{events} for webhooks, the oldest for {age}: no maintenance process takes them.",
+    do="Start `flotilla maintenance`, or see its log.",
+)  # fmt: skip
+"""Since what has ended was written to the outbox."""
 
 # --- workers ---
 

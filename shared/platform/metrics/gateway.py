@@ -180,6 +180,25 @@ class GatewayMetrics:
             "flotilla_batch_idle_seconds",
             "Longest time for which an open batch has not advanced; 0: none is open",
         )
+        self.webhook_events = new.gauge(
+            "flotilla_webhook_events", "Events that maintenance has not taken for delivery yet"
+        )
+        self.webhook_events_age = new.gauge(
+            "flotilla_webhook_events_oldest_age_seconds", "Age of the oldest of these; 0: none"
+        )
+        self.webhook_endpoints = new.gauge(
+            "flotilla_webhook_endpoints_behind",
+            "Webhook endpoints with events on their way",
+        )
+        self.webhook_overdue = new.gauge(
+            "flotilla_webhook_overdue_seconds",
+            "How long the first due delivery has been so; a receiver that hangs has its wait",
+        )
+        self.webhook_outcomes = new.gauge(
+            "flotilla_webhook_deliveries",
+            "Deliveries ever: delivered, failed, retried (a try of these), dropped (too many)",
+            "outcome",
+        )
         self.maintenance = new.gauge(
             "flotilla_maintenance_last_run_timestamp_seconds",
             "Unix time at which a maintenance task last completed, in any process",

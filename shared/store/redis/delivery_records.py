@@ -26,10 +26,12 @@ _MOST_DUE = 1000
 class Backlog(NamedTuple):
     """What is left to do, and what was done."""
 
-    waiting: int
-    """Entries of the outbox, and endpoints with deliveries that have not ended."""
+    events: int
+    """Entries of the outbox."""
     oldest_s: float
     """How long the oldest entry has been in the outbox; 0: it is empty."""
+    endpoints: int
+    """Those with deliveries that have not ended."""
     overdue_s: float
     """How long the first delivery that is due has been so; 0: none is."""
     counts: Mapping[str, int]
@@ -123,7 +125,7 @@ class DeliveryRecords:
         """Deliver an event again; None if the endpoint has no such delivery."""
         if not await self._queue.run("resend_delivery", SHARD, (webhook_id, endpoint_id)):
             return None
-        found = await self._read({webhook_id: await self.now_s()})
+        found = await self._read(endpoint_id, [webhook_id])
         return found[0] if found else None
 
     async def list(
@@ -133,18 +135,16 @@ class DeliveryRecords:
         have not ended, then the others, the latest first."""
         log, due = keys.first(keys.DELIVERIES, endpoint_id), keys.first(keys.DUE, endpoint_id)
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.zrange(due, 0, -1, withscores=True)
+        pipeline.zrange(due, 0, -1)
         pipeline.zrevrange(log, 0, -1)
         pending, ended = await pipeline.execute()
-        found: dict[str, float | None] = {each.decode(): at / 1e6 for each, at in pending}
-        found |= {each.decode(): None for each in ended}
-        ids = list(found)
-        start = ids.index(after) + 1 if after in found else 0
+        ids = [each.decode() for each in dict.fromkeys([*pending, *ended])]
+        start = ids.index(after) + 1 if after in ids else 0
         shown = ids[start : start + limit]
-        return await self._read({each: found[each] for each in shown}), len(ids) > start + limit
+        return await self._read(endpoint_id, shown), len(ids) > start + limit
 
     async def backlog(self) -> Backlog:
-        """For metrics."""
+        """For metrics and operators."""
         servers, shards = self._queue.servers, range(self._queue.shards)
         pipeline = servers.pipeline()
         for shard in shards:
@@ -159,18 +159,22 @@ class DeliveryRecords:
         endpoints, due, counts, (seconds, _) = await first.execute()
         oldest = [entry for found in replies[1::2] for entry, _ in found]
         return Backlog(
-            sum(replies[::2]) + endpoints,
-            max((seconds - int(e.split(b"-")[0]) / 1000 for e in oldest), default=0.0),
-            max((seconds - at / 1e6 for _, at in due), default=0.0),
+            sum(replies[::2]),
+            max((0.0, *(seconds - int(entry.split(b"-")[0]) / 1000 for entry in oldest))),
+            endpoints,
+            max((0.0, *(seconds - at / 1e6 for _, at in due))),
             {name.decode(): int(value) for name, value in counts.items()},
         )
 
-    async def _read(self, next_at: Mapping[str, float | None]) -> Sequence[Delivery]:
+    async def _read(self, endpoint_id: str, webhook_ids: Sequence[str]) -> Sequence[Delivery]:
         pipeline = self._redis.pipeline(transaction=False)
-        for each in next_at:
+        for each in webhook_ids:
             pipeline.hgetall(keys.first(keys.DELIVERY, each))
-        raws = await pipeline.execute() if next_at else ()
-        found = map(_parse, next_at, raws, next_at.values())
+            # Behind its record, so that no try is shown with the time that came before it.
+            pipeline.zscore(keys.first(keys.DUE, endpoint_id), each)
+        replies = await pipeline.execute() if webhook_ids else ()
+        due = (None if at is None else at / 1e6 for at in replies[1::2])
+        found = map(_parse, webhook_ids, replies[::2], due)
         return [delivery for delivery in found if delivery]
 
 

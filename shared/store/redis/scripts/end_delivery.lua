@@ -20,6 +20,7 @@ if ARGV[5] == '' then
 end
 call('HINCRBY', base .. WORD.webhook_counts, ARGV[5], 1)
 call('ZREM', key('due', endpoint), id)
+if redis.call('EXISTS', key('due', endpoint)) == 0 then call('ZREM', base .. WORD.due, endpoint) end
 redis.call('HSET', delivery, 'state', ARGV[5])
 redis.call('PEXPIRE', delivery, ARGV[7])
 local log = key('deliveries', endpoint)

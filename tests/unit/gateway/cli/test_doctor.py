@@ -18,6 +18,7 @@ CHECKS = dict.fromkeys(("redis", "eviction", "format", "relay", "fleet", "tasks"
 MODEL = {"id": "qwen", "flotilla": {"ready": True, "wait_reason": ""}}
 HERE = version("flotilla")
 STORAGE = {"configured": True, "free_bytes": 3 << 30, "open_batches": 2, "problems": []}
+WEBHOOKS = {"events": 0, "endpoints": 0, "problems": []}
 LATE = {"kind": "batches_late", "level": "problem", "sentence": "nobody works", "do": "Start it.",
         "runbook": "runbooks.md#x"}  # fmt: skip
 
@@ -30,6 +31,7 @@ def healthy(stub: StubGateway) -> StubGateway:
         "GET /v1/models": {"data": [MODEL]},
         "GET /admin/overview": overview(at=time.time()),
         "GET /admin/storage": STORAGE,
+        "GET /admin/webhooks": WEBHOOKS,
     }
     return stub
 
@@ -40,9 +42,10 @@ def test_a_healthy_fleet(flotilla: Flotilla) -> None:
     assert result.exit_code == 0
     found = json.loads(result.stdout)["data"]
     assert {(each["level"], each["do"]) for each in found} == {("ok", "")}
-    names = ["gateway", *CHECKS, "version", "key", "model", "clock", "fleet", "storage", "batches"]
+    names = ["gateway", *CHECKS, "version", "key", "model", "clock", "fleet"]
+    names += ["storage", "batches", "webhooks"]
     assert [each["check"] for each in found] == names
-    assert found[-2]["text"] == "files can be stored, 3 GiB are free"
+    assert found[-3]["text"] == "files can be stored, 3 GiB are free"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_what_is_no_problem_of_the_storage(
 
 
 READY, VERSION, MODELS, OVERVIEW = "/readyz", "/version", "/v1/models", "/admin/overview"
-FILES = "/admin/storage"
+FILES, HOOKS = "/admin/storage", "/admin/webhooks"
 UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker runs"}}
 
 
@@ -86,6 +89,9 @@ UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker ru
         (FILES, STORAGE | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
          "Start it. See runbooks.md#x."),
         (FILES, error("no such route", 404), "storage", "warning", "not read", "operator's key"),
+        (HOOKS, WEBHOOKS | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
+         "Start it. See runbooks.md#x."),
+        (HOOKS, WEBHOOKS | {"endpoints": 2}, "webhooks", "ok", "on their way to 2 endpoints", ""),
     ],
 )  # fmt: skip
 def test_what_is_wrong_and_what_to_do(

@@ -144,6 +144,8 @@ async def get_errors(
 
 
 async def _content(gateway: Gateway, request: Request, batch: Batch, which: Which) -> Response:
+    if file_id := batch.output_file_id if which == "output" else batch.error_file_id:
+        await gateway.of(Files).of(batch.tenant, file_id)  # 404 if it is deleted, or has expired
     segments = await gateway.of(BatchRecords).segments(batch.id, which)
     read = partial(gateway.of(Files).storage.read, segments)
     name = f"{batch.id}.{which}.jsonl"

@@ -112,7 +112,11 @@ def test_what_is_done_so_far(fleet: Process, client: OpenAI) -> None:
     assert data["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
     (error,) = httpx.get(f"{url}/errors", headers=headers).text.splitlines()
     assert json.loads(error)["error"]["code"] == "batch_cancelled"
-    assert client.batches.cancel(batch.id).status == "cancelled"
+    cancelled = client.batches.cancel(batch.id)
+    assert cancelled.status == "cancelled"
+    client.files.delete(cancelled.output_file_id)
+    assert httpx.get(f"{url}/output", headers=headers).status_code == 404
+    assert httpx.get(f"{url}/errors", headers=headers).status_code == 200
 
 
 def test_an_input_that_is_no_batch(client: OpenAI) -> None:

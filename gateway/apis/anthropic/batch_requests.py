@@ -17,8 +17,9 @@ MOST_BYTES = 256 << 20
 """Of the body."""
 ENDPOINT = "/v1/messages"
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_STEP_BYTES = 1 << 16
-"""Looked at in one go: in about a millisecond. Between two, other work goes on."""
+_STEP_BYTES = 1 << 13
+"""Looked at in one go: in 0.2 ms, or some ms if they are all brackets. Between two, other work goes
+on."""
 _CHUNK_BYTES = 1 << 18
 _HEAD = b'{"custom_id":"%b","method":"POST","url":"' + ENDPOINT.encode() + b'","body":'
 

@@ -13,8 +13,10 @@ from shared.job.errors import BadRequest, BodyTooLarge
 _HEAD = re.compile(rb'[ \t\n\r]*+\{[ \t\n\r]*+"requests"[ \t\n\r]*+:[ \t\n\r]*+\[')
 _MOST_HEAD_BYTES = 1024
 _SPACE = re.compile(rb"[ \t\n\r]*+")
-_PLAIN = re.compile(rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
-"""Up to a bracket, or to a text that does not end here."""
+_STRING = rb'"(?:[^"\\]++|\\.)*+"'
+_ATOMS = rb'(?:[^"{}\[\]]++|%b)*+' % _STRING
+_PLAIN = re.compile(rb"(?:[^\"{}\[\]]++|%b|[\[{]%b[\]}])*+" % (_STRING, _ATOMS), re.DOTALL)
+"""Up to a bracket of what has further ones within, or to a text that does not end here."""
 _TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 """Up to the end of a text, or to a backslash behind which nothing has arrived."""
 _QUOTE, _BACKSLASH, _OPEN, _COMMA = b'"\\{,'
@@ -95,29 +97,28 @@ class RequestSplitter:
 
     def _scan(self) -> None:
         """Go on to the end of the request, or of what has arrived."""
-        data = self._data
-        while self._at < len(data):
+        data, at, depth = self._data, self._at, self._depth
+        while at < len(data) and depth:
             if self._in_text:
-                self._at = _end(_TEXT, data, self._at)
-                if self._at == len(data) or data[self._at] == _BACKSLASH:
-                    return
+                at = _end(_TEXT, data, at)
+                if at == len(data) or data[at] == _BACKSLASH:
+                    break
                 self._in_text = False
-                self._at += 1
-            self._at = _end(_PLAIN, data, self._at)
-            if self._at == len(data):
-                return
-            char = data[self._at]
-            self._at += 1
+                at += 1
+            at = _end(_PLAIN, data, at)
+            if at == len(data):
+                break
+            char = data[at]
+            at += 1
             if char == _QUOTE:
                 self._in_text = True
                 continue
-            self._depth += 1 if char in b"{[" else -1
-            if self._depth > MAX_DEPTH:
+            depth += 1 if char in b"{[" else -1
+            if depth > MAX_DEPTH:
                 raise BadRequest(
                     f"requests.{self._found} is nested too deeply: more than {MAX_DEPTH} levels."
                 )
-            if self._depth == 0:
-                return
+        self._at, self._depth = at, depth
 
 
 def _end(pattern: re.Pattern[bytes], data: bytearray, at: int) -> int:

@@ -132,14 +132,15 @@ async def get_results(
     batch_id: str, request: Request, gateway: GatewayDep, tenant: TenantDep
 ) -> Response:
     """The results of a batch that has ended, a JSON object on each line, in any order."""
-    batch, records = await _batch(gateway, tenant, batch_id), BatchRecords(gateway.queue)
+    batch, files = await _batch(gateway, tenant, batch_id), gateway.of(Files)
     if not batch.status.ended:
         raise errors.NotFound("This batch has not ended, so it has no results yet.")
     if is_archived(batch, gateway.fleet.now_s()):
         raise errors.NotFound("The results of this batch are not kept any more.")
-    output = await records.segments(batch_id, "output")
-    segments = [*output, *await records.segments(batch_id, "errors")]
-    chunks = results(gateway.of(Files).storage.read(segments))
+    ids = filter(None, (batch.output_file_id, batch.error_file_id))
+    stored = [await files.of(tenant, file_id) for file_id in ids]
+    segments = [segment for file in stored for segment in file.segments]
+    chunks = results(files.storage.read(segments))
     headers = attachment(f"{batch_id}_results.jsonl")
     if request.scope.get(IS_HEAD):
         return Response(None, headers=headers, media_type="application/x-jsonl")

@@ -157,6 +157,8 @@ def test_cancel_and_delete(fleet: Process, client: Anthropic) -> None:
     assert results(client, done)["slow"].result.type == "canceled"
     assert client.messages.batches.cancel(batch.id).processing_status == "ended"
     files = [each["id"] for each in message_files(fleet)]
+    errors = next(each for each in message_files(fleet) if "errors" in each["filename"])
+    assert errors["filename"] == f"{batch.id}_errors.jsonl"
     deleted = client.messages.batches.delete(batch.id)
     assert (deleted.id, deleted.type) == (batch.id, "message_batch_deleted")
     gone = set(files) - {each["id"] for each in message_files(fleet)}

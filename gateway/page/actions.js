@@ -1,6 +1,6 @@
 /** The changes that an operator can make. Each asks first, with what it will do. */
 
-import { call } from "./api.js";
+import { call, post } from "./api.js";
 import { confirm } from "./dialog.js";
 import { h } from "./dom.js";
 import { plural, shortId } from "./format.js";
@@ -10,7 +10,7 @@ const PREVIEWED = 5;
 /** Pause or resume a pool: its intake, or the claims of its workers. */
 export function pause(pool, paused) {
   const verb = paused ? "Resume" : "Pause";
-  const choice = (value, name, text, checked) => h("label", { class: "choice" },
+  const choice = (value, name, text, checked) => h("label", "choice",
     h("input", { type: "radio", name: "what", value, checked, "aria-label": name }), h("b", null, name), text);
   const choices = h("fieldset", null, h("legend", null, "What stops"),
     choice("claims", "Start no jobs", "Workers claim no more. New requests wait in the queue.", true),
@@ -19,10 +19,8 @@ export function pause(pool, paused) {
     title: `${verb} ${pool}`, verb, danger: !paused, fields: paused ? [] : [choices],
     text: paused ? "Gateways take new requests, and workers claim jobs again." : "Jobs that run go on in both cases.",
     run: async (reason) => {
-      const intake = !paused && choices.querySelector("input:checked").value === "intake";
-      const sent = posted(reason);
-      if (intake) sent.body.intake = true;
-      await call(`/admin/pools/${encodeURIComponent(pool)}/${verb.toLowerCase()}`, sent);
+      const intake = (!paused && choices.querySelector("input:checked").value === "intake") || undefined;
+      await post(`/admin/pools/${encodeURIComponent(pool)}/${verb.toLowerCase()}`, { reason, intake });
       return `Pool ${pool} is ${paused ? "resumed" : intake ? "closed to new requests" : "paused"}.`;
     },
   });
@@ -34,7 +32,7 @@ export function drain(worker) {
     title: `Drain ${worker}`, verb: "Drain", danger: true,
     text: "The worker claims no more jobs, hands those in progress over to workers with free slots, finishes the others and ends.",
     run: async (reason) => {
-      await call(`/admin/workers/${encodeURIComponent(worker)}/drain`, posted(reason));
+      await post(`/admin/workers/${encodeURIComponent(worker)}/drain`, { reason });
       return `Worker ${worker} drains.`;
     },
   });
@@ -62,7 +60,7 @@ export function bulk(verb, filter, after) {
     title: `${verb} jobs`, verb, danger: verb === "Cancel", after,
     text: `All jobs that match “${filter}”.`,
     preview: async () => {
-      const found = await call(path, { method: "POST", body: { filter, dry_run: true } });
+      const found = await post(path, { filter, dry_run: true });
       const ids = (found.ids || []).slice(0, PREVIEWED).map(shortId).join(", ");
       const more = found.matched > PREVIEWED ? ", …" : "";
       const text = found.matched
@@ -70,7 +68,7 @@ export function bulk(verb, filter, after) {
       return { possible: found.matched > 0, content: text };
     },
     run: async (reason) => {
-      const done = await call(path, { method: "POST", body: { filter, dry_run: false, reason } });
+      const done = await post(path, { filter, dry_run: false, reason });
       const more = done.more ? " There are more: do it again." : "";
       return `${verb}: ${done.done} of ${plural(done.matched, "job")} done.${more}`;
     },
@@ -84,7 +82,7 @@ export function cancelJob(id, foreign, after) {
     text: `${id} ends now; its output so far is kept.`,
     run: async (reason) => {
       if (foreign) await one("cancel", id, reason);
-      else await call(`/jobs/${id}/cancel`, { method: "POST" });
+      else await post(`/jobs/${id}/cancel`);
       return `Job ${shortId(id)} is cancelled.`;
     },
   });
@@ -92,18 +90,12 @@ export function cancelJob(id, foreign, after) {
 
 /** Submit a job's request again. `body`: edited; null: the same. Returns the new job's id, or "". */
 export async function retryJob(id, foreign, body = null) {
-  if (foreign) return one("retry", id, "");
-  return (await call(`/jobs/${id}/retry`, { method: "POST", body: body ? { body } : undefined })).id;
+  if (foreign) return one("retry", id);
+  return (await post(`/jobs/${id}/retry`, body ? { body } : undefined)).id;
 }
 
 async function one(verb, id, reason) {
-  const sent = posted(reason);
-  Object.assign(sent.body, { filter: `id:${id} tenant:*`, dry_run: false });
-  const done = await call(`/admin/jobs/${verb}`, sent);
+  const done = await post(`/admin/jobs/${verb}`, { reason, filter: `id:${id} tenant:*`, dry_run: false });
   if (!done.done) throw new Error("The job was not changed: it has another state by now.");
   return verb === "retry" ? (done.new_ids || [])[0] || "" : id;
-}
-
-function posted(reason) {
-  return { method: "POST", body: { reason: reason || undefined } };
 }

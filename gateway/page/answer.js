@@ -14,7 +14,7 @@ export class Answer {
     this.changed = () => {};
     this.running = this.dropped = false;
     this.status = h("p", { class: "stream-state", role: "status" }, "Nothing was sent yet.");
-    this.stats = h("p", { class: "stats note" }, "\u00a0");
+    this.stats = h("p", "stats note", "\u00a0");
     this.state = h("div", null, this.status, this.stats);
     const name = number ? "Second answer" : "Answer";
     this.text = h("div", { class: "text", tabindex: 0, role: "region", "aria-label": name });
@@ -90,14 +90,11 @@ export class Answer {
       return;
     }
     this.received += 1;
-    if (event.data === "[DONE]") {
-      this.ended = true;
-      return;
-    }
+    this.ended = event.data === "[DONE]";
+    if (this.ended) return;
     const { error } = JSON.parse(event.data);
     if (error) {
-      this.ended = true;
-      this.failed = true;
+      this.ended = this.failed = true;
       this.say(error.message, true);
       return;
     }

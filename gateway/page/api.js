@@ -55,6 +55,11 @@ export async function call(path, options) {
   return text ? JSON.parse(text) : null;
 }
 
+/** The JSON of the answer to a POST. */
+export function post(path, body) {
+  return call(path, { method: "POST", body });
+}
+
 async function failure(response) {
   const body = await response.json().catch(() => null); // not JSON: the status has to do
   return new ApiError(response.status, body?.error?.message || `The gateway answered with status ${response.status}.`);

@@ -1,30 +1,25 @@
 /** The view #batches: this key's files of requests, how far each is, and what it has answered. */
 
-import { address, call, key, request } from "./api.js";
+import { address, call, key, post, request } from "./api.js";
 import { confirm, notice } from "./dialog.js";
-import { bar, button, copyButton, ENDED, every, figure, gauge, h, list, noteLine, panel, put, save, setState, tried } from "./dom.js";
+import { bar, button, copyButton, ENDED, figure, gauge, h, list, listView, put, save, setState } from "./dom.js";
 import { now } from "./feed.js";
 import { count, duration, plural, rate, shortId, whole } from "./format.js";
 
-const SHOWN = 50;
-const REFRESH_MS = 5000;
+const PATH = "/v1/batches?limit=50";
 const READINGS = 13; // of a rate: the last minute
 const ERRORS = 5;
 
 /** Show the view. Returns the function that ends it. */
 export function batchesView(main) {
   const rows = h("ul");
-  const note = noteLine();
-  const load = () => tried(note, async () => {
-    const { data, has_more: more } = await call(`/v1/batches?limit=${SHOWN}`);
-    list(rows, data, (batch) => batch.id, (batch) => batchRow(batch, load));
-    put(note, data.length
+  return listView(main, ["batches", "Batches", PATH, "flotilla batch ls"], rows, true, async (load) => {
+    const { data, has_more: more } = await call(PATH);
+    list(rows, data, "id", (batch) => batchRow(batch, load));
+    return data.length
       ? `${plural(data.length, "batch", "batches")} of this key, newest first.${more ? " There are more: flotilla batch ls." : ""}`
-      : "There is no batch of this key yet. One answers a file of requests: flotilla batch run in.jsonl -o out.jsonl");
+      : "There is no batch of this key yet. One answers a file of requests: flotilla batch run in.jsonl -o out.jsonl";
   });
-  main.append(panel("batches", "Batches", `/v1/batches?limit=${SHOWN}`, "flotilla batch ls", note, rows));
-  load();
-  return every(REFRESH_MS, load);
 }
 
 function batchRow({ id }, reload) {
@@ -34,15 +29,15 @@ function batchRow({ id }, reload) {
   const stop = button("Cancel …", () => cancel(id, reload), { class: "quiet", "aria-label": `Cancel ${id}` });
   const output = fileLink(`${id}.output.jsonl`);
   const errors = fileLink(`${id}.errors.jsonl`);
-  const wrong = h("ul", { class: "decisions failure" });
+  const wrong = h("ul", "decisions failure");
   const readings = [];
   return {
     element: h("li", { class: "entry", "data-batch": id },
-      h("div", { class: "who" }, h("h3", { class: "id", title: id }, shortId(id)), state, model),
-      h("div", { class: "gauges" },
-        gauge(of, h("span", { class: "kv" }, share.element, done.element)), gauge("failed", failed.element),
-        gauge("lines / s", speed.element), gauge(last, time.element), stop),
-      h("div", { class: "details" }, facts, output.element, errors.element,
+      h("div", "who", h("h3", { class: "id", title: id }, shortId(id)), state, model),
+      h("div", "gauges",
+        gauge(of, h("span", "kv", share, done)), gauge("failed", failed),
+        gauge("lines / s", speed), gauge(last, time), stop),
+      h("div", "details", facts, output, errors,
         copyButton("CLI", `flotilla batch fetch ${id} -o out.jsonl`)), wrong),
     update(batch) {
       const { status, created_at: created, request_counts: { total, completed, failed: bad } } = batch;
@@ -104,7 +99,7 @@ function cancel(id, after) {
     title: "Cancel the batch", verb: "Cancel the batch", danger: true, reasoned: false, after,
     text: `${id} ends: what has been answered is kept, the other lines are given up.`,
     run: async () => {
-      await call(`/v1/batches/${id}/cancel`, { method: "POST" });
+      await post(`/v1/batches/${id}/cancel`);
       return `Batch ${shortId(id)} is cancelled.`;
     },
   });

@@ -15,10 +15,11 @@ function curl(origin, body) {
   return `curl -N ${origin}/v1/chat/completions \\\n  -H 'content-type: application/json'${auth} \\\n  -d '${json}'`;
 }
 
+/** Texts, numbers, lists and objects of them are written in Python as in JSON. */
 function python(origin, body) {
   const secret = key() ? 'os.environ["FLOTILLA_API_KEY"]' : '"none-needed-on-loopback"';
   const options = Object.entries(body).filter(([name]) => name !== "stream")
-    .map(([name, value]) => `    ${name}=${literal(value)},\n`).join("");
+    .map(([name, value]) => `    ${name}=${JSON.stringify(value)},\n`).join("");
   return `${key() ? "import os\n\n" : ""}from openai import OpenAI
 
 client = OpenAI(base_url="${origin}/v1", api_key=${secret})
@@ -29,18 +30,6 @@ for chunk in stream:
     if chunk.choices:
         print(chunk.choices[0].delta.content or "", end="", flush=True)
 `;
-}
-
-/** A value as Python writes it. */
-function literal(value) {
-  if (value === null) return "None";
-  if (value === true) return "True";
-  if (value === false) return "False";
-  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
-  if (typeof value === "object") {
-    return `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`).join(", ")}}`;
-  }
-  return JSON.stringify(value);
 }
 
 function node(origin, body) {

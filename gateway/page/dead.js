@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { confirm } from "./dialog.js";
-import { button, buttons, h, list, noteLine, panel, put, save, tried } from "./dom.js";
+import { button, buttons, h, list, listView, put, save } from "./dom.js";
 import { clock, jobsAt, plural, shortId } from "./format.js";
 
 const PAGE = 100;
@@ -11,19 +11,15 @@ const MOST = 1000;
 /** Show the view. */
 export function deadView(main) {
   const groups = h("div");
-  const note = noteLine();
   let letters = [];
-  const load = () => tried(note, async () => {
+  listView(main, ["dead", "Dead letters", "/admin/dead", "flotilla dead ls"], groups, false, async (load) => {
     letters = await all();
     const found = grouped(letters);
-    list(groups, found, (group) => group.reason, (group) => groupCard(group, load));
-    put(note, letters.length
+    list(groups, found, "reason", (group) => groupCard(group, load));
+    return letters.length
       ? `${plural(letters.length, "dead letter")} with ${plural(found.length, "reason")}. Their jobs are not tried again until you replay them.`
-      : "There are none: no job is out of attempts, and all data could be read.");
-  });
-  main.append(panel("dead", "Dead letters", "/admin/dead", "flotilla dead ls",
-    buttons(button("Refresh", load), button("Export as JSONL", () => save("dead-letters.jsonl", new Blob(letters.map((letter) => `${JSON.stringify(letter)}\n`))))), note, groups));
-  load();
+      : "There are none: no job is out of attempts, and all data could be read.";
+  }, button("Export as JSONL", () => save("dead-letters.jsonl", new Blob(letters.map((letter) => `${JSON.stringify(letter)}\n`)))));
 }
 
 async function all() {
@@ -44,14 +40,14 @@ function grouped(letters) {
 }
 
 function groupCard(first, reload) {
-  const numbers = h("p", { class: "note" });
-  const rows = h("ul", { class: "letters" });
+  const numbers = h("p", "note");
+  const rows = h("ul", "letters");
   const replay = button("Replay all …", () => change("Replay", row.letters, reload));
-  const drop = button("Drop all …", () => change("Drop", row.letters, reload), { class: "danger" });
+  const drop = button("Drop all …", () => change("Drop", row.letters, reload), "danger");
   const row = {
     letters: first.letters,
-    element: h("article", { class: "group" },
-      h("div", { class: "pool-head" }, h("h3", null, first.reason), replay, drop), numbers,
+    element: h("article", "group",
+      h("div", "pool-head", h("h3", null, first.reason), replay, drop), numbers,
       h("details", null, h("summary", null, "The letters"), rows)),
     update({ letters }) {
       row.letters = letters;
@@ -59,7 +55,7 @@ function groupCard(first, reload) {
       const models = [...new Set(letters.map((letter) => letter.job.model).filter(Boolean))].join(", ");
       put(numbers, `${plural(letters.length, "letter")}${models ? ` of ${models}` : ""}, first ${clock(Math.min(...times))}, last ${clock(Math.max(...times))}.`);
       replay.hidden = !letters.some((letter) => letter.replayable);
-      list(rows, letters.slice(0, 50), (letter) => letter.id, (letter) => letterRow(letter, reload));
+      list(rows, letters.slice(0, 50), "id", (letter) => letterRow(letter, reload));
     },
   };
   return row;
@@ -70,11 +66,11 @@ function letterRow(letter, reload) {
   return {
     element: h("li", { "data-letter": letter.id },
       h("time", null, clock(letter.created_at)),
-      letter.job_id ? h("a", { class: "id", href: jobsAt("", letter.job_id) }, shortId(letter.job_id)) : h("span", { class: "id" }, letter.subject),
+      letter.job_id ? h("a", { class: "id", href: jobsAt("", letter.job_id) }, shortId(letter.job_id)) : h("span", "id", letter.subject),
       h("span", null, [letter.job.tenant, letter.job.model, attempts].filter(Boolean).join(" · ")),
       buttons(
-        letter.replayable ? button("Replay …", () => change("Replay", [letter], reload), { class: "quiet" }) : null,
-        button("Drop …", () => change("Drop", [letter], reload), { class: "quiet" }))),
+        letter.replayable ? button("Replay …", () => change("Replay", [letter], reload), "quiet") : null,
+        button("Drop …", () => change("Drop", [letter], reload), "quiet"))),
   };
 }
 

@@ -16,8 +16,8 @@ export function show(dialog, closed) {
 /** A dialog with a title and a button that closes it. */
 export function dialog(title, props, ...children) {
   const made = h("dialog", { "aria-label": title, ...props },
-    h("div", { class: "dialog-head" }, h("h2", null, title),
-      button("Close", () => made.close(), { class: "quiet" })),
+    h("div", "dialog-head", h("h2", null, title),
+      button("Close", () => made.close(), "quiet")),
     ...children);
   made.addEventListener("click", (event) => {
     const { left, right, top, bottom } = made.getBoundingClientRect();
@@ -55,7 +55,7 @@ export function confirm({ title, text, verb, danger = false, preview, run, after
     go.disabled = true;
     put(failure, "");
     await tried(failure, async () => {
-      notice(await run(reason.value.trim()));
+      notice(await run(reason.value.trim() || undefined));
       made.close();
       after?.();
     });

@@ -3,7 +3,7 @@
 const kept = new WeakMap(); // the rows of each list
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element. `props`: `on...` are listeners, `class` and the rest attributes; null leaves one out. */
+/** An element. `children` may be `{element}`. `props`: its class, or `on...` are listeners and the rest attributes; null leaves one out. */
 export function h(tag, props, ...children) {
   return filled(document.createElement(tag), props, children);
 }
@@ -14,13 +14,15 @@ export function s(tag, props, ...children) {
 }
 
 function filled(element, props, children) {
-  for (const [name, value] of Object.entries(props || {})) {
+  for (const [name, value] of Object.entries(named(props))) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else attr(element, name, value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...children.flat().filter((child) => (child ?? null) !== null).map((child) => child.element || child));
   return element;
 }
+
+const named = (props) => (typeof props === "string" ? { class: props } : props || {});
 
 /** Set an attribute, or take it away: null and false; true is an empty one. */
 export function attr(element, name, value) {
@@ -41,16 +43,17 @@ export function put(element, text) {
 /**
  * Make the children of `parent` those of `items`, in their order.
  *
- * `make(item)` returns `{element, update(item)}` for a key that is new; `update` may be left out.
+ * `make(item)` returns `{element, update(item)}` for a key that is new; `update` may be left out. `key`: a field, or a function.
  */
 export function list(parent, items, key, make) {
+  const keyOf = (item) => (typeof key === "string" ? item[key] : key(item));
   const before = kept.get(parent) || new Map();
   const now = new Map();
-  const names = new Set(items.map(key));
+  const names = new Set(items.map(keyOf));
   for (const [name, row] of before) if (!names.has(name)) row.element.remove();
   let place = parent.firstChild;
   for (const item of items) {
-    const name = key(item);
+    const name = keyOf(item);
     const row = now.get(name) || before.get(name) || make(item);
     now.set(name, row);
     row.update?.(item);
@@ -62,8 +65,8 @@ export function list(parent, items, key, make) {
 
 /** A number in a box of reserved width, so that nothing moves when it grows. */
 export function figure(unit = "", width = 6) {
-  const number = h("span", { class: `figure w${width}` }, "–");
-  const element = unit ? h("span", { class: "with-unit" }, number, h("i", null, unit)) : number;
+  const number = h("span", `figure w${width}`, "–");
+  const element = unit ? h("span", "with-unit", number, h("i", null, unit)) : number;
   return { element, set: (text) => put(number, text) };
 }
 
@@ -83,7 +86,7 @@ export function bar() {
 
 /** A value below its name. */
 export function gauge(name, ...value) {
-  return h("div", { class: "cell" }, h("span", { class: "label" }, name), ...value);
+  return h("div", "cell", h("span", "label", name), ...value);
 }
 
 /** Have the browser save a blob as a file. */
@@ -95,7 +98,7 @@ export function save(name, blob) {
 
 /** A button. */
 export function button(text, onclick, props) {
-  return h("button", { type: "button", onclick, ...props }, text);
+  return h("button", { type: "button", onclick, ...named(props) }, text);
 }
 
 /** Copy text, and say so in the button for a moment. */
@@ -143,7 +146,7 @@ export function term(name, value) {
 
 /** Buttons in a row. */
 export function buttons(...children) {
-  return h("div", { class: "buttons" }, ...children);
+  return h("div", "buttons", ...children);
 }
 
 /** What a list has, or why it could not be read. */
@@ -171,10 +174,19 @@ export function every(ms, work) {
   return () => clearInterval(timer);
 }
 
+/** A view of one list in a panel: `read(load)` fills `content` and returns its note; `live`: every 5 s, else by a button. */
+export function listView(main, head, content, live, read, ...more) {
+  const note = noteLine();
+  const load = () => tried(note, async () => put(note, await read(load)));
+  main.append(panel(...head, live ? null : buttons(button("Refresh", load), more), note, content));
+  load();
+  return live && every(5000, load);
+}
+
 /** A panel: a section with a title, and the same data as a command to copy. */
 export function panel(name, title, curl, command, ...children) {
   return h("section", { class: "panel", "data-panel": name, "aria-label": title },
-    h("div", { class: "panel-head" }, h("h2", null, title),
+    h("div", "panel-head", h("h2", null, title),
       h("div", { class: "copies", role: "group", "aria-label": `${title}: copy as` },
         copyButton("curl", `curl -s ${location.origin}${curl}`), copyButton("CLI", command))),
     ...children);

@@ -27,25 +27,25 @@ class Drawer {
     this.id = id;
     this.changed = changed;
     this.foreign = false; // another tenant's: an operator sees it without prompt and answer
-    this.state = h("span", { class: "pill" });
+    this.state = h("span", "pill");
     this.why = h("p", { class: "why", "data-why": "" }, "…");
-    this.facts = h("dl", { class: "facts" });
+    this.facts = h("dl", "facts");
     this.bar = s("svg", { class: "timeline", viewBox: "0 0 600 34", preserveAspectRatio: "none", role: "img", "aria-label": "Timeline" });
-    this.key = h("p", { class: "timeline-key" });
-    this.events = h("ol", { class: "events" });
+    this.key = h("p", "timeline-key");
+    this.events = h("ol", "events");
     this.attempts = h("tbody");
-    this.about = h("dl", { class: "figures about" });
+    this.about = h("dl", "figures about");
     this.failure = failureLine();
-    this.cancel = button("Cancel …", () => cancelJob(id, this.foreign, () => this.reload()), { class: "danger" });
+    this.cancel = button("Cancel …", () => cancelJob(id, this.foreign, () => this.reload()), "danger");
     this.retry = button("Retry", () => this.again());
     this.edit = button("Retry with edited body …", () => this.edited());
     this.play = button("Open in playground", () => this.toPlayground());
     [this.output, this.body] = ["Output", "Request"].map((name) =>
       h("pre", { class: "output", tabindex: 0, hidden: true, "aria-label": name }));
-    this.showOutput = button("Show output", () => this.follow(), { class: "quiet" });
-    this.showBody = button("Show request", () => this.request(), { class: "quiet" });
+    this.showOutput = button("Show output", () => this.follow(), "quiet");
+    this.showBody = button("Show request", () => this.request(), "quiet");
     this.element = dialog("Job", { id: "drawer", "data-shown": id },
-      h("div", { class: "id-line" }, h("code", null, id), this.state),
+      h("div", "id-line", h("code", null, id), this.state),
       this.why, this.facts, this.failure,
       buttons(this.cancel, this.retry, this.edit, this.play,
         copyButton("Copy id", word(id)), copyButton("CLI", `flotilla jobs why ${words(id)}`),
@@ -133,7 +133,7 @@ class Drawer {
     this.about.replaceChildren(...about.filter(([, value]) => value)
       .map(([name, value]) => h("div", { class: name === "Error" ? "all" : null }, h("dt", null, name), h("dd", null, value))));
     list(this.attempts, (job.attempts || []).map((attempt, number) => ({ ...attempt, number: number + 1 })),
-      (attempt) => attempt.number, attemptRow);
+      "number", attemptRow);
   }
 
   showTimeline(timeline) {
@@ -150,7 +150,7 @@ class Drawer {
         width: Math.max(1.5, x(until(span)) - x(span.start) - 0.5).toFixed(2),
       })));
     this.key.replaceChildren(...spans.map((span) => h("span", null,
-      h("i", { class: `swatch span-${span.name}` }), said(span),
+      h("i", `swatch span-${span.name}`), said(span),
       span.worker ? ` on ${span.worker}` : "")));
     list(this.events, timeline.events, ({ at, event, text }) => `${at} ${event} ${text}`, ({ at, event, text }) => ({
       element: h("li", null, h("time", null, clock(at, true)), h("b", null, event.replaceAll("_", " ")), h("span", null, text)),

@@ -1,4 +1,4 @@
-/** The views of the fleet: all panels, and the workers alone. */
+/** The views of the fleet: all panels, each an `{element, update(overview)}`, and the workers alone. */
 
 import { h } from "./dom.js";
 import { watch } from "./feed.js";
@@ -14,9 +14,9 @@ export function fleetView(main) {
     flow: flowPanel(), queues: queuesPanel(), workers: workersPanel(false),
     latency: latencyPanel(), throughput: throughputPanel(), scale: scalePanel(),
   };
-  const waiting = h("p", { class: "panel empty" }, "Waiting for the first data.");
+  const waiting = h("p", "panel empty", "Waiting for the first data.");
   const column = (...names) => h("div", null, names.map((each) => panels[each].element));
-  const grid = h("div", { class: "grid" }, panels.flow.element,
+  const grid = h("div", "grid", panels.flow,
     column("queues", "workers"), column("latency", "throughput", "scale"));
   grid.hidden = true;
   main.append(waiting, grid);

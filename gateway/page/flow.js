@@ -19,11 +19,9 @@ const TOKENS = [
   { name: "Prompt tokens / s", value: (o) => rate(o.rates.prompt_tokens) },
 ];
 
-/** `{element, update(overview)}` */
 export function flowPanel() {
   const stages = STAGES.map((stage) => made(stage, "a"));
-  const element = panel("flow", "Flow", "/admin/overview", "flotilla top",
-    h("ol", { class: "flow" }, stages.map((stage) => stage.element)));
+  const element = panel("flow", "Flow", "/admin/overview", "flotilla top", h("ol", "flow", stages.map((stage) => h("li", null, stage))));
   return {
     element,
     update: (overview) => stages.forEach((stage) => stage.update(overview)),
@@ -33,22 +31,20 @@ export function flowPanel() {
 /** The tokens that go through the engines. */
 export function throughputPanel() {
   const parts = TOKENS.map((part) => made(part, "div"));
-  const element = panel("throughput", "Throughput", "/admin/overview", "flotilla top",
-    h("div", { class: "tokens" }, parts.map((part) => part.element)));
+  const element = panel("throughput", "Throughput", "/admin/overview", "flotilla top", h("div", "tokens", parts));
   return { element, update: (overview) => parts.forEach((part) => part.update(overview)) };
 }
 
 function made(stage, tag) {
   const number = figure();
   const line = stage.history ? spark(stage.name) : null;
-  const inside = h(tag, tag === "a" ? { href: allJobsAt(stage.filter) } : { class: "stage" },
-    h("span", { class: "label" }, stage.name), number.element, line?.element);
+  const element = h(tag, tag === "a" && { href: allJobsAt(stage.filter) }, h("span", "label", stage.name), number, line);
   return {
-    element: tag === "a" ? h("li", null, inside) : inside,
+    element,
     update(overview) {
       number.set(stage.value(overview));
       line?.set(overview.history[stage.history] || [], overview.history.step_s || 1);
-      if (stage.alarm) inside.classList.toggle("alarm", stage.alarm(overview));
+      if (stage.alarm) element.classList.toggle("alarm", stage.alarm(overview));
     },
   };
 }

@@ -45,10 +45,10 @@ class Jobs {
       this.bulk,
       copyButton("curl", () => `curl -s ${word(location.origin + this.path())}`),
       copyButton("CLI", () => `flotilla jobs ls ${words(this.filter)}`.trimEnd()),
-      h("label", { class: "check" }, this.live, "refresh every 5 s"));
+      h("label", "check", this.live, "refresh every 5 s"));
     this.element = h("section", { class: "panel", "data-panel": "jobs", "aria-label": "Jobs" },
       form, this.error, this.quick, actions,
-      table("Table of jobs", COLUMNS, this.body, { class: "jobs" }), this.summary, this.more);
+      table("Table of jobs", COLUMNS, this.body, "jobs"), this.summary, this.more);
     this.rest = every(REFRESH_MS, () => this.live.checked && !(this.jobs?.length > PAGE) && this.load());
     this.changed(params);
   }
@@ -106,7 +106,7 @@ class Jobs {
       this.jobs = further ? [...this.jobs, ...page.data] : page.data;
       this.next = page.next_cursor;
       this.more.hidden = !page.has_more;
-      list(this.body, this.jobs, (job) => job.id, (job) => jobRow(job, this));
+      list(this.body, this.jobs, "id", (job) => jobRow(job, this));
       const shown = this.jobs.length ? `${plural(this.jobs.length, "job")} shown, newest first.` : "No job matches.";
       put(this.summary, `${shown}${page.has_more ? " There are more." : ""}${this.hint()}`);
     } catch (error) {
@@ -126,7 +126,7 @@ function jobRow(first, view) {
   const cells = COLUMNS.map((name) => h("td", { "data-label": name }));
   const [id, state, ...rest] = cells;
   const link = h("a", { class: "id", title: first.id }, shortId(first.id));
-  const pill = h("span", { class: "pill" });
+  const pill = h("span", "pill");
   id.append(link);
   state.append(pill);
   const element = h("tr", {

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { feed } from "./feed.js";
 import { place } from "./fleet.js";
 
-const GO = { f: "fleet", w: "workers", j: "jobs", b: "batches", d: "dead", p: "playground", k: "keys" };
+const GO = { f: "fleet", w: "workers", j: "jobs", b: "batches", h: "webhooks", d: "dead", p: "playground", k: "keys" };
 const PATIENCE_MS = 1500;
 const HELP = [
   ["/", "go to the filter of jobs"],
@@ -60,7 +60,7 @@ function worst(go) {
 }
 
 function help() {
-  const rows = (pairs, tag) => h("dl", { class: "help" },
+  const rows = (pairs, tag) => h("dl", "help",
     pairs.flatMap(([term, text]) => [h("dt", null, h(tag, null, term)), h("dd", null, text)]));
   show(dialog("Keyboard and filter", null, rows(HELP, "kbd"),
     h("h3", null, "The filter of jobs"), rows(FILTER, "code")));

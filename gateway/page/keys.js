@@ -1,7 +1,7 @@
 /** The view #keys: whose keys there are, and what they have used. Never the keys themselves. */
 
 import { call } from "./api.js";
-import { button, buttons, h, noteLine, panel, put, table, tried } from "./dom.js";
+import { h, listView, table } from "./dom.js";
 import { clock, count, jobsAt } from "./format.js";
 
 const COLUMNS = ["Tenant", "Keys", "Jobs kept", "Last job", "Requests", "Failed", "Prompt tokens", "Output tokens"];
@@ -9,20 +9,16 @@ const COLUMNS = ["Tenant", "Keys", "Jobs kept", "Last job", "Requests", "Failed"
 /** Show the view. */
 export function keysView(main) {
   const body = h("tbody");
-  const note = noteLine();
-  const load = () => tried(note, async () => {
+  listView(main, ["keys", "Keys and usage", "/admin/keys", "flotilla keys ls"], table("Table of keys", COLUMNS, body), false, async () => {
     const { data } = await call("/admin/keys");
     body.replaceChildren(...data.map(tenantRow));
     const since = data.map((each) => each.usage?.since).filter(Boolean);
-    put(note, `Usage is that of the jobs that are still kept${since.length ? `, since ${clock(Math.min(...since))}` : ""}. FLOTILLA_API_KEYS has the keys.`);
+    return `Usage is that of the jobs that are still kept${since.length ? `, since ${clock(Math.min(...since))}` : ""}. FLOTILLA_API_KEYS has the keys.`;
   });
-  main.append(panel("keys", "Keys and usage", "/admin/keys", "flotilla keys ls",
-    buttons(button("Refresh", load)), note, table("Table of keys", COLUMNS, body)));
-  load();
 }
 
 function tenantRow({ name, tenant, operator, keys, jobs_kept: kept, last_job_at: last, usage }) {
-  const number = (value) => h("td", { class: "number" }, count(value));
+  const number = (value) => h("td", "number", count(value));
   return h("tr", { "data-tenant": tenant },
     h("th", { scope: "row" }, h("a", { href: jobsAt(`tenant:${tenant}`) }, name || tenant), operator ? " (operator)" : ""),
     number(keys), number(kept), h("td", null, clock(last)),

@@ -11,15 +11,14 @@ const ROWS = [
 ];
 const PERCENTILES = ["p50", "p95", "p99"];
 
-/** `{element, update(overview)}` */
 export function latencyPanel() {
   const figures = ROWS.map(() => PERCENTILES.map(() => figure()));
-  const note = h("p", { class: "note" });
+  const note = h("p", "note");
   const head = h("tr", null, h("td"), PERCENTILES.map((text) => h("th", { scope: "col" }, text)));
   const names = ROWS.map(([, title]) => h("th", { scope: "row" }, title));
-  const body = ROWS.map((_, row) => h("tr", null, names[row], figures[row].map((each) => h("td", null, each.element))));
+  const body = ROWS.map((_, row) => h("tr", null, names[row], figures[row].map((each) => h("td", null, each))));
   const element = panel("latency", "Latency", "/admin/overview", "flotilla top",
-    h("table", { class: "latency" }, h("thead", null, head), h("tbody", null, body)), note);
+    h("table", "latency", h("thead", null, head), h("tbody", null, body)), note);
   return {
     element,
     update({ latency }) {

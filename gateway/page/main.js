@@ -12,10 +12,11 @@ import { startKeyboard } from "./keyboard.js";
 import { keysView } from "./keys.js";
 import { playgroundView } from "./playground.js";
 import * as ribbon from "./ribbon.js";
+import { webhooksView } from "./webhooks.js";
 
 const VIEWS = {
   fleet: fleetView, workers: workersView, jobs: jobsView, batches: batchesView,
-  dead: deadView, playground: playgroundView, keys: keysView,
+  webhooks: webhooksView, dead: deadView, playground: playgroundView, keys: keysView,
 };
 
 let shown = null; // {name, end, changed}

@@ -44,16 +44,16 @@ class Playground {
     this.codeText = h("pre", { class: "output", tabindex: 0, "aria-label": "Code" });
     this.second = h("label", { hidden: true }, "Second model", this.models[1]);
     const form = h("form", { class: "panel ask", onsubmit: (event) => { event.preventDefault(); this.start(); }, oninput: () => this.code() },
-      h("div", { class: "row" }, h("label", null, "Model", this.models[0]), this.second,
-        h("label", { class: "check" }, this.compare, "Compare two models")),
+      h("div", "row", h("label", null, "Model", this.models[0]), this.second,
+        h("label", "check", this.compare, "Compare two models")),
       h("label", null, "Prompt", this.prompt),
       h("label", null, "System prompt", this.system),
-      h("div", { class: "row" }, h("label", null, "Temperature", this.temperature), h("label", null, "Max tokens", this.most), h("label", null, "Lane", this.lane)),
+      h("div", "row", h("label", null, "Temperature", this.temperature), h("label", null, "Max tokens", this.most), h("label", null, "Lane", this.lane)),
       buttons(this.send, this.drop, this.resume), this.failure);
     const languages = h("div", { class: "copies", role: "group", "aria-label": "Language" },
       LANGUAGES.map((name) => button(name, () => { this.language = name; this.code(); }, { class: "quiet", "data-language": name })),
       copyButton("Copy", () => this.codeText.textContent));
-    const parts = (name) => h("div", { class: "answers" }, this.answers.map((answer) => answer[name]));
+    const parts = (name) => h("div", "answers", this.answers.map((answer) => answer[name]));
     this.panes = [parts("text"), parts("raw"), [languages, this.codeText]].map((inside, index) =>
       h("div", { id: `pane-${index}`, role: "tabpanel", "aria-label": TABS[index] }, inside));
     this.tabs = TABS.map((name, index) => button(name, () => this.tab(index), { role: "tab", "aria-controls": `pane-${index}`, class: "quiet" }));
@@ -62,7 +62,7 @@ class Playground {
       if (step) this.tab((this.shown + step) % TABS.length, true);
     } }, this.tabs);
     const result = h("section", { class: "panel result", "aria-label": "Answer" }, tablist, parts("state"), this.panes);
-    this.element = h("div", { class: "playground" }, form, result);
+    this.element = h("div", "playground", form, result);
     for (const answer of this.answers) answer.changed = () => this.update();
     this.given = given;
     given = null;

@@ -6,14 +6,13 @@ import { age, allJobsAt, count, duration, jobsAt, percent } from "./format.js";
 
 const LANES = ["priority", "default", "flex"];
 
-/** `{element, update(overview)}` */
 export function queuesPanel() {
   const pools = h("div");
   const element = panel("queues", "Queue", "/admin/pools", "flotilla queue ls", pools,
-    h("p", { class: "empty" }, "There is no pool yet. A worker makes one: flotilla worker --model NAME."));
+    h("p", "empty", "There is no pool yet. A worker makes one: flotilla worker --model NAME."));
   return {
     element,
-    update: (overview) => list(pools, overview.pools, (pool) => pool.pool, poolCard),
+    update: (overview) => list(pools, overview.pools, "pool", poolCard),
   };
 }
 
@@ -24,22 +23,22 @@ function poolCard(first) {
   const oldest = figure();
   const estimate = figure();
   const of = h("dt");
-  const state = h("span", { class: "pill" });
-  const toggle = button("", () => pause(name, stopped(row.pool)), { class: "quiet" });
+  const state = h("span", "pill");
+  const toggle = button("", () => pause(name, stopped(row.pool)), "quiet");
   const lanes = h("ul", { class: "lanes", "aria-label": `Lanes of ${name}` });
   const tenants = h("ul", { class: "tenants", "aria-label": `Tenants of ${name}` });
-  const models = h("span", { class: "models" });
-  const reason = h("p", { class: "reason" });
+  const models = h("span", "models");
+  const reason = h("p", "reason");
   const row = {
     pool: first,
     element: h("article", { "data-pool": name, "aria-label": `Pool ${name}` },
-      h("div", { class: "pool-head" }, h("h3", null, name), state, models, toggle),
-      h("dl", { class: "figures" },
-        term("waiting", h("a", { href: allJobsAt(`state:queued model:${first.models[0] || name}`) }, waiting.element)),
-        h("div", null, of, h("dd", null, running.element)),
-        term("oldest wait", oldest.element),
-        term("wait of a new job", estimate.element)),
-      reason, h("div", { class: "split" }, lanes, tenants)),
+      h("div", "pool-head", h("h3", null, name), state, models, toggle),
+      h("dl", "figures",
+        term("waiting", h("a", { href: allJobsAt(`state:queued model:${first.models[0] || name}`) }, waiting)),
+        h("div", null, of, h("dd", null, running)),
+        term("oldest wait", oldest),
+        term("wait of a new job", estimate)),
+      reason, h("div", "split", lanes, tenants)),
     update(pool) {
       row.pool = pool;
       waiting.set(count(pool.waiting));
@@ -53,9 +52,9 @@ function poolCard(first) {
       put(reason, pool.wait_reason || "");
       put(models, pool.models.filter((model) => model !== name).join(", "));
       row.most = Math.max(1, ...pool.lanes.map((lane) => lane.waiting));
-      list(lanes, ordered(pool.lanes), (lane) => lane.lane, (lane) => laneRow(lane, row));
+      list(lanes, ordered(pool.lanes), "lane", (lane) => laneRow(lane, row));
       const five = [...pool.tenants].sort((one, other) => other.waiting - one.waiting).slice(0, 5);
-      list(tenants, five, (tenant) => tenant.tenant, tenantRow);
+      list(tenants, five, "tenant", tenantRow);
     },
   };
   return row;
@@ -78,7 +77,7 @@ function laneRow(first, pool) {
   const number = figure("", 9);
   const share = bar();
   return {
-    element: h("li", null, h("span", { class: "label" }, first.lane), share.element, number.element),
+    element: h("li", null, h("span", "label", first.lane), share, number),
     update(lane) {
       number.set(count(lane.waiting));
       share.set(lane.waiting / pool.most);
@@ -91,7 +90,7 @@ function tenantRow(first) {
   const running = figure("running");
   const link = h("a", { class: "label", href: jobsAt(`tenant:${first.tenant}`) }, first.tenant);
   return {
-    element: h("li", null, link, waiting.element, running.element),
+    element: h("li", null, link, waiting, running),
     update(tenant) {
       waiting.set(count(tenant.waiting));
       running.set(count(tenant.running));

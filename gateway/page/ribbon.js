@@ -7,7 +7,7 @@ import { bytes, clock, plural, whole } from "./format.js";
 
 const SHAPES = {
   ok: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2z",
-  warning: "M8 1.500 15 14.500H1z",
+  warning: "M8 1.5 15 14.5H1z",
   problem: "M5 1h6l4 4v6l-4 4H5l-4-4V5z",
   unknown: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zm0 2a4 4 0 1 1 0 8 4 4 0 0 1 0-8z",
 };
@@ -61,7 +61,7 @@ function facts() {
   const memory = `${bytes(redis.used_memory)}${redis.max_memory ? ` of ${bytes(redis.max_memory)}` : ""}`;
   const ended = (overview.verdict.recovered || [])[0];
   return [
-    overview.simulated ? h("strong", { class: "simulated" }, "simulated engine: no real answers") : null,
+    overview.simulated ? h("strong", "simulated", "simulated engine: no real answers") : null,
     h("span", null, overview.engines.join(", ") || "no engine"),
     paused.length ? h("a", { href: "#fleet" }, `paused: ${paused.join(", ")}`) : null,
     ended ? h("span", { title: ended.sentence }, `recovered ${clock(ended.ended)} after ${whole(ended.ended - ended.since)}`) : null,
@@ -77,12 +77,12 @@ function problems(element) {
   list(element, found, (each) => `${each.kind} ${each.pool} ${each.worker}`, (first) => {
     const word = h("b");
     const text = h("span");
-    const [since, what, more] = Array.from({ length: 3 }, () => h("span", { class: "since" }));
-    const go = button("", () => act(row.problem), { class: "primary" });
+    const [since, what, more] = Array.from({ length: 3 }, () => h("span", "since"));
+    const go = button("", () => act(row.problem), "primary");
     const row = {
       problem: first,
-      element: h("li", null, h("span", { class: "what" }, word, " ", text, " ", since, " ", what),
-        h("span", { class: "todo" }, go, more)),
+      element: h("li", null, h("span", "what", word, " ", text, " ", since, " ", what),
+        h("span", "todo", go, more)),
       update(problem) {
         row.problem = problem;
         attr(row.element, "data-level", problem.level);

@@ -6,15 +6,14 @@ import { age, clock, count } from "./format.js";
 
 const SHOWN = 5;
 
-/** `{element, update(overview)}` */
 export function scalePanel() {
   const pools = h("div");
   const element = panel("scale", "Autoscaler", "/admin/autoscale", "flotilla scale explain", pools,
-    h("p", { class: "empty" }, "No pool is scaled: flotilla up --autoscale 0:3"));
+    h("p", "empty", "No pool is scaled: flotilla up --autoscale 0:3"));
   return {
     element,
     update(overview) {
-      list(pools, overview.pools.filter((pool) => pool.scale), (pool) => pool.pool, scaleRow);
+      list(pools, overview.pools.filter((pool) => pool.scale), "pool", scaleRow);
     },
   };
 }
@@ -23,24 +22,24 @@ function scaleRow(first) {
   const name = first.pool;
   const wanted = figure();
   const actual = figure();
-  const reason = h("p", { class: "reason" });
-  const old = h("span", { class: "since" });
-  const decisions = h("ol", { class: "decisions" });
-  const inputs = h("p", { class: "note" });
+  const reason = h("p", "reason");
+  const old = h("span", "since");
+  const decisions = h("ol", "decisions");
+  const inputs = h("p", "note");
   const more = h("details", null, h("summary", null, "Last decisions"), decisions, inputs);
   const load = () => tried(inputs, async () => {
     const found = (await call("/admin/autoscale")).data.find((each) => each.pool === name);
     if (!found) return;
     put(inputs, `From ${found.limits.min} to ${found.limits.max} workers. ${figures(found.inputs)}`);
-    list(decisions, found.history.slice(0, SHOWN), (each) => each.at_s, (each) => ({
+    list(decisions, found.history.slice(0, SHOWN), "at_s", (each) => ({
       element: h("li", null, h("time", null, clock(each.at_s)), ` ${each.before ?? 0} → ${each.wanted}: ${each.reason}`),
     }));
   });
   more.addEventListener("toggle", () => more.open && load());
   const row = {
     element: h("article", { "data-scale": name, "aria-label": `Autoscaler of ${name}` },
-      h("div", { class: "pool-head" }, h("h3", null, name), old),
-      h("dl", { class: "figures" }, term("should have", wanted.element), term("has ready", actual.element)),
+      h("div", "pool-head", h("h3", null, name), old),
+      h("dl", "figures", term("should have", wanted), term("has ready", actual)),
       reason, more),
     update(pool) {
       wanted.set(count(pool.scale.wanted));

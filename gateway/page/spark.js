@@ -10,15 +10,15 @@ const shown = (value) => (Number.isInteger(value) ? count(value) : rate(value));
 
 /** `{element, set(values, stepS)}`. `name` is read to those who can't see the line. */
 export function spark(name) {
-  const area = s("path", { class: "area" });
-  const line = s("path", { class: "line" });
+  const area = s("path", "area");
+  const line = s("path", "line");
   const title = s("title");
   const svg = s("svg", {
     class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img",
   }, title, area, line);
-  const most = h("span", { class: "most" });
-  const span = h("span", { class: "span" });
-  const element = h("div", { class: "spark-box" }, svg, h("div", { class: "scale" }, span, most));
+  const most = h("span", "most");
+  const span = h("span", "span");
+  const element = h("div", null, svg, h("div", "scale", span, most));
   return {
     element,
     set(values, stepS) {

@@ -9,18 +9,18 @@ const SIDE = 8;
 const PER_ROW = 64;
 const SHOWN_JOBS = 6;
 
-/** `{element, update(overview)}`. `wide`: with engine, adapters and jobs. */
+/** `wide`: with engine, adapters and jobs. */
 export function workersPanel(wide) {
   const rows = h("ul");
   const element = panel("workers", "Workers", "/admin/overview", "flotilla workers ls", rows,
-    h("p", { class: "empty" }, "No worker is there; requests wait for one: flotilla worker --model NAME."));
+    h("p", "empty", "No worker is there; requests wait for one: flotilla worker --model NAME."));
   return {
     element,
     update(overview) {
       const sorted = [...overview.workers].sort(byNeed);
       const usual = Object.fromEntries(sorted.filter((each) => each.start_s).map((each) => [each.pool, each.start_s]));
       for (const worker of sorted) worker.usual_s = usual[worker.pool];
-      list(rows, sorted, (worker) => worker.id, (worker) => workerRow(worker, wide));
+      list(rows, sorted, "id", (worker) => workerRow(worker, wide));
     },
   };
 }
@@ -32,8 +32,8 @@ function byNeed(one, other) {
 
 function workerRow(first, wide) {
   const id = first.id;
-  const state = h("span", { class: "pill" });
-  const phase = h("span", { class: "phase" });
+  const state = h("span", "pill");
+  const phase = h("span", "phase");
   const cells = slotCells(id);
   const busy = figure();
   const of = h("span");
@@ -45,15 +45,12 @@ function workerRow(first, wide) {
   const more = wide ? details(id) : null;
   const row = {
     element: h("li", { class: "entry", "data-worker": id, "data-state": first.state },
-      h("div", { class: "who" }, h("h3", null, id), state, phase),
-      h("div", { class: "gauges" },
-        gauge(of, h("a", { href: allJobsAt(`state:in_progress worker:${id}`) }, busy.element)),
-        gauge("KV cache", h("span", { class: "kv" }, kv.element, kvText.element)),
-        gauge("tokens / s", tokens.element),
-        gauge("heartbeat", heartbeat.element),
-        go),
-      cells.element,
-      more?.element),
+      h("div", "who", h("h3", null, id), state, phase),
+      h("div", "gauges",
+        gauge(of, h("a", { href: allJobsAt(`state:in_progress worker:${id}`) }, busy)),
+        gauge("KV cache", h("span", "kv", kv, kvText)),
+        gauge("tokens / s", tokens), gauge("heartbeat", heartbeat), go),
+      cells, more),
     update(worker) {
       const shown = worker.lost ? "lost" : worker.state;
       attr(row.element, "data-state", shown);
@@ -89,8 +86,8 @@ function level(worker) {
 
 /** One cell for each slot, in rows: two paths, so that a thousand slots cost two elements. */
 function slotCells(id) {
-  const free = s("path", { class: "free" });
-  const filled = s("path", { class: "filled" });
+  const free = s("path", "free");
+  const filled = s("path", "filled");
   const title = s("title");
   const element = s("svg", { class: "slots", role: "img" }, title, free, filled);
   let drawn = "";
@@ -118,7 +115,7 @@ function details(id) {
   const jobs = h("ul", { class: "job-links", "aria-label": `Jobs of ${id}` });
   const rest = h("a", { href: allJobsAt(`worker:${id}`) }, "All jobs of this worker");
   return {
-    element: h("div", { class: "details" }, facts, jobs, rest),
+    element: h("div", "details", facts, jobs, rest),
     update(worker) {
       const adapters = (worker.adapters || []).length ? `adapters ${worker.adapters.join(", ")}` : "";
       put(facts, [`pool ${worker.pool}`, worker.engine, adapters].filter(Boolean).join(" · "));

@@ -24,6 +24,7 @@ from gateway.ops import page_route as page
 from tests.page import jobs as made_up
 from tests.page.overviews import SCENES, Overview, autoscale, quiet
 from tests.page.sample_batches import batches
+from tests.page.sample_webhooks import deliveries, webhooks
 from tests.redis_server import free_port
 from tests.waiting import wait_for
 
@@ -90,6 +91,8 @@ class StandIn:
                 Route("/admin/keys", _list(made_up.keys)),
                 Route("/v1/models", _list(_models)),
                 Route("/v1/batches", _list(batches)),
+                Route("/v1/webhook_endpoints", _list(webhooks)),
+                Route("/v1/webhook_endpoints/{id}/deliveries", _deliveries),
                 Route("/jobs", _list(made_up.jobs)),
                 *(
                     route
@@ -150,6 +153,10 @@ def _about(make: Any) -> Any:
         return JSONResponse(make(request.path_params["job_id"]))
 
     return answer
+
+
+async def _deliveries(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": deliveries(request.path_params["id"])})
 
 
 async def _job(request: Request) -> Response:

@@ -58,7 +58,11 @@ def tab_through(page: Page, count: int) -> dict[int, bool]:
 
 @pytest.mark.parametrize(
     ("keys", "view"),
-    [(f"g{view[0]}", f"#{view}") for view in ("jobs", "batches", "workers", "dead", "playground")],
+    [
+        *((f"g{view[0]}", f"#{view}") for view in ("jobs", "batches", "workers", "dead")),
+        ("gh", "#webhooks"),
+        ("gp", "#playground"),
+    ],
 )
 def test_two_keys_open_a_view(open_tab: OpenTab, stand_in: StandIn, keys: str, view: str) -> None:
     page = show(open_tab(stand_in.url), "fleet")

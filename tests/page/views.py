@@ -15,6 +15,7 @@ VIEWS = {
     "a job": f"#jobs?job={FAILED}",
     "workers": "#workers",
     "batches": "#batches",
+    "webhooks": "#webhooks",
     "dead letters": "#dead",
     "playground": "#playground",
     "keys": "#keys",

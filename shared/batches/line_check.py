@@ -7,7 +7,7 @@ when it is submitted (`gateway/core/call.py`): what is wrong there is that line'
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,6 +22,9 @@ _MOST_ID_CHARS = 512
 _DECODER = msgspec.json.Decoder()
 OUTER = ("custom_id", "method", "url")
 """The fields around the body."""
+_WITH_STATE = frozenset(
+    row.path for row in ENDPOINTS.values() if row.stream is StreamFormat.RESPONSE_EVENTS
+)
 _STATEFUL = ("background", "conversation", "previous_response_id")
 """Fields of a response that a gateway acts on. No gateway stores the answers of a batch."""
 
@@ -39,6 +42,21 @@ class BadLine(Exception):
         return LineError(self.code, str(self), line, self.param)
 
 
+class _Body(msgspec.Struct):
+    model: str = ""
+    stream: bool | None = None
+
+
+class _RightLine(msgspec.Struct):
+    custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=_MOST_ID_CHARS)]
+    method: Literal["POST"]
+    url: str
+    body: _Body
+
+
+_right_line = msgspec.json.Decoder(_RightLine).decode
+
+
 def check_line(
     data: bytes, endpoint: str, is_known: Callable[[str], bool]
 ) -> tuple[str, str | None]:
@@ -46,6 +64,16 @@ def check_line(
 
     `endpoint`: of the batch. `is_known`: whether a model of this name exists; empty: the default.
     """
+    # Most lines are right. It takes half the time to see that than to look for what is wrong.
+    # msgspec does not decode the texts that it skips, so they must have nothing to be decoded.
+    if endpoint not in _WITH_STATE and data.isascii() and b"\\u" not in data:
+        try:
+            line = _right_line(data)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            if line.url == endpoint and not line.body.stream and is_known(line.body.model):
+                return line.custom_id, line.body.model or None
     custom_id, body = check_fields(line_object(data), endpoint)
     model = body.get("model", "")
     if type(model) is str and not is_known(model):
@@ -92,8 +120,7 @@ def check_body(body: dict[str, Any], endpoint: str) -> None:
     """Refuse what no line may ask for. Raises BadLine."""
     if body.get("stream"):
         raise BadLine("stream_not_supported", "Answers of a batch can't be streamed.", "stream")
-    row = ENDPOINTS.get(endpoint)
-    if row is None or row.stream is not StreamFormat.RESPONSE_EVENTS:
+    if endpoint not in _WITH_STATE:
         return
     for name in _STATEFUL:
         if body.get(name):

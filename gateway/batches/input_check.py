@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from gateway.batches.duplicates import Duplicates, key
@@ -43,7 +43,7 @@ class InputCheck:
         self._first: dict[str, int] = {}
         self._read = partial(input_lines, storage, file.segments, most_bytes)
         self._lines = self._read()
-        self._check = self._check_line
+        self._check = self._check_lines
 
     async def go_on(self) -> None:
         """Check another part. Raises StorageUnavailable and BlobMissing."""
@@ -51,8 +51,7 @@ class InputCheck:
             self._look_for_suspects(self._parts)
             return
         lines = await anext(self._lines, None)
-        for line in lines or ():
-            self._check(line)
+        self._check(lines or ())
         if self._is_hopeless() or (lines is None and self._check == self._compare):
             self.complete = True
         elif lines is None:
@@ -72,31 +71,33 @@ class InputCheck:
     def _is_hopeless(self) -> bool:
         return len(self.errors) >= MOST_ERRORS or self.total > MOST_LINES
 
-    def _check_line(self, line: InputLine) -> None:
-        self.total += 1
-        try:
-            if line.length > self._most_bytes:
-                raise BadLine(
-                    "line_too_large", f"This line has more than {self._most_bytes} bytes."
-                )
-            if self.total > MOST_LINES:
-                raise BadLine("too_many_lines", f"A file may have {MOST_LINES} lines at most.")
-            custom_id, model = check_line(line.data, self._endpoint, self._is_known)
-        except BadLine as error:
-            if len(self.errors) < MOST_ERRORS:
-                self.errors.append(error.at(line.number))
-            return
-        self._ids.add(custom_id)
-        if len(self.models) < 2:
-            self.models.add(model)
+    def _check_lines(self, lines: Iterable[InputLine]) -> None:
+        for line in lines:
+            self.total += 1
+            try:
+                if line.length > self._most_bytes:
+                    raise BadLine(
+                        "line_too_large", f"This line has more than {self._most_bytes} bytes."
+                    )
+                if self.total > MOST_LINES:
+                    raise BadLine("too_many_lines", f"A file may have {MOST_LINES} lines at most.")
+                custom_id, model = check_line(line.data, self._endpoint, self._is_known)
+            except BadLine as error:
+                if len(self.errors) < MOST_ERRORS:
+                    self.errors.append(error.at(line.number))
+                continue
+            self._ids.add(custom_id)
+            if len(self.models) < 2:
+                self.models.add(model)
 
-    def _compare(self, line: InputLine) -> None:
-        """Whether a line has the id of an earlier one, if its hash is that of another one."""
-        custom_id = parse_line(line.data).custom_id
-        if key(custom_id) not in self._suspects:
-            return
-        first = self._first.setdefault(custom_id, line.number)
-        if first != line.number and len(self.errors) < MOST_ERRORS:
-            message = f"The `custom_id` {custom_id[:100]!r} of line {first} is there again."
-            error = LineError("duplicate_custom_id", message, line.number, "custom_id")
-            self.errors.append(error)
+    def _compare(self, lines: Iterable[InputLine]) -> None:
+        """Whether lines have the id of an earlier one, if its hash is that of another one."""
+        for line in lines:
+            custom_id = parse_line(line.data).custom_id
+            if key(custom_id) not in self._suspects:
+                continue
+            first = self._first.setdefault(custom_id, line.number)
+            if first != line.number and len(self.errors) < MOST_ERRORS:
+                message = f"The `custom_id` {custom_id[:100]!r} of line {first} is there again."
+                error = LineError("duplicate_custom_id", message, line.number, "custom_id")
+                self.errors.append(error)

@@ -41,31 +41,37 @@ async def input_lines(
         begun = begun + first if size <= most_bytes else b""
         if not rest:
             continue
-        found = [_line(number, offset, size, begun)]
+        found = _lines(number, offset, size, begun, most_bytes)
         offset += size + 1
         number += 1
         for data in rest[:-1]:
-            if data and data != b"\r":
-                kept = data if len(data) <= most_bytes else b""
-                found.append(_line(number, offset, len(data), kept))
-            offset += len(data) + 1
+            size = len(data)
+            if size > most_bytes:
+                found.append(InputLine(number, offset, size, b""))
+            elif data.strip():
+                found.append(InputLine(number, offset, size, data))
+            offset += size + 1
             number += 1
         begun, size = rest[-1], len(rest[-1])
         if size > most_bytes:
             begun = b""
-        yield [line for line in found if line.data.strip() or line.length > most_bytes]
-    last = _line(number, offset, size, begun)
-    if last.data.strip() or last.length > most_bytes:
-        yield [last]
+        yield found
+    if last := _lines(number, offset, size, begun, most_bytes):
+        yield last
 
 
-def _line(number: int, offset: int, size: int, data: bytes) -> InputLine:
-    if offset == 0 and data.startswith(_BOM):
-        data = data[len(_BOM) :]
-    return InputLine(number, offset, size, data)
+def _lines(number: int, offset: int, size: int, data: bytes, most_bytes: int) -> list[InputLine]:
+    """A line that began in an earlier chunk, or at the beginning; empty if it is blank."""
+    data = _without_mark(offset, data)
+    is_there = data.strip() or size > most_bytes
+    return [InputLine(number, offset, size, data)] if is_there else []
+
+
+def _without_mark(offset: int, data: bytes) -> bytes:
+    return data.removeprefix(_BOM) if offset == 0 else data
 
 
 async def line_at(storage: Storage, segments: Sequence[Segment], offset: int, length: int) -> bytes:
     """One line again. Raises StorageUnavailable."""
     data = b"".join([part async for part in storage.read(segments, offset, offset + length)])
-    return _line(0, offset, length, data).data
+    return _without_mark(offset, data)

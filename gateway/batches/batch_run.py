@@ -9,6 +9,7 @@ from typing import Self
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.input_check import InputCheck
+from gateway.batches.line_jobs import delete_jobs
 from gateway.batches.line_result import CANCELLED, EXPIRED, CutOff
 from gateway.batches.owner import Owner
 from gateway.batches.window import NOTHING_NEW, Share, Window
@@ -45,6 +46,7 @@ class BatchRun:
         if found is None:
             return None
         owner, owned = found
+        await delete_jobs(context, owned.ended_jobs)
         file = await context.files.records.get(
             owned.batch.tenant, owned.batch.input_file_id, held=True
         )

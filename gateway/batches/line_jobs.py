@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from gateway.batches.batch_context import BatchContext
@@ -18,6 +19,8 @@ from shared.job.job import Job, NewJob
 log = logging.getLogger("flotilla.batches")
 
 _MOST_TRIES = 3
+_AT_ONCE = 64
+"""Jobs that are deleted in one call: Redis does nothing else meanwhile."""
 _RETRIED = frozenset({"worker_lost", "log_lost"})
 
 
@@ -77,3 +80,9 @@ class LineJobs:
         if answer.status >= 500 and may_retry:
             return None
         return answered(number, custom_id, job.id, answer.status, body)
+
+
+async def delete_jobs(context: BatchContext, jobs: Sequence[str]) -> None:
+    """Delete jobs that have ended. Raises StoreError."""
+    for at in range(0, len(jobs), _AT_ONCE):
+        await context.queue.delete(*jobs[at : at + _AT_ONCE])

@@ -8,7 +8,8 @@ Redis knows where they are, so that another process can go on from any moment:
 3. `collect`: jobs that have ended become lines of the output, or of the errors, or are tried again;
 4. `commit`: these are written to the storage, then noted in the record, then the jobs are deleted.
 
-A line whose job is gone is submitted again.
+A line whose job is gone is submitted again. The next owner deletes the jobs of the last commit
+again, as the owner before may have been killed in between.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.input_lines import InputLine, input_lines, line_at
-from gateway.batches.line_jobs import LineJobs
+from gateway.batches.line_jobs import LineJobs, delete_jobs
 from gateway.batches.line_result import CutOff, LineResult, given_up
 from gateway.batches.owner import Owner
 from gateway.batches.result_store import ResultStore
@@ -235,8 +236,9 @@ class Window:
             else:
                 tries[number] = place._replace(tries=place.tries + 1)
         if tries:
-            await self._owner.change(Change(lines=tries))
-            await self._delete([ended[number] for number in tries])
+            failed = [ended[number] for number in tries]
+            await self._owner.change(Change(lines=tries, ended_jobs=failed))
+            await delete_jobs(self._context, failed)
             self._places |= tries
             self._unsent |= dict.fromkeys(tries)
 
@@ -256,15 +258,13 @@ class Window:
         """Store all results, and forget their lines and jobs."""
         results, self._results, self._result_bytes = self._results, {}, 0
         jobs = [self._job_id(number) for number in results]
-        await self._store.store(list(results.values()), Change(ended=list(results)))
+        await self._store.store(
+            list(results.values()), Change(ended=list(results), ended_jobs=jobs)
+        )
         for number in results:
             self._bytes -= self._places.pop(number).length
         self._committed_at = time.monotonic()
-        await self._delete(jobs)
-
-    async def _delete(self, jobs: Sequence[str]) -> None:
-        for at in range(0, len(jobs), _AT_ONCE):  # Redis does nothing else meanwhile
-            await self._context.queue.delete(*jobs[at : at + _AT_ONCE])
+        await delete_jobs(self._context, jobs)
 
     # --- the end before the last line ---
 

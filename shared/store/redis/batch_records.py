@@ -60,6 +60,8 @@ class Change(NamedTuple):
     """Lines that are in flight from now on."""
     ended: Sequence[int] = ()
     """Lines that are no longer in flight."""
+    ended_jobs: Sequence[str] = ()
+    """Jobs of these lines, and of earlier tries: the owner deletes them after the change."""
     output: Sequence[Segment] = ()
     errors: Sequence[Segment] = ()
 
@@ -76,6 +78,8 @@ class OwnedBatch(NamedTuple):
     next_offset: int
     lines: dict[int, LinePlace]
     """Those that are in flight."""
+    ended_jobs: Sequence[str]
+    """Those of the last change that had some. The owner before may not have deleted them."""
 
 
 class OpenBatch(NamedTuple):
@@ -232,9 +236,11 @@ class BatchRecords:
         batch = parse_batch(batch_id, raw)
         if batch is None:
             return None
+        ended_jobs = places.pop(b"ended_jobs", b"").decode().split()
         lines = {int(line): LinePlace(*map(int, place.split())) for line, place in places.items()}
         next_line, offset = int(raw.get(b"next_line", 1)), int(raw.get(b"next_offset", 0))
-        return OwnedBatch(batch, epoch, step, next_line, offset, dict(sorted(lines.items())))
+        lines = dict(sorted(lines.items()))
+        return OwnedBatch(batch, epoch, step, next_line, offset, lines, ended_jobs)
 
     async def change(self, batch_id: str, epoch: int, step: int, change: Change) -> BatchStatus:
         """Make a change; `step` is one more than the last one's. Returns the status afterwards.
@@ -255,6 +261,7 @@ class BatchRecords:
             pack([f"{each.bytes} {each.blob}" for each in change.output]),
             pack([f"{each.bytes} {each.blob}" for each in change.errors]),
             _KEPT_S * 1000 if change.status and change.status.ended else "",
+            " ".join(change.ended_jobs),
         )
         reply = await self._queue.run("change_batch", _SHARD, arguments)
         if reply is None:

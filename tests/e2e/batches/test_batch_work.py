@@ -185,6 +185,7 @@ async def test_after_a_crash_anywhere_each_line_has_one_result(
     assert crashes
     assert (found.status, found.completed, found.failed) == (BatchStatus.COMPLETED, 392, 8)
     await check_sums(batches, found, set())
+    assert await batches.jobs() == [], "the jobs of the last commit before a crash stay"
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, batches: Batches, draw: random.Random) -> None:

@@ -1,9 +1,10 @@
 -- Change a batch, as its owner: what it has read, submitted and written, or its status.
 -- KEYS: base
--- ARGV: id, epoch, step, status or '', set, add, lines, ended lines, output segments, error segments, kept_ms
+-- ARGV: id, epoch, step, status or '', set, add, lines, ended lines, output segments, error segments, kept_ms, ended jobs
 --       step: one more with each change; set: flat field, value, ...; add: flat field, number, ...; lines: flat number,
 --       where it is, ... of lines in flight from now on; ended lines: their numbers; segments: '<bytes> <blob>', to be
---       added; all msgpack; kept_ms: lifetime of a batch that has ended
+--       added; all msgpack; kept_ms: lifetime of a batch that has ended; ended jobs: ids, which the owner deletes
+--       after this change and the next owner deletes again
 -- Reply: its status; nil if another one owns it
 -- Invariant: a change is made once, however often it is sent. The lines below `next_line` that are not in flight are
 --       in a segment, each once.
@@ -26,6 +27,7 @@ all(7, function(...) redis.call('HSET', lines, ...) end)
 all(8, function(...) redis.call('HDEL', lines, ...) end)
 all(9, function(...) redis.call('RPUSH', key('batch_output', id), ...) end)
 all(10, function(...) redis.call('RPUSH', key('batch_errors', id), ...) end)
+if ARGV[12] ~= '' then redis.call('HSET', lines, 'ended_jobs', ARGV[12]) end
 if status == '' or found[3] == 'cancelling' and (status == 'in_progress' or status == 'finalizing') then return found[3] end
 redis.call('HSET', batch, 'status', status, 'at:' .. status, int(now_us()))
 if ARGV[11] ~= '' then

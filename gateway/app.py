@@ -19,12 +19,12 @@ from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
 from gateway.core.job_factory import JobFactory
 from gateway.core.job_object import full
+from gateway.core.key_refresh import KeyRefresh
 from gateway.core.plain_route import PlainApplications
 from gateway.core.receiver import Receiver
 from gateway.core.relay import Relay
 from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
-from gateway.core.tenants import tenants_in
 from gateway.core.unwatcher import Unwatcher
 from gateway.description import openapi
 from gateway.files.files import Files
@@ -32,7 +32,8 @@ from gateway.front_door import FrontDoor
 from gateway.gateway_settings import GatewaySettings
 from gateway.http import error_response as errors
 from gateway.http.access_log import AccessLog
-from gateway.http.auth import DEFAULT_TENANT, Authenticator
+from gateway.http.auth import Authenticator
+from gateway.http.known_keys import KnownKeys
 from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.http.web_pages import WebPages
 from gateway.ops import (
@@ -84,9 +85,13 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
-    authenticator = Authenticator(
-        settings.tenants_by_key(), settings.wrong_keys_per_minute, metrics, settings.admins()
+    known = KnownKeys(
+        settings.tenants_by_key(),
+        settings.admins(),
+        [pepper.get_secret_value() for pepper in settings.key_peppers],
+        settings.keys_without_redis_s,
     )
+    authenticator = Authenticator(known, settings.wrong_keys_per_minute, metrics)
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )
@@ -95,7 +100,7 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gateway = _make_gateway(settings, pools, metrics, registry)
+        gateway = _make_gateway(settings, pools, known, metrics, registry)
         app.state.gateway = plain.gateway = gateway
         logs.bind_process(gateway=gateway.id)
         endpoint = settings.otlp_traces_endpoint
@@ -120,13 +125,13 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     )
     app.state.authenticator = authenticator
     errors.install(app, metrics)
-    openapi.install(app, APIS, with_keys=bool(settings.tenants_by_key()))
+    openapi.install(app, APIS, with_keys=known.needed)
     for router in (*(each for api in APIS for each in api.routers), *_ROUTERS):
         app.include_router(router)
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)
     app.add_middleware(RequestId, access=access, metrics=metrics)  # outermost: a 401 has an id too
-    web_pages = WebPages(settings.allowed_hosts, with_keys=bool(settings.tenants_by_key()))
+    web_pages = WebPages(settings.allowed_hosts, with_keys=known.needed)
     return _front_door(app, plain, web_pages)
 
 
@@ -137,7 +142,11 @@ def _front_door(app: FastAPI, plain: PlainApplications, web_pages: WebPages) -> 
 
 
 def _make_gateway(
-    settings: GatewaySettings, pools: Pools, metrics: GatewayMetrics, registry: CollectorRegistry
+    settings: GatewaySettings,
+    pools: Pools,
+    known: KnownKeys,
+    metrics: GatewayMetrics,
+    registry: CollectorRegistry,
 ) -> Gateway:
     """All objects of the process. Needs a running event loop."""
     gateway_id = f"gw-{secrets.token_hex(6)}"
@@ -168,7 +177,7 @@ def _make_gateway(
         relay=relay,
         streams=streams,
         fleet=fleet,
-        tenants=tenants_in(settings, DEFAULT_TENANT),
+        keys=known,
         eviction=eviction.EvictionMonitor(servers.all),
         format=FormatMonitor(servers.primary, settings.shards),
         tasks=TaskSupervisor(metrics.background_tasks),
@@ -181,6 +190,7 @@ def _make_gateway(
     gateway.add(sampler)
     gateway.add(Files(queue, settings.storage_url))
     gateway.add(Receiver())
+    gateway.add(KeyRefresh(queue, known, MalformedValues(metrics.malformed)))
     for api in APIS:
         if api.start is not None:
             api.start(gateway)
@@ -207,9 +217,14 @@ async def _start(gateway: Gateway) -> None:
     gateway.tasks.start("detector", detector.run())
     gateway.tasks.start("eviction monitor", gateway.eviction.run())
     gateway.tasks.start("format monitor", gateway.format.run())
+    refresh = gateway.of(KeyRefresh)
+    if gateway.keys.stored:
+        gateway.tasks.start("api keys", refresh.run())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SUBSCRIBE_S):
             await gateway.relay.connected()
+            if gateway.keys.stored:
+                await refresh.loaded.wait()
     gateway.tasks.start("lost gateways", lost_gateways.run())
     await _warn_of_redis_settings(gateway.queue.servers)
     gc.collect()

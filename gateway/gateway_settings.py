@@ -86,6 +86,12 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         description="wrong keys of one address that are answered at once; further ones are "
         "answered after a second, only some at a time. Requests with a valid key are never delayed",
     )
+    keys_without_redis_s: float = Field(
+        60.0,
+        ge=0,
+        le=86_400,
+        description="how long keys of `flotilla keys` are accepted while Redis is away; then 503",
+    )
     max_attempts: int = Field(
         3,
         ge=1,

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, f
 from pydantic_settings import NoDecode
 
 from shared.platform.settings import PREFIX, SettingsError, split_names
+from shared.tenants.peppers import LEAST_CHARS, MOST_PEPPERS
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _TENANT = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
@@ -51,6 +52,12 @@ class ListenSettings(BaseModel):
         description="API keys of operators, written alike: only these may use /admin and vLLM's "
         "routes for operators",
     )
+    key_peppers: _Keys = Field(
+        (),
+        description="secrets of 32 characters or more that the digests of API keys in Redis are "
+        "made with, the same for all gateways: one, or two (newest first) while it is replaced. "
+        "Without one, `flotilla keys` makes none",
+    )
     tenants: dict[str, TenantEntry] = Field(
         default_factory=dict,
         description="by the name of their API keys: `weight` is a tenant's share of a full pool, 1 "
@@ -69,6 +76,13 @@ class ListenSettings(BaseModel):
         for key in keys:
             _split_key(key.get_secret_value())
         return keys
+
+    @field_validator("key_peppers")
+    @classmethod
+    def _check_peppers(cls, peppers: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if len(peppers) > MOST_PEPPERS or any(len(each) < LEAST_CHARS for each in peppers):
+            raise ValueError(f"one or two, of {LEAST_CHARS} characters or more")
+        return peppers
 
     @field_validator("tenants")
     @classmethod

@@ -28,6 +28,7 @@ PLATFORM, JOB = "shared/platform", "shared/job"
 STORE, REDIS = "shared/store", "shared/store/redis"
 FLEET, API = "shared/fleet", "shared/api"
 FILES, BATCHES, WEBHOOKS = "shared/files", "shared/batches", "shared/webhooks"
+TENANTS = "shared/tenants"
 AUTOSCALER, OVERVIEW = "gateway/ops/autoscaler", "gateway/ops/overview"
 DESCRIPTION = "gateway/description"
 LISTEN, SETTINGS = "gateway/listen_settings.py", "gateway/gateway_settings.py"
@@ -43,13 +44,14 @@ ALLOWED: dict[str, set[str]] = {
     FILES: {PLATFORM, JOB, BATCHES},
     BATCHES: {API},
     WEBHOOKS: {PLATFORM, JOB},
-    REDIS: {PLATFORM, JOB, FLEET, STORE, FILES, BATCHES, WEBHOOKS},
+    TENANTS: set(),
+    REDIS: {PLATFORM, JOB, FLEET, STORE, FILES, BATCHES, WEBHOOKS, TENANTS},
     "shared/client": set(),
-    LISTEN: {PLATFORM},
+    LISTEN: {PLATFORM, TENANTS},
     SETTINGS: {PLATFORM, JOB, FLEET, FILES, WEBHOOKS, LISTEN},
-    "gateway/http": {PLATFORM, JOB, STORE, API, LISTEN, SETTINGS},
+    "gateway/http": {PLATFORM, JOB, STORE, API, TENANTS, LISTEN, SETTINGS},
     "gateway/core": {
-        PLATFORM, JOB, STORE, REDIS, FLEET, API, WEBHOOKS, SETTINGS, "gateway/http",
+        PLATFORM, JOB, STORE, REDIS, FLEET, API, WEBHOOKS, TENANTS, SETTINGS, "gateway/http",
     },
     AUTOSCALER: {PLATFORM, JOB, STORE, REDIS, FLEET},
     OVERVIEW: {PLATFORM, JOB, STORE, REDIS, FLEET, AUTOSCALER, "gateway/core"},
@@ -67,13 +69,15 @@ ALLOWED: dict[str, set[str]] = {
         JOB, REDIS, FLEET, API, "gateway/http", "gateway/core", DESCRIPTION,
     },
     "gateway/apis/jobs": {
-        PLATFORM, JOB, STORE, API, WEBHOOKS, "gateway/http", "gateway/core", DESCRIPTION,
+        PLATFORM, JOB, STORE, API, WEBHOOKS, TENANTS, "gateway/http", "gateway/core",
+        DESCRIPTION,
     },
     "gateway/apis/responses": {
         JOB, STORE, REDIS, API, SETTINGS, "gateway/http", "gateway/core", DESCRIPTION,
     },
     "gateway/apis/admin": {
-        JOB, REDIS, FLEET, API, AUTOSCALER, "gateway/http", "gateway/core", DESCRIPTION,
+        JOB, STORE, REDIS, FLEET, API, TENANTS, AUTOSCALER, "gateway/http", "gateway/core",
+        DESCRIPTION,
     },
     "gateway/apis/batches": {
         JOB, STORE, REDIS, API, FILES, BATCHES, WEBHOOKS, "gateway/http", "gateway/core",

@@ -29,6 +29,11 @@ def webhook_ids(incomplete: str) -> list[str]:
     )
 
 
+def key_ids(incomplete: str) -> list[str]:
+    """The newest API keys."""
+    return _found("/admin/keys", incomplete, lambda body: (row["id"] for row in body["data"]))
+
+
 def event_types(incomplete: str) -> list[str]:
     """The events that webhook endpoints may subscribe to."""
     return _found("/v1/webhook_event_types", incomplete, lambda body: iter(body["data"]))

@@ -22,8 +22,9 @@ from shared.api.endpoint import Endpoint, ModelField
 from shared.api.field_policy import check_fields, check_permission, restricted_parts
 from shared.fleet.registry import ModelInfo
 from shared.job.adapter_queues import pool_of
-from shared.job.errors import BadRequest, IntakeStopped
+from shared.job.errors import BadRequest, IntakeStopped, ModelNotFound
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
+from shared.tenants.api_key import ApiKey
 
 _LANE_OF_TIER = {
     None: DEFAULT,
@@ -110,12 +111,31 @@ def admit_tenant(incoming: Incoming) -> CallHeaders:
     return call_headers(incoming.scope["headers"])
 
 
-async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") -> ModelInfo:
-    """The model of a request that may be queued. `version`: of the model; empty: any.
+def check_model(key: ApiKey, *names: str) -> None:
+    """Raise ModelNotFound if this key may not use the model that has these names.
+
+    The answer is the same whether there is such a model.
+    """
+    if not key.may_use(*names):
+        raise ModelNotFound(
+            f"The model {names[0][:100]!r} does not exist, or your API key may not use it; "
+            "GET /v1/models lists those that it may use."
+        )
+
+
+async def admit(
+    fleet: FleetView, request: CheckedRequest, version: str = "", key: ApiKey | None = None
+) -> ModelInfo:
+    """The model of a request that may be queued. `version`: of the model; empty: any. `key`: whose
+    models it may be; None: any.
 
     Raises ModelNotFound, NoWorker, IntakeStopped, BadRequest, and StoreError.
     """
+    if key is not None and request.model:
+        check_model(key, request.model)
     model = await fleet.model(request.model, version)
+    if key is not None and not request.model:
+        check_model(key, model.name, model.served_name)
     if fleet.switches.intake_stopped:
         check_intake(model.pool, fleet.switches.intake_stopped)
     if request.restricted:

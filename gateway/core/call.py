@@ -26,6 +26,7 @@ from gateway.core.admission import (
     admit,
     admit_tenant,
     check_intake,
+    check_model,
     check_request,
 )
 from gateway.core.context import CallContext, Gateway
@@ -121,7 +122,7 @@ async def new_call(
     scope = incoming.scope
     endpoint, request, body, options, raw = await _read(gateway, incoming, source)
     sent = admit_tenant(incoming)
-    model = await admit(gateway.fleet, request, sent.model_version)
+    model = await admit(gateway.fleet, request, sent.model_version, incoming.key)
     prefer = _applicable(sent.prefer, request) if attached else None
     on_disconnect = (
         sent.on_disconnect
@@ -202,6 +203,8 @@ async def repeat(
     sent, key, request_id = CallHeaders(), None, None
     if incoming is not None:
         sent, request_id = admit_tenant(incoming), incoming.request_id
+        model = gateway.fleet.models.get(job.model)
+        check_model(incoming.key, job.model, model.served_name if model else "")
         check_intake(job.pool, gateway.fleet.switches.intake_stopped)
         if name := sent.idempotency_key:
             key = IdempotencyKey.of(incoming.tenant, incoming.scope["path"], name, b"")

@@ -16,13 +16,14 @@ from gateway.core.job_factory import JobFactory
 from gateway.core.relay import Relay
 from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
-from gateway.core.tenants import Tenant
 from gateway.gateway_settings import GatewaySettings
+from gateway.http.known_keys import KnownKeys
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
+from shared.tenants.api_key import ApiKey
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class Gateway:
     relay: Relay
     streams: StreamContext
     fleet: FleetView
-    tenants: tuple[Tenant, ...]
+    keys: KnownKeys
     eviction: EvictionMonitor
     format: FormatMonitor
     tasks: TaskSupervisor
@@ -93,5 +94,11 @@ def _tenant(request: Request) -> str:
     return tenant
 
 
+def _key(request: Request) -> ApiKey:
+    key: ApiKey = request.state.key
+    return key
+
+
 GatewayDep = Annotated[Gateway, Depends(_gateway)]
 TenantDep = Annotated[str, Depends(_tenant)]
+KeyDep = Annotated[ApiKey, Depends(_key)]

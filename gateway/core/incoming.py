@@ -9,25 +9,31 @@ from fastapi import Request
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.middleware import sent_request_id
+from shared.tenants.api_key import ApiKey
 
 
 class Incoming(NamedTuple):
-    """A request whose tenant is known."""
+    """A request whose key is known."""
 
     scope: Scope
     receive: Receive
-    tenant: str
+    key: ApiKey
     received: float
     """When it came, on the monotonic clock in seconds."""
     request_id: bytes | None
     """The client's own `x-request-id`."""
 
+    @property
+    def tenant(self) -> str:
+        """Whose key it is."""
+        return self.key.tenant
+
     @classmethod
-    def of(cls, request: Request, tenant: str) -> Incoming:
+    def of(cls, request: Request) -> Incoming:
         """That of a route of FastAPI."""
-        scope = request.scope
-        now = time.monotonic()
-        return cls(scope, request.receive, tenant, now, sent_request_id(scope["headers"]))
+        scope, now = request.scope, time.monotonic()
+        key: ApiKey = request.state.key
+        return cls(scope, request.receive, key, now, sent_request_id(scope["headers"]))
 
 
 class Answer(Protocol):

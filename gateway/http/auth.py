@@ -1,4 +1,4 @@
-"""Authentication: each API key belongs to a tenant. Keys are compared as SHA-256 hashes.
+"""Authentication: each API key belongs to a tenant, and has scopes.
 
 Wrong keys are counted and logged by address, and answered late if there are many, so that guessing
 is visible and slow. A valid key is never delayed: tenants behind one proxy share its address, and
@@ -9,23 +9,22 @@ a few delayed answers, its guesses are refused at once.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Any
 
+from gateway.http.known_keys import ANYONE, KnownKeys
 from gateway.listen_settings import LOOPBACK
-from shared.job.errors import AdminOnly, TooManyWrongKeys, Unauthorized
+from shared.job.errors import FlotillaError, TooManyWrongKeys, Unauthorized
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.gateway import GatewayMetrics
+from shared.tenants.api_key import ApiKey
+from shared.tenants.scopes import Scope
 
 log = logging.getLogger("flotilla.gateway")
-
-DEFAULT_TENANT = "default"
-"""The tenant of all requests if no keys are configured."""
 
 PEER = "peer"
 """The key of a request's `state` that holds the Peer of its connection."""
@@ -48,25 +47,21 @@ class Peer:
         """A request on this connection had a valid key, or no keys are configured."""
 
 
-def tenant_of(authorizations: list[bytes], tenants: Mapping[str, str]) -> str:
-    """The tenant of a request with these `authorization` headers. Raises Unauthorized.
+def key_of(authorizations: list[bytes], known: KnownKeys) -> ApiKey:
+    """The key of a request with these `authorization` headers.
 
-    `tenants` maps the SHA-256 of a key (hex) to its tenant. The time of looking up a hash does not
-    depend on how much of a key is right.
+    Raises Unauthorized, and RedisUnavailable.
     """
-    if not tenants:
-        return DEFAULT_TENANT
+    if not known.needed:
+        return ANYONE
     if len(authorizations) != 1:
         raise Unauthorized(
             "Send your API key as `Authorization: Bearer <key>` or as `x-api-key: <key>`, once."
         )
-    scheme, _, key = authorizations[0].partition(b" ")
-    tenant = tenants.get(_digest(key))
-    if scheme.lower() != b"bearer" or tenant is None:
-        raise Unauthorized(
-            "This API key is unknown. Keys are configured with FLOTILLA_API_KEYS on the gateway."
-        )
-    return tenant
+    scheme, _, secret = authorizations[0].partition(b" ")
+    if scheme.lower() != b"bearer":
+        raise Unauthorized("Send your API key as `Authorization: Bearer <key>`.")
+    return known.find(secret.strip())
 
 
 def authorizations_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
@@ -84,10 +79,6 @@ def authorizations_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return found + [each for each in sent if each not in found] if sent else found
 
 
-def _digest(key: bytes) -> str:
-    return hashlib.sha256(key.strip()).hexdigest()
-
-
 def source_of(address: str) -> str:
     """The network that is counted as one client: an IPv4 address, or a /64 of IPv6."""
     if ":" not in address:
@@ -102,48 +93,38 @@ class Authenticator:
     """Checks the key of each request."""
 
     def __init__(
-        self,
-        tenants: Mapping[str, str],
-        wrong_keys_per_minute: int,
-        metrics: GatewayMetrics,
-        admins: frozenset[str] = frozenset(),
+        self, known: KnownKeys, wrong_keys_per_minute: int, metrics: GatewayMetrics
     ) -> None:
-        """`admins`: the SHA-256 of each operator's key, which are among those of `tenants`."""
-        self._tenants = tenants
-        self._admins = admins
+        self._known = known
         self._wrong_keys = WrongKeys(wrong_keys_per_minute, metrics)
 
-    async def tenant(self, scope: Any) -> str:
-        """The tenant of an ASGI request.
+    async def key(self, scope: Any) -> ApiKey:
+        """The key of an ASGI request, which its state has from now on.
 
-        Raises Unauthorized (after a delay if there were many wrong keys) and TooManyWrongKeys.
+        Raises Unauthorized (after a delay if there were many wrong keys), TooManyWrongKeys, and
+        RedisUnavailable.
         """
-        keys = authorizations_in(scope["headers"])
+        sent = authorizations_in(scope["headers"])
         try:
-            tenant = tenant_of(keys, self._tenants)
+            key = key_of(sent, self._known)
         except Unauthorized:
-            if keys:
+            if sent:
                 await self._wrong_keys.slow_down((scope.get("client") or ("",))[0])
             raise
-        peer: Peer | None = scope.get("state", {}).get(PEER)
+        state = scope.setdefault("state", {})
+        state["key"], state["tenant"] = key, key.tenant
+        peer: Peer | None = state.get(PEER)
         if peer is not None:
             peer.authenticated = True
-        return tenant
-
-    def check_admin(self, scope: Any) -> None:
-        """Raises AdminOnly unless the key of this request, which is valid, is an operator's.
-
-        Where no keys are configured every client is an operator.
-        """
-        if not self.is_operator(scope):
-            raise AdminOnly("This route needs one of the keys in FLOTILLA_ADMIN_KEYS.")
+        return key
 
     def is_operator(self, scope: Any) -> bool:
-        """Whether the key of this request is an operator's."""
-        if not self._tenants:
-            return True
-        keys = authorizations_in(scope["headers"])
-        return len(keys) == 1 and _digest(keys[0].partition(b" ")[2]) in self._admins
+        """Whether the key of this request may see the fleet, whatever its route needs."""
+        try:
+            key = key_of(authorizations_in(scope["headers"]), self._known)
+        except FlotillaError:
+            return False
+        return Scope.ADMIN_READ in key.scopes
 
     def may_see_all(self, scope: Any) -> bool:
         """Whether a probe gets more than the state: with an operator's key, or without keys if it
@@ -152,7 +133,7 @@ class Authenticator:
         A port that a container publishes is reached from another address than loopback.
         """
         address, _ = scope.get("client") or ("", 0)
-        return self.is_operator(scope) and (bool(self._tenants) or address in LOOPBACK)
+        return self.is_operator(scope) and (self._known.needed or address in LOOPBACK)
 
 
 class _Source:

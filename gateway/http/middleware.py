@@ -12,38 +12,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.error_response import ERROR_CODE, error_response, to_flotilla_error
-from gateway.http.page_files import PAGE_FILES
-from shared.api.operator_actions import PATHS as OPERATOR_PATHS
+from gateway.http.route_scopes import PUBLIC_PATHS, check_route
 from shared.job.errors import FlotillaError
 from shared.platform import logs
 from shared.platform.metrics.gateway import GatewayMetrics
 
 _REQUEST_ID = re.compile(rb"^[A-Za-z0-9_.:-]{1,128}$")
-_DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
-PUBLIC_PATHS = frozenset(
-    {"/healthz", "/readyz", "/health", "/ping"}  # probes carry no key
-    | {"/openapi.json", "/docs", *(f"/docs/{name}" for name in _DOCS_FILES)}
-    | PAGE_FILES.keys()
-)
-"""Paths that need no key. Every other path needs one if keys are configured, new routes too."""
-
-TENANT_PATHS = frozenset({"/admin/autoscale"})
-"""Paths under /admin that any key may use; the others need an operator's."""
-
-ADMIN_PATHS = frozenset(OPERATOR_PATHS)
-"""Other paths that need an operator's key."""
-
 
 IS_HEAD = "flotilla.head"
 """The key of a scope that is true if the request is HEAD: its answer's body is not to be made."""
-
-
-def needs_admin(method: str, path: str) -> bool:
-    """Whether a request needs an operator's key, because it concerns more than one tenant."""
-    if path.startswith("/admin/"):
-        return path not in TENANT_PATHS
-    changes = method not in ("GET", "HEAD", "OPTIONS")
-    return path in ADMIN_PATHS or (changes and path.startswith("/models/"))
 
 
 def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -121,7 +98,7 @@ class Head:
 
 
 class Authentication:
-    """Puts the tenant into the request's state, or answers 401, or 429 (auth.py)."""
+    """Puts the key and its tenant into the request's state, or answers 401, 403 or 429."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, metrics: GatewayMetrics) -> None:
         self._app = app
@@ -136,10 +113,8 @@ class Authentication:
         # The path of the scope: neither the Host header nor a root path can change it.
         if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
             try:
-                tenant = await self._authenticator.tenant(scope)
-                scope.setdefault("state", {})["tenant"] = tenant
-                if needs_admin(scope["method"], scope["path"]):
-                    self._authenticator.check_admin(scope)
+                key = await self._authenticator.key(scope)
+                check_route(key, scope["method"], scope["path"])
             except FlotillaError as error:
                 await error_response(error, self._metrics, scope)(scope, receive, send)
                 return

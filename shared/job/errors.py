@@ -7,7 +7,7 @@
     │   ├── WebhookUnreachable 400
     │   └── ConversationLocked 400
     ├── Unauthorized           401
-    ├── AdminOnly              403
+    ├── MissingScope           403
     ├── UnknownHost            403
     ├── ForeignSite            403
     ├── NotFound               404
@@ -15,6 +15,7 @@
     ├── UnknownRoute           404
     ├── NotSupported           501
     ├── StorageNotConfigured   501
+    ├── KeysNotConfigured      501
     ├── MethodNotAllowed       405
     ├── BodyTimeout            408
     ├── BodyTooLarge           413
@@ -147,10 +148,10 @@ class Unauthorized(FlotillaError):
         return [(b"www-authenticate", b"Bearer")]
 
 
-class AdminOnly(FlotillaError):
-    """The route is for operators, and the key is not one of theirs."""
+class MissingScope(FlotillaError):
+    """The API key lacks the scope that the route needs."""
 
-    status, code, type = 403, "admin_only", "invalid_request_error"
+    status, code, type = 403, "missing_scope", "invalid_request_error"
 
 
 class UnknownHost(FlotillaError):
@@ -450,6 +451,12 @@ class StorageNotConfigured(FlotillaError):
         "It names a folder or a bucket (s3://, gs://, az://) that all gateways share.",
     ) -> None:
         super().__init__(message)
+
+
+class KeysNotConfigured(FlotillaError):
+    """The gateway keeps no API keys in Redis: it has no pepper, or needs no keys."""
+
+    status, code, final = 501, "keys_not_configured", True
 
 
 class StorageUnavailable(FlotillaError):

@@ -190,7 +190,7 @@ def test_pages_show_every_letter_once_newest_first(
 def test_only_an_operator_may_use_them(api: httpx.Client, method: str, path: str) -> None:
     assert api.request(method, path).status_code == 401
     refused = api.request(method, path, headers=TEAM)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
     assert api.request(method, path, headers=ADMIN).status_code in {200, 404}
     assert api.get("/admin/autoscale", headers=TEAM).status_code == 200
 

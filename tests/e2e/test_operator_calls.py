@@ -194,7 +194,7 @@ def test_routes_with_vllms_names_give_vllms_answers(fleet: Fleet) -> None:
 )
 def test_only_an_operators_key_may_call_them(fleet: Fleet, method: str, path: str) -> None:
     refused = fleet.team.request(method, path, json={})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
     assert httpx.request(method, fleet.gateway.url + path, json={}).status_code == 401
 
 

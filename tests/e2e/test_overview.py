@@ -94,7 +94,7 @@ def check(fleet: Fleet, method: str, path: str, body: Any, status: str = "200") 
 
 
 def test_the_overview_is_for_operators_and_as_described(fleet: Fleet) -> None:
-    for path in ("/admin/overview", "/admin/stream", "/admin/keys", "/admin/jobs/job_x/why"):
+    for path in ("/admin/overview", "/admin/stream", "/admin/tenants", "/admin/jobs/job_x/why"):
         assert fleet.team.get(path).status_code == 403, path
     found = fleet.overview()
     check(fleet, "get", "/admin/overview", found)
@@ -250,12 +250,12 @@ def test_intake_can_be_stopped(fleet: Fleet) -> None:
     assert fleet.team.post("/v1/completions", json=body).status_code == 200
 
 
-def test_keys_and_usage(fleet: Fleet) -> None:
+def test_tenants_and_usage(fleet: Fleet) -> None:
     fleet.ended(fleet.submit(3))
-    found = fleet.operator.get("/admin/keys")
-    check(fleet, "get", "/admin/keys", found.json())
+    found = fleet.operator.get("/admin/tenants")
+    check(fleet, "get", "/admin/tenants", found.json())
     assert "s3cret" not in found.text
-    rows = {row["name"]: row for row in found.json()["data"]}
+    rows = {row["tenant"]: row for row in found.json()["data"]}
     assert (rows["ops"]["operator"], rows["team"]["operator"]) == (True, False)
     assert rows["ops"]["usage"]["requests"] == 0
     assert rows["team"]["usage"]["completion_tokens"] >= 3

@@ -88,7 +88,7 @@ class StandIn:
                 Route("/admin/stream", self._stream),
                 Route("/admin/dead", _list(made_up.dead_letters)),
                 Route("/admin/autoscale", _json(autoscale)),
-                Route("/admin/keys", _list(made_up.keys)),
+                Route("/admin/tenants", _list(made_up.keys)),
                 Route("/v1/models", _list(_models)),
                 Route("/v1/batches", _list(batches)),
                 Route("/v1/webhook_endpoints", _list(webhooks)),

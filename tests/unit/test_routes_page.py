@@ -23,6 +23,7 @@ from gateway.core.incoming import Incoming
 from gateway.http.refused_routes import HOSTING_HEADERS, REFUSED
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import NotSupported
+from shared.tenants.api_key import ApiKey
 from tests.deletions.deletion import WITH_TESTS
 from tests.models.parity_cases import GENERATE
 from tests.models.pooling_cases import CLASSIFY, EMBED, SCORES
@@ -166,7 +167,7 @@ async def test_headers_that_would_change_the_answer_are_refused(header: bytes) -
         "headers": [(b"content-type", b"application/json"), (header, b"x")],
     }
     endpoint = ENDPOINTS["/invocations"]
-    incoming = Incoming(scope, not_reached, "tenant", 0.0, None)
+    incoming = Incoming(scope, not_reached, ApiKey("", "tenant"), 0.0, None)
     with pytest.raises(NotSupported) as refused:
         await new_call(Nothing(), incoming, endpoint)  # type: ignore[arg-type]
     assert str(refused.value).endswith(HOSTING_HEADERS[header])

@@ -9,9 +9,10 @@ from fastapi import APIRouter
 from gateway.apis.admin import (
     autoscale,
     fleet_views,
+    key_routes,
     letter_routes,
     operator_routes,
-    tenant_keys,
+    tenant_list,
 )
 from gateway.apis.admin.admin_schemas import ADMIN_SCHEMAS
 from gateway.apis.admin.operation_schemas import OPERATION_SCHEMAS
@@ -46,7 +47,8 @@ API = Api(
     routers=(
         autoscale.router,
         router,
-        tenant_keys.router,
+        key_routes.router,
+        tenant_list.router,
         letter_routes.router,
         operator_routes.router,
         fleet_views.router,

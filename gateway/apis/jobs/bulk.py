@@ -63,7 +63,7 @@ async def _run(action: BulkAction, request: Request, gateway: Gateway, tenant: s
         param = ".".join(str(name) for name in first["loc"])
         raise BadRequest(f"{param}: {first['msg']}", param or None) from error
     job_filter = parse_filter(asked.filter, gateway.fleet.now_s())
-    tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.tenants])
+    tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.keys.tenants])
     bulk = BulkActions(gateway)
     before = Place.parse(asked.cursor) if asked.cursor else None
     result = await bulk.run(action, tenants, job_filter, before, dry_run=asked.dry_run)

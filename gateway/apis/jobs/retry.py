@@ -38,7 +38,7 @@ async def retry(job_id: str, request: Request, gateway: GatewayDep, tenant: Tena
     is the old one; that stays as it is.
     """
     job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
-    incoming = Incoming.of(request, tenant)
+    incoming = Incoming.of(request)
     if has_body(request.scope["headers"]):
         source = _edited(job)
         return await accepted(gateway, await new_call(gateway, incoming, source, attached=False))

@@ -24,7 +24,6 @@ from gateway.core.job_object import summaries
 from gateway.core.job_search import search
 from gateway.core.log_event import ReadMode
 from gateway.core.on_disconnect import keep_s
-from gateway.core.operator_check import check_operator
 from gateway.core.send_body import BodyResponse
 from gateway.core.whole_answer import whole_answer
 from gateway.description.api import Api
@@ -34,6 +33,7 @@ from gateway.http import server_events as sse
 from gateway.http.body import raw_member
 from gateway.http.call_headers import MAX_DEADLINE_S
 from gateway.http.query import known_only
+from gateway.http.route_scopes import check_scope
 from shared.api.endpoint import BodyKind
 from shared.api.endpoints import ENDPOINTS
 from shared.job.chunk_template import DeltaDecoder
@@ -44,6 +44,7 @@ from shared.job.place import PLACE, Place
 from shared.job.states import JobState
 from shared.store.interface import Store
 from shared.store.log_parts import log_parts
+from shared.tenants.scopes import Scope
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
@@ -97,7 +98,7 @@ def _job_request() -> Schema:
 )
 async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Queue a request of an endpoint. Answers 202 with the job and `Location`."""
-    call = await new_call(gateway, Incoming.of(request, tenant), _call_in, attached=False)
+    call = await new_call(gateway, Incoming.of(request), _call_in, attached=False)
     return await accepted(gateway, call)
 
 
@@ -119,8 +120,8 @@ async def list_jobs(
     """
     job_filter = parse_filter(words, gateway.fleet.now_s()).also(state, model)
     if job_filter.tenants:
-        check_operator(request)
-    tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.tenants])
+        check_scope(request.state.key, Scope.ADMIN_READ)
+    tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.keys.tenants])
     before = Place.parse(cursor) if cursor else None
     found = await search(gateway.queue, tenants, job_filter, before, limit, _MAX_SCAN)
     return {

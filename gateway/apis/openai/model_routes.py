@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.core.context import GatewayDep
+from gateway.core.admission import check_model
+from gateway.core.context import GatewayDep, KeyDep
 from gateway.core.model_card import card_of
 from gateway.description.schema import shows
 from gateway.http.query import known_only
@@ -17,16 +18,18 @@ router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 
 @router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models", openapi_extra=shows("ModelList"))
-async def list_models(gateway: GatewayDep) -> dict[str, Any]:
-    """OpenAI's list of models, of all pools. `flotilla` in each entry has the state of its pool."""
+async def list_models(gateway: GatewayDep, key: KeyDep) -> dict[str, Any]:
+    """The models that the key may use. `flotilla` in each entry has the state of its pool."""
     await gateway.fleet.refresh()
-    models = gateway.fleet.models.values()
-    return {"object": "list", "data": [card_of(gateway.fleet, model) for model in models]}
+    models = gateway.fleet.models.items()
+    data = [card_of(gateway.fleet, model) for name, model in models if key.may_use(name)]
+    return {"object": "list", "data": data}
 
 
 @router.get(
     "/v1/models/{name:path}", openapi_extra=shows("Model", errors=(ModelNotFound, NoWorker))
 )
-async def get_model(name: str, gateway: GatewayDep) -> dict[str, Any]:
+async def get_model(name: str, gateway: GatewayDep, key: KeyDep) -> dict[str, Any]:
     """One entry of the list."""
+    check_model(key, name)
     return card_of(gateway.fleet, await gateway.fleet.model(name))

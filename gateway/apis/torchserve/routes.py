@@ -15,7 +15,8 @@ from gateway.apis.torchserve.prediction import model_name
 from gateway.apis.torchserve.prediction_schemas import PREDICTION_SCHEMAS
 from gateway.apis.torchserve.predictions import PREDICTIONS
 from gateway.apis.torchserve.torchserve_model import described, listed, name_of, version_of
-from gateway.core.context import Gateway, GatewayDep
+from gateway.core.admission import check_model
+from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.model_card import card_of
 from gateway.description.api import Api
 from gateway.description.schema import Kinds, errors_in, shows
@@ -47,15 +48,17 @@ async def describe(request: Request) -> Response:
     "/predictions/{model:path}/v1/models", openapi_extra=shows("ModelList", errors=_NO_MODEL)
 )
 @router.post("/predictions/{model:path}/v1/models", include_in_schema=False)
-async def list_own_models(model: str, gateway: GatewayDep) -> dict[str, Any]:
+async def list_own_models(model: str, gateway: GatewayDep, key: KeyDep) -> dict[str, Any]:
     """OpenAI's list with this model alone."""
     found = await _model(gateway, model)
+    check_model(key, found.name, found.served_name)
     return {"object": "list", "data": [card_of(gateway.fleet, found)]}
 
 
 @router.get("/models")
 async def list_models(
     gateway: GatewayDep,
+    key: KeyDep,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     next_page_token: Annotated[int, Query(ge=0)] = 0,
 ) -> dict[str, Any]:
@@ -65,7 +68,8 @@ async def list_models(
     models = [
         model
         for name, model in sorted(gateway.fleet.models.items())
-        if not model.version or name != f"{model.served_name}:{model.version}"
+        if key.may_use(name)
+        and (not model.version or name != f"{model.served_name}:{model.version}")
     ]
     end = next_page_token + limit
     more = {"nextPageToken": str(end)} if end < len(models) else {}
@@ -74,11 +78,12 @@ async def list_models(
 
 @router.get("/models/{model:path}", responses=errors_in(*_NO_MODEL, NotSupported))
 async def describe_model(
-    model: str, gateway: GatewayDep, customized: bool = False
+    model: str, gateway: GatewayDep, key: KeyDep, customized: bool = False
 ) -> list[dict[str, Any]]:
     """A model, or one version of it, with its workers and queue. `/models/{model}/all`: all."""
     name = model.removesuffix(_ALL)
     found = await _model(gateway, name)
+    check_model(key, found.name, found.served_name)
     models = [found]
     if name != model:
         models = gateway.fleet.names.versions(name_of(found)) or models

@@ -30,12 +30,13 @@ class Overview:
     """The overview of one gateway. Call `take` about once a second."""
 
     def __init__(self, gateway: Gateway) -> None:
-        metrics, tenants = gateway.metrics, gateway.tenants
+        metrics, tenants = gateway.metrics, gateway.keys.tenants
+        only = tenants[0].name if len(tenants) == 1 and not gateway.keys.stored else ""
         self._gateway = gateway
         self._shown = {"id": gateway.id, "version": version("flotilla")}
         self._fleet = gateway.fleet
         self._metrics = metrics
-        self._sample = TenantSample(gateway.queue, tenants[0].name if len(tenants) == 1 else "")
+        self._sample = TenantSample(gateway.queue, only)
         self._reading: Reading | None = None
         self._failing_since_s: float | None = None
         self._job_rates = JobRates()

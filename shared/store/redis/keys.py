@@ -71,6 +71,8 @@ DELIVERIES: Final = "deliveries"
 DUE: Final = "due"
 UPLOAD: Final = "upload"
 UPLOAD_PARTS: Final = "upload_parts"
+API_KEYS: Final = "api_keys"
+API_KEYS_VERSION: Final = "api_keys_version"
 PROBE_WORD: Final = "probe"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAITING_OF, TURNS, LEVELS, LEVEL_CLOCK, WARM,
@@ -80,12 +82,13 @@ LUA_WORDS: Final = (
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
     BATCHES, MESSAGE_BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED,
     UPLOAD, UPLOAD_PARTS, WEBHOOK, WEBHOOKS, WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, DELIVERY,
-    DELIVERIES, DUE, PROBE_WORD,
+    DELIVERIES, DUE, API_KEYS, API_KEYS_VERSION, PROBE_WORD,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
 CONTROL_CHANNEL: Final = "flotilla:control:"
 HEARTBEAT_CHANNEL: Final = "flotilla:heartbeat:"
+API_KEYS_CHANNEL: Final = "flotilla:api_keys"
 _CHANNELS: Final = "flotilla:"
 CHANNELS_PATTERN: Final = "flotilla:[cht][eo][akn]*:*"  # of all kinds, for PUBSUB CHANNELS
 
@@ -203,8 +206,8 @@ def conversation_items(shard: int, conversation_id: str) -> str:
 
 
 def first(word: str, rest: str = "") -> str:
-    """A key of files, batches or webhooks, which lie in the first shard: one of the words above,
-    and an id or a tenant, if there is one of each."""
+    """A key of files, batches, webhooks or API keys, which lie in the first shard: one of the words
+    above, and an id or a tenant, if there is one of each."""
     return f"{base(0)}{word}:{rest}" if rest else f"{base(0)}{word}"
 
 

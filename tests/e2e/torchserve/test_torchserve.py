@@ -163,7 +163,7 @@ def test_the_number_of_workers_is_the_autoscalers_range(
 ) -> None:
     path = f"/models/{MODEL}"
     refused = api.put(path, params={"min_worker": 1})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
     silent = operator.put(path, params={"min_worker": 1})
     assert (silent.status_code, silent.json()["error"]["code"]) == (503, "autoscaler_silent")
     assert decided(redis_server.url, "0:3") == (0, 3)

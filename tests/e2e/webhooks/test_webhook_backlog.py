@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.http.auth import DEFAULT_TENANT
 from shared.store.redis import keys
+from shared.tenants.tenant import DEFAULT_TENANT
 from tests.e2e.processes import Process, Stack
 from tests.e2e.test_storage_route import doctor
 from tests.e2e.webhooks.conftest import ALLOW, client_of, subscribed

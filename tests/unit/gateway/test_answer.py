@@ -29,6 +29,7 @@ from shared.job.replies import LogPart
 from shared.job.states import JobState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.redis.servers import Servers
+from shared.tenants.api_key import ApiKey
 from tests.settings import Settings
 from tests.waiting import eventually
 
@@ -146,7 +147,7 @@ class Call:
         if acknowledged:
             self.queued.set_result(None)
         reader.queued = self.queued
-        incoming = Incoming({}, self.client.receive, "t", time.monotonic(), b"req-1")
+        incoming = Incoming({}, self.client.receive, ApiKey("", "t"), time.monotonic(), b"req-1")
         self.answer = JobAnswer(self.gateway, self.job, reader, incoming)
         self.task = asyncio.create_task(self.answer({}, self.client.receive, self.client.send))
 

@@ -11,23 +11,25 @@ from prometheus_client import CollectorRegistry
 
 from gateway.http import auth
 from gateway.http.auth import (
-    DEFAULT_TENANT,
     PEER,
     Authenticator,
     Peer,
     WrongKeys,
     authorizations_in,
+    key_of,
     source_of,
-    tenant_of,
 )
+from gateway.http.known_keys import KnownKeys
 from shared.job.errors import TooManyWrongKeys, Unauthorized
 from shared.platform.metrics.gateway import GatewayMetrics
+from shared.tenants.tenant import DEFAULT_TENANT
 
 KEY = b"sk-1"
 TENANTS = {
     hashlib.sha256(KEY).hexdigest(): "alice",
     hashlib.sha256("schlüssel".encode()).hexdigest(): "bob",
 }
+KNOWN = KnownKeys(TENANTS)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ TENANTS = {
     ],
 )
 def test_a_valid_key_gives_its_tenant(header: bytes, tenant: str) -> None:
-    assert tenant_of([header], TENANTS) == tenant
+    assert key_of([header], KNOWN).tenant == tenant
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_a_valid_key_gives_its_tenant(header: bytes, tenant: str) -> None:
 )
 def test_any_other_header_is_unauthorized(headers: list[bytes]) -> None:
     with pytest.raises(Unauthorized) as caught:
-        tenant_of(headers, TENANTS)
+        key_of(headers, KNOWN)
     assert "sk-1" not in str(caught.value)
     assert len(str(caught.value)) < 200
 
@@ -83,7 +85,7 @@ def test_any_other_header_is_unauthorized(headers: list[bytes]) -> None:
     ],
 )
 def test_x_api_key_counts_as_a_bearer_token(headers: list[tuple[bytes, bytes]]) -> None:
-    assert tenant_of(authorizations_in(headers), TENANTS) == "alice"
+    assert key_of(authorizations_in(headers), KNOWN).tenant == "alice"
 
 
 @pytest.mark.parametrize(
@@ -99,12 +101,12 @@ def test_x_api_key_counts_as_a_bearer_token(headers: list[tuple[bytes, bytes]]) 
 )
 def test_other_keys_or_two_of_them_are_unauthorized(headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(Unauthorized):
-        tenant_of(authorizations_in(headers), TENANTS)
+        key_of(authorizations_in(headers), KNOWN)
 
 
 @pytest.mark.parametrize("headers", [[], [b"Bearer whatever"], [b"nonsense", b"twice"]])
 def test_without_configured_keys_all_requests_have_the_default_tenant(headers: list[bytes]) -> None:
-    assert tenant_of(headers, {}) == DEFAULT_TENANT
+    assert key_of(headers, KnownKeys({})).tenant == DEFAULT_TENANT
 
 
 @pytest.mark.parametrize(
@@ -175,20 +177,20 @@ async def test_the_count_of_wrong_keys_starts_again_after_a_minute(
 async def test_a_valid_key_is_not_delayed_and_authenticates_its_connection(
     metrics: GatewayMetrics,
 ) -> None:
-    authenticator = Authenticator(TENANTS, 0, metrics)
+    authenticator = Authenticator(KNOWN, 0, metrics)
     peer = Peer()
 
     def scope(*keys: bytes) -> dict[str, object]:
         headers = [(b"authorization", key) for key in keys]
         return {"headers": headers, "client": ("203.0.113.7", 1), "state": {PEER: peer}}
 
-    guesses = [asyncio.create_task(authenticator.tenant(scope(b"Bearer sk-2"))) for _ in range(20)]
+    guesses = [asyncio.create_task(authenticator.key(scope(b"Bearer sk-2"))) for _ in range(20)]
     await asyncio.sleep(0)
     assert not peer.authenticated
     async with asyncio.timeout(0.5):
-        assert await authenticator.tenant(scope(b"Bearer sk-1")) == "alice"
+        assert (await authenticator.key(scope(b"Bearer sk-1"))).tenant == "alice"
         with pytest.raises(Unauthorized):  # a missing key does not count as wrong
-            await authenticator.tenant(scope())
+            await authenticator.key(scope())
     assert peer.authenticated
     for guess in guesses:
         guess.cancel()

@@ -16,6 +16,7 @@ from shared.api.endpoint import Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.fleet.registry import ModelInfo
 from shared.job.errors import BadRequest, BodyTooLarge, ModelNotFound
+from shared.tenants.api_key import ApiKey
 from tests.settings import Settings
 
 CHAT = ENDPOINTS["/v1/chat/completions"]
@@ -56,7 +57,7 @@ async def job_of(
 
     sent = [(b"content-type", b"application/json"), *headers]
     scope = {"path": "/x", "headers": sent}
-    incoming = Incoming(scope, receive, "tenant", 0.0, b"id-1")
+    incoming = Incoming(scope, receive, ApiKey("", "tenant"), 0.0, b"id-1")
     return await new_call(gateway, incoming, source, attached=attached)
 
 

@@ -18,13 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.app import create_app
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
-from gateway.http.middleware import (
-    PUBLIC_PATHS,
-    Authentication,
-    Head,
-    RequestId,
-    needs_admin,
-)
+from gateway.http.known_keys import KnownKeys
+from gateway.http.middleware import Authentication, Head, RequestId
+from gateway.http.route_scopes import PUBLIC_PATHS
 from shared.platform.metrics.gateway import GatewayMetrics
 from tests.settings import Settings
 from tests.waiting import eventually
@@ -35,7 +31,7 @@ METRICS = GatewayMetrics(CollectorRegistry())
 
 
 def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
-    return Authentication(app, Authenticator(tenants, 20, METRICS), METRICS)
+    return Authentication(app, Authenticator(KnownKeys(tenants), 20, METRICS), METRICS)
 
 
 def request_id(app: ASGIApp) -> RequestId:
@@ -256,23 +252,6 @@ async def test_a_refused_key_is_counted() -> None:
     before = count.get()
     assert (await ask(authentication(Inside(), TENANTS)))[0] == 401
     assert count.get() == before + 1
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "needed"),
-    [
-        ("GET", "/admin/dead", True),
-        ("GET", "/admin/autoscale", False),
-        ("GET", "/server_info", True),
-        ("GET", "/models/m", False),
-        ("HEAD", "/models/m", False),
-        ("PUT", "/models/m", True),
-        ("DELETE", "/models/m/1.0", True),
-        ("POST", "/v1/chat/completions", False),
-    ],
-)
-def test_which_requests_need_an_operators_key(method: str, path: str, needed: bool) -> None:
-    assert needs_admin(method, path) == needed
 
 
 async def test_head_is_get_without_a_body() -> None:

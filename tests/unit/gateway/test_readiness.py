@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.http.auth import Authenticator
+from gateway.http.known_keys import KnownKeys
 from gateway.ops import probes as health
 from gateway.ops.readiness import Readiness, Status, readiness
 from shared.fleet.registry import ModelInfo
@@ -62,7 +63,7 @@ def probe(app: Authenticator, address: str, key: str = "") -> Any:
     return SimpleNamespace(app=SimpleNamespace(state=state), scope=scope)
 
 
-WITHOUT_KEYS = Authenticator({}, 20, GatewayMetrics(CollectorRegistry()))
+WITHOUT_KEYS = Authenticator(KnownKeys({}), 20, GatewayMetrics(CollectorRegistry()))
 REQUEST = probe(WITHOUT_KEYS, "127.0.0.1")
 
 
@@ -169,7 +170,7 @@ async def test_who_is_told_models_and_workers(
 ) -> None:
     tenants = {digest("sk-tenant"): "t", digest("sk-operator"): "o"} if keys else {}
     admins = frozenset({digest("sk-operator")}) if keys else frozenset()
-    app = Authenticator(tenants, 20, GatewayMetrics(CollectorRegistry()), admins)
+    app = Authenticator(KnownKeys(tenants, admins), 20, GatewayMetrics(CollectorRegistry()))
     answer = await health.readyz(probe(app, address, key), gateway)
     assert answer.status_code == 200
     body = json.loads(bytes(answer.body))

@@ -53,7 +53,12 @@ def keys_in_code() -> set[str]:
     shard_keys = {f"flotilla:{{s}}:{word}" for word in (*keys.LUA_WORDS, keys.PROBE_WORD)}
     source = inspect.getsource(keys).split('"""', 2)[2]
     fleet = set(re.findall(r'"(flotilla:\{+fleet\}+:[a-z_]+)', source))
-    channels = {keys.TOKENS_CHANNEL, keys.CONTROL_CHANNEL, keys.HEARTBEAT_CHANNEL}
+    channels = {
+        keys.TOKENS_CHANNEL,
+        keys.CONTROL_CHANNEL,
+        keys.HEARTBEAT_CHANNEL,
+        keys.API_KEYS_CHANNEL,
+    }
     old = {"flotilla:{fleet}:chores", "flotilla:{fleet}:scal"}  # of version 1, and a pattern
     return (
         shard_keys

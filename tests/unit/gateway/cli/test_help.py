@@ -50,7 +50,7 @@ def test_all_commands_are_there() -> None:
         *(f"dead {name}" for name in ("ls", "show", "replay", "drop")),
         *(f"workers {name}" for name in ("ls", "drain")),
         *(f"queue {name}" for name in ("ls", "pause", "resume")),
-        "keys ls",
+        *(f"keys {name}" for name in ("ls", "create", "rotate", "revoke", "tenants")),
         *(f"scale {name}" for name in ("explain", "set")),
         *(f"config {name}" for name in ("check", "show", "from-torchserve")),
     }

@@ -139,7 +139,7 @@ def test_replay_and_drop(flotilla: Flotilla, stub: StubGateway) -> None:
     assert flotilla("dead", "replay", "--all", "--yes").exit_code == 0
 
 
-def test_keys(flotilla: Flotilla, stub: StubGateway) -> None:
+def test_tenants(flotilla: Flotilla, stub: StubGateway) -> None:
     usage = {
         "since": 0,
         "requests": 12,
@@ -147,15 +147,35 @@ def test_keys(flotilla: Flotilla, stub: StubGateway) -> None:
         "prompt_tokens": 9,
         "completion_tokens": 25_000,
     }
-    row = {"name": "ci", "tenant": "team", "operator": True, "keys": 1, "jobs_kept": 3,
+    row = {"tenant": "team", "operator": True, "keys": 1, "jobs_kept": 3,
            "last_job_at": None, "usage": usage}  # fmt: skip
-    stub.answers["GET /admin/keys"] = {"object": "list", "data": [row]}
+    stub.answers["GET /admin/tenants"] = {"object": "list", "data": [row]}
+    shown = flotilla("keys", "tenants").stdout
+    assert shown.splitlines()[1].split() == ["team", "yes", "1", "3", "12", "1", "9", "25.0k"]
+    stub.answers["GET /admin/tenants"] = {"object": "list", "data": [row | {"keys": 0}]}
+    assert flotilla("keys", "tenants").stdout.startswith("No keys are configured")
+
+
+API_KEY = {
+    "id": "key_1", "object": "api_key", "name": "ci", "tenant": "team", "scopes": ["infer"],
+    "models": [], "hint": "flk_AbCd", "created_at": 0, "created_by": "ops", "expires_at": None,
+    "pepper": "current",
+}  # fmt: skip
+
+
+def test_keys(flotilla: Flotilla, stub: StubGateway) -> None:
+    stub.answers["GET /admin/keys"] = {"object": "list", "data": [API_KEY], "has_more": False}
     shown = flotilla("keys", "ls").stdout
-    assert shown.splitlines()[1].split() == ["ci", "team", "yes", "1", "3", "12", "1", "9", "25.0k"]
-    assert flotilla("keys").stdout == shown
+    words = shown.splitlines()[1].split()
+    assert words[:6] == ["key_1", "team", "ci", "flk_AbCd", "infer", "any"]
+    assert flotilla("keys").stdout == flotilla("keys", "list").stdout == shown
     assert flotilla("keys", "--json").stdout == flotilla("keys", "ls", "--json").stdout
-    stub.answers["GET /admin/keys"] = {"object": "list", "data": []}
-    assert flotilla("keys", "ls").stdout.startswith("No keys are configured")
+    made = API_KEY | {"secret": "flk_AbCdEf"}
+    stub.answers["POST /admin/keys"] = stub.answers["POST /admin/keys/key_1/rotate"] = made
+    created = flotilla("keys", "create", "team", "--scope", "infer", "--model", "m", "--days", "1")
+    assert created.stdout == flotilla("keys", "rotate", "key_1").stdout == "key_1\nflk_AbCdEf\n"
+    stub.answers["DELETE /admin/keys/key_1"] = {"id": "key_1", "revoked": True}
+    assert flotilla("keys", "revoke", "key_1", "--reason", "left").stdout == "key_1: revoked\n"
 
 
 def test_the_shell_gets_proposals(flotilla: Flotilla) -> None:

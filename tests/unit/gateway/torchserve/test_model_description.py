@@ -9,6 +9,7 @@ import pytest
 
 from gateway.apis.torchserve import routes
 from gateway.core.submitter import Submitter
+from gateway.http.known_keys import ANYONE
 from shared.fleet.registry import ModelInfo
 
 
@@ -31,5 +32,5 @@ async def test_the_room_is_that_of_the_models_pool(
         return [SimpleNamespace(pool="small", waiting=n) for n in (1, 2)]
 
     monkeypatch.setattr(routes, "depths", depths)
-    (found,) = await routes.describe_model("m", gateway)
+    (found,) = await routes.describe_model("m", gateway, ANYONE)
     assert found["jobQueueStatus"]["remainingCapacity"] == room

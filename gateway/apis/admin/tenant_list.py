@@ -1,4 +1,4 @@
-"""The tenants that have API keys, and what they have used; never a key itself."""
+"""The tenants that have API keys, what is kept of each, and what it has used."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _MOST_TENANTS = 50
 """With more tenants only these, the first by name, have their usage read."""
 
 
-class Key(BaseModel):
+class TenantRow(BaseModel):
     """A tenant, what is kept of it, and what it has used."""
 
-    name: str
     tenant: str
     operator: bool
     keys: int
@@ -33,28 +32,27 @@ class Key(BaseModel):
     usage: dict[str, Any] | None = Field(description="in the last hour")
 
 
-class KeyList(BaseModel):
+class TenantRowList(BaseModel):
     """The tenants."""
 
     object: Literal["list"] = "list"
-    data: list[Key]
+    data: list[TenantRow]
 
 
-@router.get("/keys")
-async def list_keys(gateway: GatewayDep) -> KeyList:
-    """Each tenant of this gateway: its keys, the jobs that are kept, and its use in the last hour.
+@router.get("/tenants")
+async def list_tenants(gateway: GatewayDep) -> TenantRowList:
+    """Each tenant that has keys: what is kept of it, and its use in the last hour.
 
     The usage is of the latest 1000 jobs at most; `complete` is true if these were all.
     """
     queue, now_s = gateway.queue, gateway.fleet.now_s()
-    tenants = gateway.tenants
+    tenants = gateway.keys.tenants
     kept = await kept_of(queue, [tenant.name for tenant in tenants])
     used = await asyncio.gather(
         *(usage(queue, tenant.name, now_s) for tenant in tenants[:_MOST_TENANTS])
     )
     rows = [
-        Key(
-            name=tenant.name,
+        TenantRow(
             tenant=tenant.name,
             operator=tenant.operator,
             keys=tenant.keys,
@@ -66,4 +64,4 @@ async def list_keys(gateway: GatewayDep) -> KeyList:
         )
         for number, (tenant, jobs) in enumerate(zip(tenants, kept, strict=True))
     ]
-    return KeyList(data=rows)
+    return TenantRowList(data=rows)

@@ -1,0 +1,176 @@
+"""Routes for operators: API keys of tenants, which are kept in Redis without their secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from gateway.apis.admin.key_object import (
+    KeyCreate,
+    KeyObject,
+    KeyObjectList,
+    KeyRevoked,
+    KeyWithSecret,
+)
+from gateway.core.call import read_object
+from gateway.core.context import Gateway, GatewayDep, KeyDep
+from gateway.core.key_refresh import KeyRefresh
+from gateway.core.operator_body import optional_body, taken_reason
+from gateway.description.schema import errors_in, shows, takes
+from gateway.http.query import known_only
+from shared.job import errors
+from shared.store.interface import StoreError
+from shared.store.redis.key_records import KeyRecords
+from shared.tenants.api_key import (
+    ApiKey,
+    hint_of,
+    is_key_id,
+    new_key_id,
+    new_secret,
+)
+
+router = APIRouter(
+    prefix="/admin/keys",
+    tags=["operators"],
+    dependencies=[known_only],
+    responses=errors_in(errors.KeysNotConfigured),
+)
+audit = logging.getLogger("flotilla.audit")
+
+_ONLY_REASON = takes(
+    {"type": "object", "properties": {"reason": {"type": "string"}}}, required=False
+)
+_TRIES = 5
+"""A gateway may store a key under another digest meanwhile."""
+
+
+@router.post(
+    "",
+    openapi_extra=takes(KeyCreate.model_json_schema())
+    | shows("KeyWithSecret", errors=(errors.QuotaExceeded,)),
+)
+async def create(request: Request, gateway: GatewayDep, operator: KeyDep) -> KeyWithSecret:
+    """Make a key for a tenant. Its secret is shown now, and not again."""
+    records = _records(gateway)
+    sent = await read_object(gateway.settings, request.scope, request.receive, KeyCreate.of)
+    now_s = gateway.fleet.now_s()
+    if sent.expires_at is not None and sent.expires_at <= now_s:
+        raise errors.BadRequest("`expires_at` is a time that has passed.", "expires_at")
+    secret, peppers = new_secret(), gateway.keys.peppers
+    key = ApiKey(
+        id=new_key_id(),
+        tenant=sent.tenant,
+        scopes=frozenset(sent.scopes),
+        name=sent.name,
+        models=tuple(dict.fromkeys(sent.models)),
+        expires_at=sent.expires_at,
+        hint=hint_of(secret),
+        created_at=now_s,
+        created_by=operator.tenant,
+        pepper=peppers.names[0],
+    )
+    await records.create(peppers.digest(secret), key)
+    await _done(gateway, "created", key, operator, sent.reason)
+    return KeyWithSecret.made(key, peppers, secret)
+
+
+@router.get("")
+async def list_keys(
+    gateway: GatewayDep,
+    tenant: Annotated[str, Query(max_length=64)] = "",
+    after: Annotated[str, Query(max_length=100)] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> KeyObjectList:
+    """The keys in Redis, newest first, without their secrets; not those in the settings.
+
+    `after` is the last id of the page before.
+    """
+    stored = await _records(gateway).read()
+    keys = sorted(stored.keys().values(), key=lambda key: (-key.created_at, key.id))
+    found = [key for key in keys if tenant in ("", key.tenant)]
+    if after:
+        ids = [key.id for key in found]
+        if after not in ids:
+            raise _no_such_key(after)
+        found = found[ids.index(after) + 1 :]
+    shown = [KeyObject.of(key, gateway.keys.peppers) for key in found[:limit]]
+    return KeyObjectList(data=shown, has_more=len(found) > limit)
+
+
+@router.post("/{key_id}/rotate", openapi_extra=_ONLY_REASON)
+async def rotate(
+    key_id: str, request: Request, gateway: GatewayDep, operator: KeyDep
+) -> KeyWithSecret:
+    """Replace the secret of a key, which is refused from now on; the new one is shown now only."""
+    records, peppers = _records(gateway), gateway.keys.peppers
+    reason, _ = taken_reason(await optional_body(request, gateway))
+    secret = new_secret()
+    digest = peppers.digest(secret)
+    for _ in range(_TRIES):
+        before, key = await _stored(records, key_id)
+        changed = key._replace(hint=hint_of(secret), pepper=peppers.names[0])
+        if await records.replace(before, digest, changed):
+            await _done(gateway, "rotated", changed, operator, reason)
+            return KeyWithSecret.made(changed, peppers, secret)
+    raise errors.RedisUnavailable("The key was changed meanwhile; try again.")
+
+
+@router.delete("/{key_id}", openapi_extra=_ONLY_REASON)
+async def revoke(
+    key_id: str, request: Request, gateway: GatewayDep, operator: KeyDep
+) -> KeyRevoked:
+    """Refuse a key from now on, at every gateway within a second. Its jobs go on."""
+    records = _records(gateway)
+    reason, _ = taken_reason(await optional_body(request, gateway))
+    for _ in range(_TRIES):
+        digest, key = await _stored(records, key_id)
+        if await records.revoke(digest):
+            await _done(gateway, "revoked", key, operator, reason)
+            return KeyRevoked(id=key.id)
+    raise errors.RedisUnavailable("The key was changed meanwhile; try again.")
+
+
+def _records(gateway: Gateway) -> KeyRecords:
+    """Raises KeysNotConfigured."""
+    if not gateway.keys.needed:
+        raise errors.KeysNotConfigured(
+            "This gateway needs no keys, so one would bind nobody: set FLOTILLA_ADMIN_KEYS first."
+        )
+    if not gateway.keys.stored:
+        raise errors.KeysNotConfigured(
+            "This gateway keeps no keys: set FLOTILLA_KEY_PEPPERS, the same for all gateways."
+        )
+    return gateway.of(KeyRefresh).records
+
+
+async def _stored(records: KeyRecords, key_id: str) -> tuple[bytes, ApiKey]:
+    """The key with this id and its digest. Raises NotFound, and StoreError."""
+    stored = await records.read() if is_key_id(key_id) else None
+    for digest, key in (stored.keys() if stored else {}).items():
+        if key.id == key_id:
+            return digest, key
+    raise _no_such_key(key_id)
+
+
+def _no_such_key(key_id: str) -> errors.NotFound:
+    return errors.NotFound(f"There is no API key {key_id[:64]!r}.")
+
+
+async def _done(gateway: Gateway, what: str, key: ApiKey, operator: ApiKey, reason: str) -> None:
+    with contextlib.suppress(StoreError):
+        await gateway.of(KeyRefresh).refresh()  # this gateway knows it when it answers
+    audit.info(
+        "API key %s %s",
+        key.id,
+        what,
+        extra={
+            "tenant": operator.tenant,
+            "key": operator.id,
+            "reason": reason,
+            "of_tenant": key.tenant,
+            "scopes": sorted(key.scopes),
+        },
+    )

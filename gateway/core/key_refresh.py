@@ -1,0 +1,75 @@
+"""Keeps a gateway's copy of the API keys in Redis up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from gateway.http.known_keys import KnownKeys
+from shared.platform.malformed import MalformedValues
+from shared.store.interface import StoreError
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.key_records import KeyRecords, key_subscription
+from shared.tenants.api_key import ApiKey
+
+log = logging.getLogger("flotilla.keys")
+
+_INTERVAL_S = 0.5
+
+
+class KeyRefresh:
+    """Looks twice a second whether keys have changed, and at once when told so. Start `run`."""
+
+    def __init__(self, queue: JobQueue, known: KnownKeys, malformed: MalformedValues) -> None:
+        self.records = KeyRecords(queue)
+        self._known = known
+        self._malformed = malformed
+        self._version: bytes | None = None
+        self._keys: dict[bytes, ApiKey] = {}
+        self._refreshing = asyncio.Lock()
+        self._told = asyncio.Event()
+        self._subscription = key_subscription(
+            queue.servers, lambda _: self._told.set(), self._told.set
+        )
+        self.loaded = asyncio.Event()
+        """The keys were read once."""
+
+    async def run(self) -> None:
+        """Ends by cancellation."""
+        await asyncio.gather(self._subscription.run(), self._look())
+
+    async def _look(self) -> None:
+        while True:
+            self._told.clear()
+            try:
+                await self.refresh()
+            except StoreError as error:
+                log.debug("could not read the API keys: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_INTERVAL_S):
+                    await self._told.wait()
+
+    async def refresh(self) -> None:
+        """Read what has changed, and store used keys under the current pepper. Raises StoreError.
+
+        Only the gateway that gets a key's secret can do the latter.
+        """
+        async with self._refreshing:
+            began = time.monotonic()
+            if await self.records.version() != self._version:
+                found = await self.records.read()
+                self._keys = found.keys(self._skip)
+                self._version = found.version
+                self._known.replace(self._keys)
+            self._known.checked(began)
+            self.loaded.set()
+            for before, digest in list(self._known.moves.items()):
+                if key := self._keys.get(before):
+                    moved = key._replace(pepper=self._known.peppers.names[0])
+                    await self.records.replace(before, digest, moved)
+                del self._known.moves[before]
+
+    def _skip(self, digest: bytes, error: Exception) -> None:
+        self._malformed.skip("key", digest.hex()[:8], error)

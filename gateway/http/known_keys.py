@@ -1,0 +1,104 @@
+"""The API keys that a gateway knows: those of its settings, and its copy of those in Redis.
+
+A key is looked up by a digest, so the time that takes does not depend on how much of a key is
+right. No request asks Redis (core/key_refresh.py keeps the copy up to date).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+
+from shared.job.errors import RedisUnavailable, Unauthorized
+from shared.tenants.api_key import KEY_PREFIX, ApiKey
+from shared.tenants.peppers import Peppers
+from shared.tenants.scopes import ALL_SCOPES, TENANT_SCOPES
+from shared.tenants.tenant import DEFAULT_TENANT, Tenant, tenants_with
+
+ANYONE = ApiKey("", DEFAULT_TENANT, ALL_SCOPES)
+"""Of every request where no keys are configured."""
+_MADE = KEY_PREFIX.encode()
+_FRESH_S = 2.0
+"""With an older copy, a key that is not in it may have been made since."""
+
+
+class KnownKeys:
+    """Without keys in the settings none are needed, and those in Redis are not used: else all would
+    get in if Redis lost them."""
+
+    def __init__(
+        self,
+        tenants: Mapping[str, str],
+        admins: frozenset[str] = frozenset(),
+        peppers: Sequence[str] = (),
+        without_redis_s: float = 60.0,
+    ) -> None:
+        """`tenants`: SHA-256 (hex) of each key in the settings -> its tenant; `admins`: those of
+        operators' keys. `without_redis_s`: how long the copy counts if Redis is away."""
+        self._seeds = {
+            digest: ApiKey("", tenant, ALL_SCOPES if digest in admins else TENANT_SCOPES)
+            for digest, tenant in tenants.items()
+        }
+        self.peppers = Peppers(peppers)
+        self._without_redis_s = without_redis_s
+        self._stored: Mapping[bytes, ApiKey] = {}
+        self._checked_at = float("-inf")  # on the monotonic clock
+        self.moves: dict[bytes, bytes] = {}
+        """Keys that were used and are stored under an old pepper's digest -> the new digest."""
+        self.tenants = self._tenants()
+
+    @property
+    def needed(self) -> bool:
+        """Whether requests need a key."""
+        return bool(self._seeds)
+
+    @property
+    def stored(self) -> bool:
+        """Whether keys in Redis are used."""
+        return bool(self._seeds) and bool(self.peppers)
+
+    def replace(self, stored: Mapping[bytes, ApiKey]) -> None:
+        """Use these keys in place of those that were in Redis before."""
+        self._stored = stored
+        self.tenants = self._tenants()
+
+    def checked(self, at: float) -> None:
+        """The copy was compared with Redis, at this time of the monotonic clock."""
+        self._checked_at = at
+
+    def find(self, secret: bytes) -> ApiKey:
+        """The key with this secret. Raises Unauthorized, and RedisUnavailable."""
+        made = self.stored and secret.startswith(_MADE)
+        key = self._find_stored(secret) if made else None
+        if key is None:
+            key = self._seeds.get(hashlib.sha256(secret).hexdigest())
+        if key is not None:
+            return key
+        if made:
+            self._check_age(_FRESH_S)
+        raise Unauthorized("This API key is unknown, or it was revoked.")
+
+    def _find_stored(self, secret: bytes) -> ApiKey | None:
+        first = b""
+        for digest in self.peppers.digests(secret):
+            first = first or digest
+            key = self._stored.get(digest)
+            if key is None:
+                continue
+            self._check_age(self._without_redis_s)
+            if key.expires_at is not None and key.expires_at <= time.time():
+                raise Unauthorized("This API key has expired.")
+            if digest is not first:
+                self.moves[digest] = first
+            return key
+        return None
+
+    def _check_age(self, most_s: float) -> None:
+        if time.monotonic() - self._checked_at > most_s:
+            raise RedisUnavailable("API keys can't be checked now, as Redis is away; try again.")
+
+    def _tenants(self) -> tuple[Tenant, ...]:
+        if not self._seeds:
+            return (Tenant(DEFAULT_TENANT, 0, operator=True),)
+        return tenants_with((*self._seeds.values(), *self._stored.values()))

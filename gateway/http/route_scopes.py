@@ -1,0 +1,85 @@
+"""Which scope each route needs: the only place that says so, for every route of every API.
+
+Paths that are in no row are no route; a test compares the table with the application's routes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway.http.page_files import PAGE_FILES
+from shared.api.endpoints import ENDPOINTS
+from shared.api.operator_actions import PATHS as OPERATOR_PATHS
+from shared.job.errors import MissingScope
+from shared.tenants.api_key import ApiKey
+from shared.tenants.scopes import Scope
+
+_DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
+PUBLIC_PATHS = frozenset(
+    {"/healthz", "/readyz", "/health", "/ping"}  # probes carry no key
+    | {"/openapi.json", "/docs", *(f"/docs/{name}" for name in _DOCS_FILES)}
+    | PAGE_FILES.keys()
+)
+"""Paths that need no key. Every other path needs one if keys are configured, new routes too."""
+
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_INFER, _JOBS = Scope.INFER, Scope.JOBS
+
+
+class Needs(NamedTuple):
+    """The scopes of a path and of those below it; None: any key will do."""
+
+    read: Scope | None = None
+    change: Scope | None = None
+
+
+_OPERATOR = Needs(Scope.ADMIN_READ, Scope.ADMIN_WRITE)
+_BATCHES = ("/v1/batches", "/v1/messages/batches")
+ROUTES: dict[str, Needs] = {
+    **dict.fromkeys(ENDPOINTS, Needs(_INFER, _INFER)),
+    **dict.fromkeys(("/v1/responses", "/v1/conversations", "/predictions"), Needs(_INFER, _INFER)),
+    **dict.fromkeys(("/jobs", "/v1/files", "/v1/uploads", *_BATCHES), Needs(_JOBS, _JOBS)),
+    **dict.fromkeys(("/v1/webhook_endpoints", "/v1/webhook_event_types"), Needs(_JOBS, _JOBS)),
+    **dict.fromkeys(OPERATOR_PATHS, _OPERATOR),
+    "/admin": _OPERATOR,
+    "/models": Needs(change=Scope.ADMIN_WRITE),
+    **dict.fromkeys(("/v1/models", "/admin/autoscale", "/autoscale"), Needs()),
+    **dict.fromkeys(("/version", "/load", "/metrics"), Needs()),
+}
+"""The row of the longest path holds."""
+
+
+def needs_of(path: str) -> Needs | None:
+    """The row of a path; None if it is no route."""
+    row, end = ROUTES.get(path), len(path)
+    while row is None and end > 0:
+        end = path.rfind("/", 0, end)
+        row = ROUTES.get(path[:end]) if end > 0 else None
+    return row
+
+
+def scope_of(method: str, path: str) -> Scope | None:
+    """The scope that a request needs; None: any key will do."""
+    row = needs_of(path)
+    if row is None:
+        return None
+    return row.read if method in _READS else row.change
+
+
+def names_models_later(method: str, path: str) -> bool:
+    """Whether a request makes jobs for models that are named in a file, or behind its check."""
+    return method == "POST" and path in _BATCHES
+
+
+def check_scope(key: ApiKey, needed: Scope | None) -> None:
+    """Raise MissingScope unless the key has it."""
+    if needed is not None and needed not in key.scopes:
+        has = ", ".join(sorted(key.scopes)) or "none"
+        raise MissingScope(f"This needs an API key with the scope {needed}; yours has: {has}.")
+
+
+def check_route(key: ApiKey, method: str, path: str) -> None:
+    """Raise MissingScope unless the key may make this request."""
+    check_scope(key, scope_of(method, path))
+    if key.models and names_models_later(method, path):
+        raise MissingScope("A key that is limited to some models can't make batches.")

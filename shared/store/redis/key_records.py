@@ -1,0 +1,86 @@
+"""API keys in Redis, by the digests of their secrets. They lie in the first shard, as batches do.
+
+The version is another random word with each change, not a number: after a failover that has lost
+changes, a number could be reached again with other keys.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from shared.job.errors import QuotaExceeded
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.servers import Servers
+from shared.store.redis.subscription import Subscription
+from shared.tenants.api_key import MOST_KEYS, ApiKey, parse_key
+
+SHARD = 0
+
+OnMalformed = Callable[[bytes, Exception], None]
+
+
+class StoredKeys(NamedTuple):
+    """All keys that are stored."""
+
+    version: bytes
+    """As it was before they were read; empty: there was never a key."""
+    records: Mapping[bytes, bytes]
+    """Digest -> a packed key."""
+
+    def keys(self, on_malformed: OnMalformed = lambda digest, error: None) -> dict[bytes, ApiKey]:
+        """Digest -> key, without those that can't be read."""
+        found = {}
+        for digest, packed in self.records.items():
+            try:
+                found[digest] = parse_key(packed)
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
+                on_malformed(digest, error)
+        return found
+
+
+class KeyRecords:
+    """Reads and changes them. Methods raise StoreError."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self._redis = queue.servers.of(SHARD)
+
+    async def version(self) -> bytes:
+        """Changes with each change of a key."""
+        version: bytes | None = await self._redis.get(keys.first(keys.API_KEYS_VERSION))
+        return version or b""
+
+    async def read(self) -> StoredKeys:
+        """All keys."""
+        version = await self.version()  # first: a change in between is found at the next look
+        return StoredKeys(version, await self._redis.hgetall(keys.first(keys.API_KEYS)))
+
+    async def create(self, digest: bytes, key: ApiKey) -> None:
+        """Store a new key. Raises QuotaExceeded."""
+        if await self._change(b"", digest, key.packed()) < 0:
+            raise QuotaExceeded(f"There are {MOST_KEYS} API keys, as many as may be; revoke some.")
+
+    async def replace(self, before: bytes, digest: bytes, key: ApiKey) -> bool:
+        """Store a key under another digest; False if it was not there under the one before."""
+        return await self._change(before, digest, key.packed()) > 0
+
+    async def revoke(self, digest: bytes) -> bool:
+        """Delete a key; False if it was not there."""
+        return await self._change(digest, b"", "") > 0
+
+    async def _change(self, before: bytes, after: bytes, packed: str) -> int:
+        channel = keys.channel_at(SHARD, keys.API_KEYS_CHANNEL)
+        arguments = (secrets.token_hex(8), channel, MOST_KEYS, before, after, packed)
+        done: int = await self._queue.run("change_key", SHARD, arguments)
+        return done
+
+
+def key_subscription(
+    servers: Servers, on_change: Callable[[bytes], None], on_connected: Callable[[], None]
+) -> Subscription:
+    """Tells of changes of keys, as far as messages are not lost."""
+    channel = keys.channel_at(SHARD, keys.API_KEYS_CHANNEL)
+    return Subscription(servers.of(SHARD), channel, on_change, on_connected)

@@ -200,6 +200,10 @@ def test_without_a_pepper_or_keys_in_the_settings_none_is_made(fleet: Fleet) -> 
         made = httpx.post(f"{gateway.url}/admin/keys", headers=OPERATOR, json={"tenant": "t"})
         assert code(made) == (501, "keys_not_configured")
         assert "FLOTILLA_" in made.json()["error"]["message"]
+        rows = httpx.get(f"{gateway.url}/admin/keys?limit=1", headers=OPERATOR).json()["data"]
+        assert [row["pepper"] for row in rows] == [
+            "current" if "key_peppers" in settings else "unknown"
+        ]
 
 
 def test_without_redis_known_keys_go_on_for_a_while(tmp_path: Path, own_redis: RedisServer) -> None:

@@ -113,7 +113,7 @@ def test_what_an_operator_sees(flotilla: Flotilla) -> None:
     assert "SIMULATED engine" in page
     assert "w-1" in page
     assert flotilla("dead", "ls").stdout.split()[0] == "LETTER"
-    assert {"team", "other", "ops"} <= set(flotilla("keys").stdout.split())
+    assert {"team", "other", "ops"} <= set(flotilla("keys", "tenants").stdout.split())
     found = json.loads(flotilla("doctor", "--json").stdout)["data"]
     assert {each["level"] for each in found if each["check"] != "engine"} <= {"ok", "warning"}
     assert [each["level"] for each in found if each["check"] == "engine"] == ["warning"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
@@ -36,7 +36,6 @@ router = APIRouter(
     prefix="/admin/keys",
     tags=["operators"],
     dependencies=[known_only],
-    responses=errors_in(errors.KeysNotConfigured),
 )
 audit = logging.getLogger("flotilla.audit")
 
@@ -47,14 +46,21 @@ _TRIES = 5
 """A gateway may store a key under another digest meanwhile."""
 
 
+def _new_key() -> dict[str, Any]:
+    """The schema of a body; that of a scope is among the answers'."""
+    schema = KeyCreate.model_json_schema(ref_template="#/components/schemas/{model}")
+    del schema["$defs"]
+    return schema
+
+
 @router.post(
     "",
-    openapi_extra=takes(KeyCreate.model_json_schema())
-    | shows("KeyWithSecret", errors=(errors.QuotaExceeded,)),
+    openapi_extra=takes(_new_key())
+    | shows("KeyWithSecret", errors=(errors.KeysNotConfigured, errors.QuotaExceeded)),
 )
 async def create(request: Request, gateway: GatewayDep, operator: KeyDep) -> KeyWithSecret:
     """Make a key for a tenant. Its secret is shown now, and not again."""
-    records = _records(gateway)
+    _check_configured(gateway)
     sent = await read_object(gateway.settings, request.scope, request.receive, KeyCreate.of)
     now_s = gateway.fleet.now_s()
     if sent.expires_at is not None and sent.expires_at <= now_s:
@@ -72,7 +78,7 @@ async def create(request: Request, gateway: GatewayDep, operator: KeyDep) -> Key
         created_by=operator.tenant,
         pepper=peppers.names[0],
     )
-    await records.create(peppers.digest(secret), key)
+    await _records(gateway).create(peppers.digest(secret), key)
     await _done(gateway, "created", key, operator, sent.reason)
     return KeyWithSecret.made(key, peppers, secret)
 
@@ -100,11 +106,14 @@ async def list_keys(
     return KeyObjectList(data=shown, has_more=len(found) > limit)
 
 
-@router.post("/{key_id}/rotate", openapi_extra=_ONLY_REASON)
+@router.post(
+    "/{key_id}/rotate", responses=errors_in(errors.KeysNotConfigured), openapi_extra=_ONLY_REASON
+)
 async def rotate(
     key_id: str, request: Request, gateway: GatewayDep, operator: KeyDep
 ) -> KeyWithSecret:
     """Replace the secret of a key, which is refused from now on; the new one is shown now only."""
+    _check_configured(gateway)
     records, peppers = _records(gateway), gateway.keys.peppers
     reason, _ = taken_reason(await optional_body(request, gateway))
     secret = new_secret()
@@ -134,6 +143,10 @@ async def revoke(
 
 
 def _records(gateway: Gateway) -> KeyRecords:
+    return gateway.of(KeyRefresh).records
+
+
+def _check_configured(gateway: Gateway) -> None:
     """Raises KeysNotConfigured."""
     if not gateway.keys.needed:
         raise errors.KeysNotConfigured(
@@ -143,7 +156,6 @@ def _records(gateway: Gateway) -> KeyRecords:
         raise errors.KeysNotConfigured(
             "This gateway keeps no keys: set FLOTILLA_KEY_PEPPERS, the same for all gateways."
         )
-    return gateway.of(KeyRefresh).records
 
 
 async def _stored(records: KeyRecords, key_id: str) -> tuple[bytes, ApiKey]:

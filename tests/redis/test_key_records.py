@@ -1,0 +1,161 @@
+"""API keys in Redis: what is stored, changes at the same time, and a gateway's copy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import redis as sync_redis
+
+from gateway.core.key_refresh import KeyRefresh
+from gateway.http.known_keys import KnownKeys
+from shared.job.errors import QuotaExceeded, Unauthorized
+from shared.platform.malformed import MalformedValues
+from shared.platform.tasks import end
+from shared.store.redis import key_records, keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.key_records import KeyRecords
+from shared.tenants.api_key import ApiKey, new_key_id, new_secret
+from shared.tenants.peppers import Peppers
+from tests.waiting import eventually
+
+OLD, NEW = "o" * 32, "n" * 32
+SEEDS = {"0" * 64: "ops"}
+
+
+def made(peppers: Peppers, tenant: str = "team") -> tuple[str, bytes, ApiKey]:
+    """A new key's secret, digest and record."""
+    secret = new_secret()
+    return secret, peppers.digest(secret), ApiKey(new_key_id(), tenant, pepper=peppers.names[0])
+
+
+@asynccontextmanager
+async def gateway(queue: JobQueue, *peppers: str) -> AsyncIterator[KnownKeys]:
+    """A gateway's copy that is kept up to date."""
+    known = KnownKeys(SEEDS, peppers=peppers)
+    refresh = KeyRefresh(queue, known, MalformedValues())
+    task = asyncio.create_task(refresh.run())
+    await refresh.loaded.wait()
+    try:
+        yield known
+    finally:
+        await end([task])
+
+
+def is_known(known: KnownKeys, secret: str) -> bool:
+    try:
+        known.find(secret.encode())
+    except Unauthorized:
+        return False
+    return True
+
+
+async def becomes(known: KnownKeys, secret: str, expected: bool, deadline_s: float = 1.0) -> None:
+    async def is_so() -> bool:
+        return is_known(known, secret) is expected
+
+    await eventually(is_so, f"known: {expected}", deadline_s)
+
+
+async def test_a_key_is_stored_replaced_and_revoked_once(queue: JobQueue) -> None:
+    records, peppers = KeyRecords(queue), Peppers([NEW])
+    _, digest, key = made(peppers)
+    versions = [await records.version()]
+    await records.create(digest, key)
+    assert (await records.read()).keys() == {digest: key}
+    versions.append(await records.version())
+    await records.create(digest, key)  # a repeated call
+    _, other, _ = made(peppers)
+    assert await records.replace(digest, other, key)
+    assert await records.replace(digest, other, key)  # a repeated call
+    assert (await records.read()).keys() == {other: key}
+    versions.append(await records.version())
+    assert not await records.revoke(digest)
+    assert await records.revoke(other)
+    assert not await records.revoke(other)
+    assert not await records.replace(other, digest, key)  # a revoked key does not come back
+    versions.append(await records.version())
+    assert len(set(versions)) == 4
+    assert (await records.read()).records == {}
+
+
+async def test_of_a_rotation_and_a_revocation_at_once_one_wins(queue: JobQueue) -> None:
+    records, peppers = KeyRecords(queue), Peppers([NEW])
+    for _ in range(20):
+        _, digest, key = made(peppers)
+        _, other, _ = made(peppers)
+        await records.create(digest, key)
+        replaced, revoked = await asyncio.gather(
+            records.replace(digest, other, key), records.revoke(digest)
+        )
+        assert replaced is not revoked
+        assert ((await records.read()).keys() == {}) is revoked
+        await records.revoke(other)
+
+
+async def test_the_number_of_keys_is_bounded(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_records, "MOST_KEYS", 2)
+    records, peppers = KeyRecords(queue), Peppers([NEW])
+    for _ in range(2):
+        _, digest, key = made(peppers)
+        await records.create(digest, key)
+    with pytest.raises(QuotaExceeded):
+        await records.create(*made(peppers)[1:])
+    assert await records.replace(digest, made(peppers)[1], key)  # those that are there can change
+
+
+async def test_a_gateway_learns_of_changes_with_and_without_a_message(
+    queue: JobQueue, store: sync_redis.Redis
+) -> None:
+    records = KeyRecords(queue)
+    secret, digest, key = made(Peppers([NEW]))
+    async with gateway(queue, NEW) as known:
+        await records.create(digest, key)
+        await becomes(known, secret, True)
+        assert [tenant.name for tenant in known.tenants] == ["ops", "team"]
+        # As after a lost message: the version alone tells.
+        store.hdel(keys.first(keys.API_KEYS), digest)
+        store.set(keys.first(keys.API_KEYS_VERSION), "another")
+        await becomes(known, secret, False)
+        await records.create(digest, key)
+        await becomes(known, secret, True)
+        store.flushall()  # a Redis without its data has no keys
+        await becomes(known, secret, False)
+
+
+async def test_a_malformed_record_hides_no_other(queue: JobQueue, store: sync_redis.Redis) -> None:
+    for value in (b"", b"[]", b"{}", b"\xff", b'{"id": 1}', b"[" * 100_000):
+        store.hset(keys.first(keys.API_KEYS), f"digest of {len(value)}", value)
+    secret, digest, key = made(Peppers([NEW]))
+    await KeyRecords(queue).create(digest, key)
+    async with gateway(queue, NEW) as known:
+        assert is_known(known, secret)
+
+
+async def test_a_used_key_is_moved_to_the_new_pepper_and_all_gateways_go_on(
+    queue: JobQueue,
+) -> None:
+    secret, digest, key = made(Peppers([OLD]))
+    unused, other, key_of_other = made(Peppers([OLD]))
+    records = KeyRecords(queue)
+    await records.create(digest, key)
+    await records.create(other, key_of_other)
+    # Gateways are restarted one after the other: for a while each moves what the other has moved.
+    async with gateway(queue, OLD, NEW) as first, gateway(queue, NEW, OLD) as second:
+
+        async def is_moved() -> bool:
+            assert is_known(first, secret)
+            assert is_known(second, secret)
+            return Peppers([NEW]).digest(secret) in (await records.read()).records
+
+        await eventually(is_moved, "it is stored with the new pepper", 5)
+    async with gateway(queue, NEW, OLD) as first, gateway(queue, NEW) as last:
+        assert is_known(first, secret)
+        await becomes(last, secret, True)
+        assert not is_known(last, unused)
+    names = {found.id: found.pepper for found in (await records.read()).keys().values()}
+    assert names == {key.id: Peppers([NEW]).names[0], key_of_other.id: Peppers([OLD]).names[0]}

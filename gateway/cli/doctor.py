@@ -1,13 +1,14 @@
 """`flotilla doctor`: checks the fleet from this machine; every finding comes with what to do.
 
 Problems of the fleet come from the overview, others from `/admin/storage` and `/admin/webhooks`.
-Here are the checks of this machine (clock, key, version), and those that work without an operator's
-key.
+Here are the checks of this machine (clock, key, version), of API keys that are refused, and those
+that work without an operator's key.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ class Finding(NamedTuple):
     app, "doctor", "flotilla doctor", "flotilla doctor --url http://10.0.0.1:8000 --json"
 )
 def doctor(session: Session) -> ExitCode:
-    """Check gateway, Redis, key, clock, models, workers, storage, webhooks; 1 if one is wrong."""
+    """Check gateway, Redis, keys, clock, models, workers, storage, webhooks; 1 if one is wrong."""
     try:
         ready = session.client.send("GET", "/readyz", any_status=True).json()
     except (CommandError, ValueError) as error:
@@ -84,6 +85,7 @@ def _findings(client: GatewayClient, checks: Mapping[str, str]) -> Iterator[Find
          _OPERATOR),
         ("storage", "/admin/storage", _storage, Level.WARNING, _OPERATOR),
         ("webhooks", "/admin/webhooks", _webhooks, Level.WARNING, _OPERATOR),
+        ("keys", "/admin/keys?limit=1000", _keys, Level.WARNING, _OPERATOR),
     ):  # fmt: skip
         try:
             body = client.get(path)
@@ -157,6 +159,21 @@ def _webhooks(body: Mapping[str, Any]) -> Iterator[Finding]:
         text = f"events are on their way to {count(behind, 'endpoint')}" if behind else "none waits"
         yield Finding("webhooks", Level.OK, text)
     yield from _problems(body["problems"])
+
+
+def _keys(body: Mapping[str, Any]) -> Iterator[Finding]:
+    peppers = Counter(key["pepper"] for key in body["data"])
+    if refused := peppers["unknown"]:
+        yield Finding(
+            "keys",
+            Level.WARNING,
+            f"{count(refused, 'key')} made with another pepper than the gateway's: refused",
+            "Rotate or revoke them (`flotilla keys ls`), or set their pepper in "
+            "FLOTILLA_KEY_PEPPERS, too.",
+        )
+    else:
+        old = f", {peppers['old']} of them with the old pepper" if peppers["old"] else ""
+        yield Finding("keys", Level.OK, f"{count(len(body['data']), 'key')} in Redis{old}")
 
 
 def _problems(problems: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:

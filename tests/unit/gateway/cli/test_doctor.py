@@ -32,6 +32,7 @@ def healthy(stub: StubGateway) -> StubGateway:
         "GET /admin/overview": overview(at=time.time()),
         "GET /admin/storage": STORAGE,
         "GET /admin/webhooks": WEBHOOKS,
+        "GET /admin/keys": {"data": []},
     }
     return stub
 
@@ -43,9 +44,9 @@ def test_a_healthy_fleet(flotilla: Flotilla) -> None:
     found = json.loads(result.stdout)["data"]
     assert {(each["level"], each["do"]) for each in found} == {("ok", "")}
     names = ["gateway", *CHECKS, "version", "key", "model", "clock", "fleet"]
-    names += ["storage", "batches", "webhooks"]
+    names += ["storage", "batches", "webhooks", "keys"]
     assert [each["check"] for each in found] == names
-    assert found[-3]["text"] == "files can be stored, 3 GiB are free"
+    assert found[-4]["text"] == "files can be stored, 3 GiB are free"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_what_is_no_problem_of_the_storage(
 
 
 READY, VERSION, MODELS, OVERVIEW = "/readyz", "/version", "/v1/models", "/admin/overview"
-FILES, HOOKS = "/admin/storage", "/admin/webhooks"
+FILES, HOOKS, KEYS = "/admin/storage", "/admin/webhooks", "/admin/keys"
 UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker runs"}}
 
 
@@ -92,6 +93,9 @@ UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker ru
         (HOOKS, WEBHOOKS | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
          "Start it. See runbooks.md#x."),
         (HOOKS, WEBHOOKS | {"endpoints": 2}, "webhooks", "ok", "on their way to 2 endpoints", ""),
+        (KEYS, {"data": [{"pepper": "old"}]}, "keys", "ok", "1 key in Redis, 1 of them with", ""),
+        (KEYS, {"data": [{"pepper": "unknown"}]}, "keys", "warning", "1 key made with another",
+         "FLOTILLA_KEY_PEPPERS"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_and_what_to_do(

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import key_ids, model_names
-from gateway.cli.output import clock, figure, note, since, table
+from gateway.cli.output import figure, note, since, table
 
 
 class _ListByDefault(TyperGroup):
@@ -135,9 +135,14 @@ def _key(row: Mapping[str, Any]) -> Sequence[Any]:
         " ".join(row["scopes"]),
         " ".join(row["models"]) or "any",
         since(row["created_at"]),
-        clock(row["expires_at"]) if row["expires_at"] else "never",
+        _date(row["expires_at"]),
         row["pepper"],
     )
+
+
+def _date(at: float | None) -> str:
+    """In this machine's time zone."""
+    return "never" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _tenants(rows: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -183,6 +183,6 @@ async def _done(gateway: Gateway, what: str, key: ApiKey, operator: ApiKey, reas
             "key": operator.id,
             "reason": reason,
             "of_tenant": key.tenant,
-            "scopes": sorted(key.scopes),
+            "scopes": " ".join(sorted(key.scopes)),
         },
     )

@@ -108,8 +108,9 @@ def test_ends_are_read_from_the_append_only_file(tmp_path: Path) -> None:
     folder = tmp_path / "appendonlydir"
     folder.mkdir()
     (folder / "empty.aof").touch()
-    (folder / "a.aof").write_bytes(end % b"completed" + end % b"cancelled" + end % b"completed")
-    assert completions(tmp_path) == {"job_0a": 2}
+    begun, done = b"*1\r\n$5\r\nMULTI\r\n" + end % b"completed", b"*1\r\n$4\r\nEXEC\r\n"
+    (folder / "a.aof").write_bytes(begun + done + end % b"cancelled" + done + begun + begun + done)
+    assert completions(tmp_path) == {"job_0a": 2}, "one was cut off by a kill"
 
 
 def test_faults_depend_on_the_seed_alone_and_begin_with_one_of_each() -> None:

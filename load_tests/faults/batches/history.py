@@ -1,8 +1,8 @@
 """What Redis' append-only file tells of jobs that are deleted by now: how often each completed.
 
 Nothing may have rewritten the file. A Redis that is killed while it writes a transaction may leave
-its beginning in the file for good (7.0.15: at the next start it cuts off only a last command that is
-not complete). Nobody has got a reply to such a transaction.
+its beginning in the file for good (7.0.15: at the next start it cuts off only a last command that
+is not complete). Nobody has got a reply to such a transaction.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from redis import Redis
 
 from gateway.core.fleet_view import FleetView
 from gateway.core.submitter import Submitter
-from gateway.core.tenants import Tenant
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
 from shared.fleet.registry import WorkerInfo
@@ -32,6 +31,7 @@ from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scale_store import ScaleStore
 from shared.store.redis.throughput import throughput
+from shared.tenants.tenant import Tenant
 from tests.redis.conftest import (
     LEASE_S,
     POOL,

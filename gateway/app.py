@@ -85,12 +85,7 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
-    known = KnownKeys(
-        settings.tenants_by_key(),
-        settings.admins(),
-        [pepper.get_secret_value() for pepper in settings.key_peppers],
-        settings.keys_without_redis_s,
-    )
+    known = _known_keys(settings)
     authenticator = Authenticator(known, settings.wrong_keys_per_minute, metrics)
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
@@ -135,6 +130,15 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     return _front_door(app, plain, web_pages)
 
 
+def _known_keys(settings: GatewaySettings) -> KnownKeys:
+    return KnownKeys(
+        settings.tenants_by_key(),
+        settings.admins(),
+        [pepper.get_secret_value() for pepper in settings.key_peppers],
+        settings.keys_without_redis_s,
+    )
+
+
 def _front_door(app: FastAPI, plain: PlainApplications, web_pages: WebPages) -> FrontDoor:
     plain_routes = [row for api in APIS for row in api.plain]
     forms = [path for api in APIS for path in api.forms]
@@ -151,10 +155,7 @@ def _make_gateway(
     """All objects of the process. Needs a running event loop."""
     gateway_id = f"gw-{secrets.token_hex(6)}"
     servers = Servers(settings.redis_url, settings.shards)
-    queue = JobQueue(servers, quotas=settings.quotas)
-    queue.share_rules = settings.fair_shares.rules
-    if settings.wait_replicas:
-        queue.replicated = ReplicatedSubmits(servers, settings.wait_replicas)
+    queue = _queue(settings, servers)
     relay = Relay(queue, servers, gateway_id, metrics, settings.stream_buffer_bytes)
     fleet = FleetView.of(settings, pools, servers.primary, MalformedValues(metrics.malformed))
     streams = StreamContext(
@@ -187,14 +188,21 @@ def _make_gateway(
     )
     sampler = Sampler(Overview(gateway).take)
     metrics.overview_streams.set_function(lambda: sampler.viewers)
-    gateway.add(sampler)
-    gateway.add(Files(queue, settings.storage_url))
-    gateway.add(Receiver())
-    gateway.add(KeyRefresh(queue, known, MalformedValues(metrics.malformed)))
+    refresh = KeyRefresh(queue, known, MalformedValues(metrics.malformed))
+    for each in (sampler, Files(queue, settings.storage_url), Receiver(), refresh):
+        gateway.add(each)
     for api in APIS:
         if api.start is not None:
             api.start(gateway)
     return gateway
+
+
+def _queue(settings: GatewaySettings, servers: Servers) -> JobQueue:
+    queue = JobQueue(servers, quotas=settings.quotas)
+    queue.share_rules = settings.fair_shares.rules
+    if settings.wait_replicas:
+        queue.replicated = ReplicatedSubmits(servers, settings.wait_replicas)
+    return queue
 
 
 async def _start(gateway: Gateway) -> None:

@@ -119,37 +119,25 @@ async def new_call(
 
     `attached`: its client waits for the answer. Raises what each step in the order above raises.
     """
-    scope = incoming.scope
     endpoint, request, body, options, raw = await _read(gateway, incoming, source)
     sent = admit_tenant(incoming)
     model = await admit(gateway.fleet, request, sent.model_version, incoming.key)
     prefer = _applicable(sent.prefer, request) if attached else None
-    on_disconnect = (
-        sent.on_disconnect
-        or options.on_disconnect
-        or request.on_disconnect
-        or ("keep" if prefer else "")
-    )
+    on_disconnect = sent.on_disconnect or options.on_disconnect or request.on_disconnect
+    on_disconnect = on_disconnect or ("keep" if prefer else "")
     prepared = request.prepared
     if options.webhooks:
-        records = WebhookRecords(gateway.queue)
-        await records.check_ids(incoming.tenant, options.webhooks, "webhooks")
+        await WebhookRecords(gateway.queue).check_ids(incoming.tenant, options.webhooks, "webhooks")
     key = None
     if sent.idempotency_key:
         same = without_boundary(raw) if endpoint.body is BodyKind.MULTIPART else raw
         conversation = prepared.conversation if prepared else ""
         key = IdempotencyKey.of(
-            incoming.tenant, scope["path"], sent.idempotency_key, same, conversation
+            incoming.tenant, incoming.scope["path"], sent.idempotency_key, same, conversation
         )
-    job = gateway.factory.new(
-        endpoint,
-        incoming.tenant,
-        model,
-        request,
-        body,
-        on_disconnect,
-        key,
-        attached=attached,
+    new = gateway.factory.new
+    job = new(
+        endpoint, incoming.tenant, model, request, body, on_disconnect, key, attached=attached
     )
     job = _with_options(job, sent, options).with_request_id(incoming.request_id)
     if attached and prepared and prepared.background:

@@ -84,7 +84,9 @@ class Fleet:
             eviction=self.eviction,
             format=FormatMonitor(primary, 1),
             tasks=TaskSupervisor(),
-            tenants=(Tenant(only_tenant, 1, operator=False),) if only_tenant else (),
+            keys=SimpleNamespace(
+                tenants=(Tenant(only_tenant, 1, operator=False),) if only_tenant else ()
+            ),
             submitter=Submitter(queue, 1000, metrics),
         )
         self.overview = Overview(gateway)

@@ -42,6 +42,7 @@ class GatewayMetrics:
         self._add_queues(new)
         self._add_autoscaler(new)
         self._add_operators(new)
+        self._add_maintenance(new)
 
     def _add_requests(self, new: Families) -> None:
         self.submitted = new.fast_counters(
@@ -175,6 +176,8 @@ class GatewayMetrics:
             "action",
             "outcome",
         )
+
+    def _add_maintenance(self, new: Families) -> None:
         self.batches = new.gauge("flotilla_open_batches", "Batches that have not ended", "status")
         self.batch_idle = new.gauge(
             "flotilla_batch_idle_seconds",

@@ -46,7 +46,17 @@ def test_settings_give_tenants_and_operators_their_scopes() -> None:
     assert keys.tenants == (Tenant("ops", 2, True), Tenant("team", 1, False))
 
 
-@pytest.mark.parametrize("secret", [b"", b"flk_", b"flk_x", SECRET.encode() + b"x", b"adm1"])
+@pytest.mark.parametrize(
+    "secret",
+    [b"", b"flk_", b"flk_x", SECRET.encode() + b"x", b"adm1"],
+    ids=[
+        "empty",
+        "prefix",
+        "short",
+        "longer",
+        "other",
+    ],  # the secret is another one in each process
+)
 def test_an_unknown_key_is_unauthorized(secret: bytes) -> None:
     with pytest.raises(Unauthorized):
         known(NEW).find(secret)

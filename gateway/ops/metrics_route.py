@@ -19,7 +19,7 @@ from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreError
 from shared.store.redis import dead_letters
 from shared.store.redis.batch_records import BatchRecords
-from shared.store.redis.delivery_records import Backlog, DeliveryRecords
+from shared.store.redis.delivery_records import OUTCOMES, Backlog, DeliveryRecords
 from shared.store.redis.depths import depths
 from shared.store.redis.maintenance_runs import MaintenanceRuns
 
@@ -88,8 +88,8 @@ def _set_webhooks(m: GatewayMetrics, backlog: Backlog | None) -> None:
     m.webhook_events_age.set(backlog.oldest_s if backlog else nan)
     m.webhook_endpoints.set(backlog.endpoints if backlog else nan)
     m.webhook_overdue.set(backlog.overdue_s if backlog else nan)
-    m.webhook_outcomes.clear()
-    for outcome, count in backlog.counts.items() if backlog else ():
+    for outcome in OUTCOMES:
+        count = backlog.counts.get(outcome, 0) if backlog else nan
         m.webhook_outcomes.labels(outcome).set(count)
 
 

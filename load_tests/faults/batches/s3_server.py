@@ -13,11 +13,9 @@ import sys
 from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
+from load_tests.faults.batches.storages import AWAY, BACK, BUCKET, REGION
 from shared.platform.death_signal import request_signal
 
-BUCKET = "files"
-REGION = "us-east-1"
-AWAY, BACK = signal.SIGUSR1, signal.SIGUSR2
 _SIGNALS = {AWAY, BACK, signal.SIGTERM}
 _ACCOUNT = "123456789012"
 

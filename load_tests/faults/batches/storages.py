@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from load_tests.faults.batches import s3_server
 from load_tests.harness.http import free_port
 from load_tests.harness.processes import Processes, python_command, wait_for
+
+BUCKET = "files"
+REGION = "us-east-1"
+AWAY, BACK = signal.SIGUSR1, signal.SIGUSR2
+"""Signals to s3_server.py. That is not imported: vLLM can't start in a process that has Flask."""
 
 
 class RunStorage(Protocol):
@@ -59,13 +64,13 @@ class S3Storage:
     def __init__(self, processes: Processes) -> None:
         """Start the server. Raises ProcessError."""
         self._port = free_port()
-        self.url = f"s3://{s3_server.BUCKET}/fleet"
+        self.url = f"s3://{BUCKET}/fleet"
         self.environment: Mapping[str, str] = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
             "AWS_ALLOW_HTTP": "true",
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": s3_server.REGION,
+            "AWS_REGION": REGION,
         }
         command = python_command("load_tests.faults.batches.s3_server", self._port)
         self._process = processes.start("s3", "front", command)
@@ -73,12 +78,12 @@ class S3Storage:
 
     def take_away(self) -> None:
         """Close its port."""
-        self._process.popen.send_signal(s3_server.AWAY)
+        self._process.popen.send_signal(AWAY)
         wait_for(lambda: not self._listens(), "S3 is away", [self._process])
 
     def bring_back(self) -> None:
         """Open its port again."""
-        self._process.popen.send_signal(s3_server.BACK)
+        self._process.popen.send_signal(BACK)
         wait_for(self._listens, "S3 is back", [self._process])
 
     def _listens(self) -> bool:

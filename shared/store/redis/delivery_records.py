@@ -23,6 +23,10 @@ _TRIES_SHOWN = 12
 _MOST_DUE = 1000
 
 
+OUTCOMES = ("delivered", "failed", "retried", "dropped")
+"""What becomes of events, and of their tries."""
+
+
 class Backlog(NamedTuple):
     """What is left to do, and what was done."""
 
@@ -35,7 +39,7 @@ class Backlog(NamedTuple):
     overdue_s: float
     """How long the first delivery that is due has been so; 0: none is."""
     counts: Mapping[str, int]
-    """Tries and events by what became of them."""
+    """How many there were, by OUTCOMES."""
 
 
 class DeliveryRecords:

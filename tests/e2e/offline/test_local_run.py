@@ -84,7 +84,7 @@ def interrupt(local: LocalProcesses, command: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("end", [kill_everything, interrupt])
 def test_an_ended_run_goes_on(local: LocalProcesses, end: Killer) -> None:
-    every = write_input(local.folder, 120, 100)
+    every = write_input(local.folder, 240, 100)
     command = local.start(*RUN)
     wait_for(lambda: completed(local) or has_ended(command), "lines are answered")
     end(local, command)

@@ -67,7 +67,8 @@ Errors that vLLM answers are vLLM's own, byte for byte, and are not in this tree
 from __future__ import annotations
 
 import json
-from typing import ClassVar
+from math import ceil
+from typing import ClassVar, Self
 
 
 class FlotillaError(Exception):
@@ -76,8 +77,9 @@ class FlotillaError(Exception):
     status: int = 500
     code: ClassVar[str | None] = None
     type: str = "server_error"
-    retry_after_s: ClassVar[int | None] = None
-    """Seconds for the header `retry-after`; OpenAI's SDK follows it up to 120 s."""
+    retry_after_s: float | None = None
+    """Seconds for the header `retry-after`; OpenAI's SDK follows it up to 120 s, and does not try
+    again if it is longer. None: not known, and no header."""
     final: bool = False
     """A retry can't succeed: a header stops OpenAI's SDK, which would repeat this status."""
     param: str | None = None
@@ -98,7 +100,15 @@ class FlotillaError(Exception):
             return [(b"x-should-retry", b"false")]
         if self.retry_after_s is None:
             return []
-        return [(b"retry-after", str(self.retry_after_s).encode())]
+        fields = [(b"retry-after", b"%d" % max(1, ceil(self.retry_after_s)))]
+        if self.retry_after_s < 1:  # a header of OpenAI's SDK, which goes before the other
+            fields.append((b"retry-after-ms", b"%d" % max(1, ceil(1000 * self.retry_after_s))))
+        return fields
+
+    def after(self, seconds: float | None) -> Self:
+        """This error, with another `retry_after_s` than those of its class have."""
+        self.retry_after_s = seconds
+        return self
 
 
 class BadRequest(FlotillaError):

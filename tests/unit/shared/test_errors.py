@@ -43,6 +43,23 @@ def test_every_429_and_503_has_retry_after(kind: type[FlotillaError]) -> None:
     assert all(0 < int(value) <= 120 for name, value in headers.items() if name == b"retry-after")
 
 
+@pytest.mark.parametrize(
+    ("seconds", "headers"),
+    [
+        (None, []),
+        (2, [(b"retry-after", b"2")]),
+        (2.01, [(b"retry-after", b"3")]),
+        (0.2501, [(b"retry-after", b"1"), (b"retry-after-ms", b"251")]),
+        (0, [(b"retry-after", b"1"), (b"retry-after-ms", b"1")]),
+    ],
+)
+def test_an_error_may_know_when_to_try_again(
+    seconds: float | None, headers: list[tuple[bytes, bytes]]
+) -> None:
+    assert errors.QueueFull("x").after(seconds).headers() == headers
+    assert errors.QueueFull("x").headers() == [(b"retry-after", b"5")]
+
+
 def test_the_tree_in_the_docstring_has_every_class_with_its_status() -> None:
     shown = {}
     parents = ["FlotillaError"]

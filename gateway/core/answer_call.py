@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 
 from gateway.core.answer import JobAnswer
-from gateway.core.call import NewCall, Unwrap, new_call
+from gateway.core.call import new_call
 from gateway.core.context import Gateway
 from gateway.core.deferred_answer import DeferredAnswer
 from gateway.core.incoming import Answer, Incoming
 from gateway.core.log_event import ReadMode
+from gateway.core.new_call import NewCall, Unwrap
 from gateway.core.received_events import StreamPosition
 from gateway.http.error_response import to_flotilla_error
 from gateway.http.prefer import Prefer

@@ -16,7 +16,7 @@ The order is the same for all of them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Receive, Scope
@@ -30,8 +30,8 @@ from gateway.core.admission import (
     check_request,
 )
 from gateway.core.context import CallContext, Gateway
-from gateway.core.endpoint_step import EndpointStep
 from gateway.core.incoming import Incoming
+from gateway.core.new_call import NO_OPTIONS, JobOptions, NewCall, Unwrap, Wrapped
 from gateway.core.prompt_prefixes import conversation_start, prompt_prefixes
 from gateway.gateway_settings import GatewaySettings
 from gateway.http.body import SMALL_BYTES, Limits, check_size, in_thread, parse_json, read_body
@@ -56,51 +56,6 @@ T = TypeVar("T")
 
 REPEATABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
 _INVOCATIONS = "/invocations"
-
-
-class JobOptions(NamedTuple):
-    """The options of a job, beside the endpoint's own body. Empty or None: not set."""
-
-    lane: str = ""
-    on_disconnect: str = ""
-    deadline_s: float | None = None
-    queue_deadline_s: float | None = None
-    run_deadline_s: float | None = None
-    metadata: Mapping[str, str] | None = None
-    retried_from: str = ""
-    webhooks: Sequence[str] = ()
-    """Endpoints that its end is told to; empty: all that have subscribed to it."""
-
-
-_NO_OPTIONS = JobOptions()
-
-
-class Wrapped(NamedTuple):
-    """The call of an endpoint that a body of another shape contains."""
-
-    endpoint: Endpoint
-    fields: Mapping[str, Any]
-    body: bytes
-    """The same fields as JSON, for the engine."""
-    options: JobOptions = _NO_OPTIONS
-
-
-Unwrap = Callable[[bytes, dict[str, Any]], Wrapped]
-"""Finds the call in a body and its fields; in a thread, if it is large. Raises BadRequest."""
-
-
-class NewCall(NamedTuple):
-    """A request's job, which is not queued yet, and how the request is to be answered."""
-
-    job: NewJob
-    """Not to be submitted if the call has `joined` another."""
-    prefer: Prefer | None
-    background: EndpointStep | None
-    """The step that answers the call at once; None: the job is followed."""
-    keyed: bool
-    """It has an idempotency key: the queue may have its job already."""
-    joined: str = ""
-    """The job that an earlier call with this one's key has made, as far as it is known."""
 
 
 class _Read(NamedTuple):
@@ -200,7 +155,7 @@ async def repeat(
     if not body:
         raise NotRepeatable("The request of this job is not kept any more; send it again.")
     new = gateway.factory.repeated(job, body, new_id, key, sent.on_disconnect)
-    new = _with_options(new, sent, _NO_OPTIONS).with_request_id(request_id)
+    new = _with_options(new, sent, NO_OPTIONS).with_request_id(request_id)
     return await _with_prefixes(gateway, new)
 
 
@@ -275,7 +230,7 @@ async def _with_prefixes(gateway: CallContext, job: NewJob) -> NewJob:
 
 def _with_options(job: NewJob, sent: CallHeaders, options: JobOptions) -> NewJob:
     """The job with the options of its request in place of its pool's deadlines."""
-    if options is _NO_OPTIONS and not (sent.queue_deadline_s or sent.run_deadline_s):
+    if options is NO_OPTIONS and not (sent.queue_deadline_s or sent.run_deadline_s):
         return job
     return job._replace(
         lane=options.lane or job.lane,

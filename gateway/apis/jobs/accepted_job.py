@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.core.call import NewCall
 from gateway.core.context import Gateway
 from gateway.core.job_lookup import job_of
+from gateway.core.new_call import NewCall
 from gateway.core.send_body import BodyResponse
 from shared.job.errors import NotFound
 from shared.job.job import Job

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.apis.jobs.accepted_job import accepted
-from gateway.core.call import JobOptions, NewCall, Unwrap, Wrapped, new_call, repeat
+from gateway.core.call import new_call, repeat
 from gateway.core.context import GatewayDep, TenantDep
 from gateway.core.incoming import Incoming
 from gateway.core.job_lookup import job_of
+from gateway.core.new_call import JobOptions, NewCall, Unwrap, Wrapped
 from gateway.description.endpoint_route import CALL_ERRORS
 from gateway.description.schema import ref, shows, takes
 from gateway.http.body import has_body, raw_member

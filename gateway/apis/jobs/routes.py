@@ -14,7 +14,7 @@ from gateway.apis.jobs import bulk, job_details, retry
 from gateway.apis.jobs.accepted_job import accepted
 from gateway.apis.jobs.job_schemas import JOB_SCHEMAS
 from gateway.apis.jobs.job_stream import STREAM
-from gateway.core.call import JobOptions, Wrapped, new_call
+from gateway.core.call import new_call
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.incoming import Incoming
 from gateway.core.job_events import END_ID, EventPosition, events
@@ -23,6 +23,7 @@ from gateway.core.job_lookup import job_of, no_such_job
 from gateway.core.job_object import summaries
 from gateway.core.job_search import search
 from gateway.core.log_event import ReadMode
+from gateway.core.new_call import JobOptions, Wrapped
 from gateway.core.on_disconnect import keep_s
 from gateway.core.send_body import BodyResponse
 from gateway.core.whole_answer import whole_answer

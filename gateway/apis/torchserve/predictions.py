@@ -17,9 +17,9 @@ from gateway.apis.torchserve.prediction import (
     torchserve_answer,
 )
 from gateway.core.answer_call import answer_call
-from gateway.core.call import Wrapped
 from gateway.core.context import Gateway
 from gateway.core.incoming import Answer, Incoming
+from gateway.core.new_call import Wrapped
 from gateway.core.plain_route import PlainRoute
 from gateway.description.endpoint_route import ANSWER_ERRORS, CALL_ERRORS, CALL_HEADERS
 from gateway.description.schema import TEXT, errors_in, ref

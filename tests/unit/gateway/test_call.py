@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from gateway.apis.jobs.routes import _call_in
-from gateway.core.call import NewCall, Unwrap, new_call
+from gateway.core.call import new_call
 from gateway.core.incoming import Incoming
 from gateway.core.job_factory import JobFactory
+from gateway.core.new_call import NewCall, Unwrap
 from shared.api.endpoint import Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.fleet.registry import ModelInfo

@@ -103,8 +103,8 @@ def budgets() -> list[Budget]:
     request, token, worker = files_of_walks()
     files, functions_, arguments = long_files(), long_functions(), wide_constructors()
     return [
-        Budget("lines of the core", total(*CORE), 23_260, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 62_208, 34_000),
+        Budget("lines of the core", total(*CORE), 23_320, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 62_320, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_541, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

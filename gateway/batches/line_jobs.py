@@ -45,7 +45,7 @@ class LineJobs:
         try:
             endpoint = ENDPOINTS[batch.endpoint]
             job = await line_job(self._context, batch.tenant, endpoint, body)
-            return job._replace(id=job_id, metadata=metadata)
+            return job._replace(id=job_id, metadata=metadata, key=batch.key)
         except FlotillaError as error:
             # 503: no worker has this model now, or the pool's intake is stopped.
             if error.status == 503:

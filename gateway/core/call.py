@@ -94,7 +94,7 @@ async def new_call(
     job = new(
         endpoint, incoming.tenant, model, request, body, on_disconnect, key, attached=attached
     )
-    job = _with_options(job, sent, options).with_request_id(incoming.request_id)
+    job = _with_options(job, sent, options).sent_with(incoming.key.id, incoming.request_id)
     if attached and prepared and prepared.background:
         job = job._replace(notify=notify_of("response"))
     elif not attached or prefer or on_disconnect == "keep":  # else its client waits for the end
@@ -143,9 +143,9 @@ async def repeat(
         raise NotRepeatable(
             f"This job is {job.state}; only a failed, cancelled or expired one can be repeated."
         )
-    sent, key, request_id = CallHeaders(), None, None
+    sent, key, api_key, request_id = CallHeaders(), None, job.key, None
     if incoming is not None:
-        sent, request_id = admit_tenant(incoming), incoming.request_id
+        sent, api_key, request_id = admit_tenant(incoming), incoming.key.id, incoming.request_id
         model = gateway.fleet.models.get(job.model)
         check_model(incoming.key, job.model, model.served_name if model else "")
         check_intake(job.pool, gateway.fleet.switches.intake_stopped)
@@ -155,7 +155,7 @@ async def repeat(
     if not body:
         raise NotRepeatable("The request of this job is not kept any more; send it again.")
     new = gateway.factory.repeated(job, body, new_id, key, sent.on_disconnect)
-    new = _with_options(new, sent, NO_OPTIONS).with_request_id(request_id)
+    new = _with_options(new, sent, NO_OPTIONS).sent_with(api_key, request_id)
     return await _with_prefixes(gateway, new)
 
 

@@ -95,6 +95,8 @@ class Batch(NamedTuple):
     error_file_id: str = ""
     webhooks: tuple[str, ...] = ()
     """Of a new one: endpoints that its end is told to; empty: all that have subscribed to it."""
+    key: str = ""
+    """The id of the API key that made it; empty: it stands in the settings."""
 
     @property
     def expires_at(self) -> float:

@@ -121,17 +121,22 @@ class NewJob(NamedTuple):
     """The hashes of its prompt's prefixes (placement.py); empty if it has none."""
     notify: str = ""
     """Whom its end is told to, as in its record; empty: nobody."""
+    key: str = ""
+    """The id of the API key that submitted it; empty: it stands in the settings."""
+    reserved: str = ""
+    """The tokens that were taken from its token limits; empty: none."""
 
     @property
     def shard(self) -> int:
         """The shard that holds its keys."""
         return shard_in(self.id)
 
-    def with_request_id(self, request_id: bytes | None) -> NewJob:
-        """The job with the `x-request-id` that its client has sent, if it has."""
+    def sent_with(self, key: str, request_id: bytes | None) -> NewJob:
+        """The job with the id of its API key, and the `x-request-id` of its client, if it has."""
         if request_id is None:
-            return self
-        return self._replace(origin=self.origin._replace(request_id=request_id.decode("ascii")))
+            return self._replace(key=key) if key else self
+        origin = self.origin._replace(request_id=request_id.decode("ascii"))
+        return self._replace(key=key, origin=origin)
 
 
 class LeasedJob(NamedTuple):
@@ -232,6 +237,8 @@ class Job:
     """The request that it comes from."""
     notify: str = ""
     """Whom its end is told to; empty: nobody."""
+    key: str = ""
+    """The id of the API key that submitted it; empty: it stands in the settings."""
 
     @property
     def expires_at(self) -> float | None:

@@ -52,7 +52,8 @@ WHOLE = (*SUMMARY, "result", "headers")
 
 
 class Request(NamedTuple):
-    """What the gateway submitted, but for the body. The scripts use these names."""
+    """What the gateway submitted, but for the body. The scripts use these names; a record of an
+    earlier release may lack those that have a default."""
 
     tenant: str
     pool: str
@@ -75,6 +76,10 @@ class Request(NamedTuple):
     """Time from submit to the deadline for the whole job; empty: it has none."""
     retried_from: str
     """The job whose request it repeats; empty if it repeats none."""
+    key: str = ""
+    """The id of the API key that submitted it; empty: it stands in the settings."""
+    reserved: str = ""
+    """The tokens that were taken from its token limits; empty: none."""
 
 
 class LastLease(NamedTuple):
@@ -155,12 +160,9 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         raise DamagedRecord(job_id, "lease", raw.get(b"lease", b""))
     created_us: int = reader.read("created_us", int)
     finished_at = reader.read_optional("finished_us", _seconds)
-    attempts = reader.read_optional("history", read_history) or []
+    attempts: list[Attempt] = reader.read_optional("history", read_history) or []
     if lease and lease.worker:
-        last = Attempt(lease.worker, int(lease.started_us) / 1e6, finished_at, state)
-        # The record of a job that failed when it was taken back has its last attempt twice.
-        if not attempts or attempts[-1][:2] != last[:2]:
-            attempts.append(last)
+        _add_last(attempts, Attempt(lease.worker, _seconds(lease.started_us), finished_at, state))
     return Job(
         id=job_id,
         state=state,
@@ -193,7 +195,14 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         first_output_s=reader.read_optional("first_us", _seconds),
         origin=Origin.read(raw.get(b"origin", b"")),
         notify=raw.get(b"notify", b"").decode(errors="replace"),
+        key=request.key,
     )
+
+
+def _add_last(attempts: list[Attempt], last: Attempt) -> None:
+    """The record of a job that failed when it was taken back has its last attempt twice."""
+    if not attempts or attempts[-1][:2] != last[:2]:
+        attempts.append(last)
 
 
 class _Reader:
@@ -268,7 +277,7 @@ def read_history(packed: bytes) -> list[Attempt]:
     ]
 
 
-def _seconds(us: bytes) -> float:
+def _seconds(us: bytes | str) -> float:
     return int(us) / 1e6
 
 

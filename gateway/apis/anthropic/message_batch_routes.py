@@ -18,6 +18,7 @@ from gateway.apis.anthropic.message_batch import (
 from gateway.apis.anthropic.message_results import results
 from gateway.apis.anthropic.new_message_batch import new_message_batch
 from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.incoming import Incoming
 from gateway.core.receiver import received
 from gateway.description.schema import errors_in, ref, shows, takes
 from gateway.files.files import Files
@@ -53,13 +54,13 @@ router = APIRouter(
         errors=(errors.StorageUnavailable, errors.StorageQuotaExceeded, errors.TooManyBatches),
     ),
 )
-async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
+async def create(request: Request, gateway: GatewayDep) -> Response:
     """Run requests at their own pace, for 24 hours at most. At most 100,000, in 256 MiB."""
     body = BodyParts(request.receive, gateway.settings.body_timeout_s)
 
     async def store() -> Response:
         check_type(dict(request.scope["headers"]), BodyKind.JSON)
-        batch = await new_message_batch(gateway, tenant, body)
+        batch = await new_message_batch(gateway, Incoming.of(request), body)
         return JSONResponse(MessageBatch.of(batch, batch.created_at).model_dump(mode="json"))
 
     return await received(gateway, request, body, check_size, store)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from gateway.apis.anthropic.batch_requests import ENDPOINT, BatchRequests
 from gateway.apis.anthropic.message_batch import KEPT_S, WINDOW_S
 from gateway.core.context import Gateway
+from gateway.core.incoming import Incoming
 from gateway.core.receiver import quota_of
 from gateway.files.files import Files
 from gateway.http.body_parts import BodyParts
@@ -17,9 +18,9 @@ from shared.job.errors import FlotillaError
 from shared.store.redis.batch_records import BatchRecords
 
 
-async def new_message_batch(gateway: Gateway, tenant: str, body: BodyParts) -> Batch:
+async def new_message_batch(gateway: Gateway, sent: Incoming, body: BodyParts) -> Batch:
     """Store the requests and the batch. Raises what BatchRequests, Files and BatchRecords raise."""
-    files, quota = gateway.of(Files), quota_of(gateway)
+    files, quota, tenant = gateway.of(Files), quota_of(gateway), sent.tenant
     await files.ready()
     await files.records.check_room(tenant, quota)
     requests = BatchRequests(gateway.settings.max_body_bytes)
@@ -42,6 +43,7 @@ async def new_message_batch(gateway: Gateway, tenant: str, body: BodyParts) -> B
             times={BatchStatus.IN_PROGRESS: now_s},
             total=requests.total,
             model=requests.model,
+            key=sent.key.id,
         )
         segments = (Segment(blob, n_bytes),)
         await files.records.add(

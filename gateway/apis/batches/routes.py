@@ -13,6 +13,7 @@ from gateway.apis.batches.batch_object import BatchList, BatchObject
 from gateway.apis.batches.batch_request import BatchRequest, OutputExpiry, request_schema
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.incoming import Incoming
 from gateway.description.api import Api
 from gateway.description.schema import errors_in, shows, takes
 from gateway.files.files import Files
@@ -73,6 +74,7 @@ async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Ba
         output_ttl_s=None if expiry is None else float(expiry.seconds),
         created_at=gateway.fleet.now_s(),
         webhooks=tuple(sent.webhooks),
+        key=Incoming.of(request).key.id,
     )
     await gateway.of(BatchRecords).create(batch, MAX_OPEN)
     return BatchObject.of(batch)

@@ -26,6 +26,7 @@ def fields_of(batch: Batch) -> dict[str, str | float]:
         "model": batch.model,
         **{f"at:{status}": int(at * 1e6) for status, at in batch.times.items()},
         "notify": notify_of("batch", batch.webhooks),
+        "key": batch.key,
     }
 
 
@@ -71,4 +72,5 @@ def parse_batch(batch_id: str, raw: Mapping[bytes, bytes]) -> Batch | None:
         model=text.get("model", ""),
         output_file_id=text.get("output_file_id", ""),
         error_file_id=text.get("error_file_id", ""),
+        key=text.get("key", ""),
     )

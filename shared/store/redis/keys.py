@@ -73,6 +73,11 @@ UPLOAD: Final = "upload"
 UPLOAD_PARTS: Final = "upload_parts"
 API_KEYS: Final = "api_keys"
 API_KEYS_VERSION: Final = "api_keys_version"
+USAGE: Final = "usage"
+USAGE_DROPPED: Final = "usage_dropped"
+USAGE_DAY: Final = "usage_day"
+USAGE_TOTALS: Final = "usage_totals"
+USAGE_POSITIONS: Final = "usage_positions"
 PROBE_WORD: Final = "probe"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAITING_OF, TURNS, LEVELS, LEVEL_CLOCK, WARM,
@@ -82,7 +87,8 @@ LUA_WORDS: Final = (
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
     BATCHES, MESSAGE_BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED,
     UPLOAD, UPLOAD_PARTS, WEBHOOK, WEBHOOKS, WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, DELIVERY,
-    DELIVERIES, DUE, API_KEYS, API_KEYS_VERSION, PROBE_WORD,
+    DELIVERIES, DUE, API_KEYS, API_KEYS_VERSION, USAGE, USAGE_DROPPED, USAGE_DAY, USAGE_TOTALS,
+    USAGE_POSITIONS, PROBE_WORD,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -206,9 +212,20 @@ def conversation_items(shard: int, conversation_id: str) -> str:
 
 
 def first(word: str, rest: str = "") -> str:
-    """A key of files, batches, webhooks or API keys, which lie in the first shard: one of the words
-    above, and an id or a tenant, if there is one of each."""
+    """A key of files, batches, webhooks, API keys or sums of use, which lie in the first shard: one
+    of the words above, and an id or a tenant, if there is one of each."""
     return f"{base(0)}{word}:{rest}" if rest else f"{base(0)}{word}"
+
+
+def usage(shard: int) -> str:
+    """The ledger of a shard: the jobs that have ended and are not in the sums yet."""
+    return f"{base(shard)}{USAGE}"
+
+
+def usage_totals(period: str) -> str:
+    """Prompt and output tokens of a UTC day (`2026-11-28`) or month (`2026-11`), which budgets are
+    compared with; fields are `t:<tenant>` and `k:<key id>`."""
+    return first(USAGE_TOTALS, period)
 
 
 def pool_names(shard: int) -> str:

@@ -157,5 +157,11 @@ def test_a_submitted_record_is_parsed_unchanged() -> None:
     assert job.metadata == new.metadata
 
 
+def test_a_record_of_a_release_without_keys_is_read() -> None:
+    job = parse_job(ID, raw(request=REQUEST[:14]))
+    assert (job.tenant, job.key) == ("t", "")
+    assert parse_job(ID, raw(request=REQUEST._replace(key="key_1"))).key == "key_1"
+
+
 def test_a_lease_is_read_as_it_was_written() -> None:
     assert read_lease(msgpack.packb(lease())) == lease()

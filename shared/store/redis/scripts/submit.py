@@ -95,6 +95,8 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
         "" if job.queue_deadline_s is None else str(int(job.queue_deadline_s * 1000)),
         "" if job.deadline_s is None else str(int(job.deadline_s * 1000)),
         job.retried_from,
+        job.key,
+        job.reserved,
     )
     deadline_s = job.deadline_s
     if job.queue_deadline_s is not None:

@@ -1,20 +1,21 @@
 -- A job's record: a hash (record.py).
 local requests -- of this call: packed request -> metatable; many jobs of a call have the same one
 
--- The words of a packed array under these names; nil if it can't be read.
-local function unpacked(names, packed)
+-- The words of a packed array under these names, '' where a record of an earlier release has none; nil if it
+-- can't be read. `least`: how many words it has at least.
+local function unpacked(names, packed, least)
   local fine, words = pcall(cmsgpack.unpack, packed)
-  if not fine or type(words) ~= 'table' or #words < #names then return nil end
+  if not fine or type(words) ~= 'table' or #words < least then return nil end
   local result = {}
   for i, name in ipairs(names) do
     if type(words[i]) == 'table' then return nil end
-    result[name] = words[i]
+    result[name] = words[i] == nil and '' or words[i]
   end
   return result
 end
 
 local function unpacked_request(packed)
-  local request = unpacked(REQUEST, packed)
+  local request = unpacked(REQUEST, packed, REQUEST_LEAST)
   if request and IS_CLIENT_LANE[request.lane] and tonumber(request.ttl_ms) and tonumber(request.max_attempts) then
     return request
   end
@@ -27,7 +28,7 @@ local function request_of(packed)
 end
 
 local function unpacked_lease(packed)
-  local lease = unpacked(LEASE, packed)
+  local lease = unpacked(LEASE, packed, #LEASE)
   if lease and tonumber(lease.generation) and tonumber(lease.attempts) and tonumber(lease.lease_ms)
      and tonumber(lease.from_seq) then
     return lease

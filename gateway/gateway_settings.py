@@ -163,6 +163,12 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         description="bytes of one tenant that are kept at a time: conversations, and requests and "
         "answers above 4 KiB; 0: no limit",
     )
+    max_waiting_jobs: int = Field(
+        0,
+        ge=0,
+        description="jobs of one tenant that may wait in one lane of a pool; 0: as many as there "
+        "is room for (`max_queue_depth`). Of several shards each has an equal share",
+    )
     max_file_bytes: int = Field(
         32 << 30, ge=1, le=MAX_BLOB_BYTES, description="size limit of a file of /v1/files"
     )
@@ -209,8 +215,13 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
 
     @property
     def quotas(self) -> Quotas:
-        """What is kept of one tenant in Redis, at most."""
-        return Quotas(self.max_kept_jobs, self.max_kept_conversations, self.max_kept_bytes)
+        """What is kept of one tenant in Redis, and waits, at most."""
+        return Quotas(
+            self.max_kept_jobs,
+            self.max_kept_conversations,
+            self.max_kept_bytes,
+            self.max_waiting_jobs,
+        )
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -29,6 +29,7 @@
     ├── QuotaExceeded          429
     │   ├── TooManyBatches     429
     │   └── TooManyWebhooks    429
+    ├── TooManyWaiting         429
     ├── BatchEnded             409
     ├── TooManyConnections     503
     ├── GatewayStopped         503
@@ -258,6 +259,12 @@ class QuotaExceeded(FlotillaError):
             f"Your quota of kept {what} is used up: {number} are kept now. Delete responses and "
             "conversations that you do not need, or wait until they expire."
         )
+
+
+class TooManyWaiting(FlotillaError):
+    """As many jobs of the tenant wait in the lane as may."""
+
+    status, code, type = 429, "too_many_waiting", "invalid_request_error"
 
 
 class BatchEnded(FlotillaError):

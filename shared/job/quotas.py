@@ -1,4 +1,4 @@
-"""Quotas: how much of one tenant is kept in Redis at a time."""
+"""Quotas: how much of one tenant is kept in Redis, and waits, at a time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class Quotas(NamedTuple):
     conversations: int = 0
     kept_bytes: int = 0
     """Of conversations, and of requests and answers above 4 KiB."""
+    waiting: int = 0
+    """Jobs that wait in one lane of a pool."""
 
     def of_shard(self, shards: int) -> Quotas:
         """The share of one of so many shards."""

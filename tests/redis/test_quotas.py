@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from shared.job.errors import QuotaExceeded
+from shared.job.errors import QuotaExceeded, TooManyWaiting
 from shared.job.job import LeasedJob
 from shared.job.quotas import Quotas
 from shared.store.redis import keys
@@ -128,3 +128,24 @@ async def emit_segment(queue: JobQueue, job: LeasedJob, seq: int) -> None:
     """An entry in a segment of its own."""
     made = output(job, seq, "t" * 500)
     await emit(queue, [made], log_flushes=[log_flush(made, seq)])
+
+
+async def test_the_number_of_a_tenants_waiting_jobs_is_limited(
+    queue: JobQueue, store: Redis
+) -> None:
+    queue.quotas = Quotas(waiting=3)
+    jobs = [make_job() for _ in range(5)]
+    replies = await queue.submit_all(0, jobs, 1000)
+    assert [type(reply) for reply in replies] == [int] * 3 + [TooManyWaiting] * 2
+    assert "3 of your jobs wait for" in str(replies[3])
+    with pytest.raises(TooManyWaiting):
+        await submit(queue)
+    await submit(queue, tenant="other")
+    await submit(queue, lane="flex")  # each lane has a bound of its own
+    assert not isinstance((await queue.submit_all(0, jobs[:1], 1000))[0], Exception)
+    await claim(queue, 2)
+    running = await queue.submit_all(0, [make_job() for _ in range(3)], 1000)
+    assert [isinstance(reply, TooManyWaiting) for reply in running].count(True) >= 1
+    for job in jobs:
+        await queue.cancel(job.id, TENANT)
+    assert store.exists(keys.waiting_of(0, jobs[0].pool, "default", TENANT)) <= 1

@@ -1,6 +1,6 @@
 -- Make jobs, and queue each in its lane or lease it straight to a worker with advertised slots.
 -- KEYS: base
--- ARGV: jobs, max_depth, lease_id_seed, max_jobs, max_kept_bytes, lift[, batch, epoch]
+-- ARGV: jobs, max_depth, lease_id_seed, max_jobs, max_kept_bytes, lift, max_waiting[, batch, epoch]
 --       jobs: msgpack array, a job being {id, request (record.py), body, deadline in us from now (0: none),
 --       gateway that waits for the answer or '', and with an idempotency key: its name, the body's hash, time in
 --       ms for which it is kept (else false, false, false); origin (job.py) or false; of a response in a conversation
@@ -8,20 +8,20 @@
 --       body before the input, ttl_ms of the conversation}; weight of its tenant, if it is not 1, or false; hashes of its
 --       prompt's prefixes, or false; whom its end is told to (outbox.lua)}; max_depth: jobs that may wait
 --       in a lane; lease_id_seed: 12 characters, 4 are added for each job; max_jobs, max_kept_bytes: that one tenant may
---       have here, 0: no limit; lift: see ShareRules; batch, epoch: whose lines the jobs are, and that of its owner (fence_batch.lua).
+--       have here, 0: no limit; lift: see ShareRules; max_waiting: its jobs that may wait in a lane, 0: no limit; batch, epoch: whose lines the jobs are, and that of its owner (fence_batch.lua).
 -- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there),
---       jobs waiting in the lane (0: it need not wait), ...; or 'jobs' | 'bytes' (the tenant has too much), how much; or
+--       jobs waiting in the lane (0: it need not wait), ...; or 'waiting' | 'jobs' | 'bytes' (the tenant has too much), how much; or
 --       'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...
 -- Invariant: a job is queued if and only if one entry that no worker has carries its id. No job overtakes one that
 --       waits. Of a conversation one response is made at a time, of the items that it has.
-if ARGV[7] and call('GET', key('batch_epoch', ARGV[7])) ~= ARGV[8] then return {} end
+if ARGV[8] and call('GET', key('batch_epoch', ARGV[8])) ~= ARGV[9] then return {} end
 local start_us, max_depth, seed = now_us(), tonumber(ARGV[2]), ARGV[3]
-local max_jobs, max_kept_bytes = quota(ARGV[4]), quota(ARGV[5])
+local max_jobs, max_kept_bytes, max_waiting = quota(ARGV[4]), quota(ARGV[5]), quota(ARGV[7])
 share_rules.lift = tonumber(ARGV[6])
 local MOST_BLOCKS = DEPTHS[#DEPTHS]
 local LARGE = 65536 -- a longer request waits to be claimed: channels have little room
 local replies, made, depths, wake_ups, someone_waits = {}, {}, {}, {}, {}
-local connected, chosen, reserved, kept, woken = {}, {}, {}, {}, {}
+local connected, chosen, reserved, kept, woken, own_depths = {}, {}, {}, {}, {}, {}
 
 local function subtract_reserved(pool, worker)
   call('ZINCRBY', key('advertised', pool), worker.left - worker.slots, worker.member)
@@ -97,10 +97,20 @@ local function reserve(job, has_deadline)
   return true
 end
 
+-- How many jobs of a tenant wait in a lane.
+local function own_depth(name, tenant)
+  local set = tenant_key(name, tenant)
+  own_depths[set] = own_depths[set] or call('ZCARD', set)
+  return own_depths[set]
+end
+
 -- Have a job wait in its lane; returns how many do.
 local function wait(job)
   redis.call('HSET', key('job', job.id), 'state', STATE.queued, unpack(job.fields))
   defer('ZADD', waiting_key(job.queue), job.created_us, job.id)
+  if max_waiting < math.huge then
+    own_depths[tenant_key(job.queue, job.tenant)] = own_depth(job.queue, job.tenant) + 1
+  end
   join_turns(job.queue, job.tenant, job.created_us, job.id)
   if not wake_ups[job.pool] then call('SADD', base .. WORD.pool_names, job.pool) end
   depths[job.queue], someone_waits[job.pool] = (depths[job.queue] or 0) + 1, true
@@ -144,6 +154,9 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   end
   if made[id] or not is_new and redis.call('EXISTS', key('job', id)) == 1 then return 'exists', depth end
   if depth >= max_depth then return 'full', depth end
+  if depth > 0 and max_waiting < math.huge and own_depth(name, job.tenant) >= max_waiting then
+    return 'waiting', own_depth(name, job.tenant)
+  end
   local problem = turn and turn_problem(turn)
   if problem then return problem, 0 end
   local large = #body > LARGE_BYTES and #body or 0

@@ -17,6 +17,7 @@ from shared.job.errors import (
     NotFound,
     QueueFull,
     QuotaExceeded,
+    TooManyWaiting,
 )
 from shared.job.job import NewJob
 from shared.job.packing import pack
@@ -34,8 +35,8 @@ def pack_submit(
 ) -> tuple[Argument, ...]:
     """The script's arguments; the jobs are of one shard. `owner`: as for `submit_all`."""
     packed = pack([pack_job(job) for job in jobs])
-    rest = owner or ()
-    return packed, max_depth, unique_token(), quotas.jobs, quotas.kept_bytes, lift, *rest
+    kept = quotas.jobs, quotas.kept_bytes
+    return packed, max_depth, unique_token(), *kept, lift, quotas.waiting, *(owner or ())
 
 
 def parse_submit(jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
@@ -69,6 +70,11 @@ def parse_refusal(job: NewJob, status: bytes, value: Any) -> SubmitReply:
         )
     if status == b"gone":
         return NotFound("This conversation was deleted, or has expired.")
+    if status == b"waiting":
+        return TooManyWaiting(
+            f"{value} of your jobs wait for {job.model!r} in the lane {job.lane} already, which is "
+            "as many as you may have; send this one when some of them have started."
+        )
     return QuotaExceeded.of(_QUOTAS[status], value)
 
 

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from gateway.apis.table import APIS
 from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
+from gateway.core.job_admission import JobAdmission
 from gateway.core.job_factory import JobFactory
 from gateway.core.job_object import full
 from gateway.core.key_refresh import KeyRefresh
@@ -59,6 +60,7 @@ from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_gateways import LostGateways
 from shared.store.redis.lost_workers import LostWorkers
+from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.reaper import Reaper
 from shared.store.redis.redis_client import server_name
 from shared.store.redis.replicated_submit import ReplicatedSubmits
@@ -169,12 +171,14 @@ def _make_gateway(
         partial(full, queue, fleet),
     )
     factory = JobFactory(settings, pools, gateway_id, relay.is_served, relay.n_readers.__getitem__)
+    admission, submitter = _door(settings, pools, queue, fleet, metrics)
     gateway = Gateway(
         id=gateway_id,
         settings=settings,
         queue=queue,
         factory=factory,
-        submitter=Submitter(queue, settings.max_queue_depth, metrics, pools.max_depths),
+        admission=admission,
+        submitter=submitter,
         relay=relay,
         streams=streams,
         fleet=fleet,
@@ -191,10 +195,21 @@ def _make_gateway(
     refresh = KeyRefresh(queue, known, MalformedValues(metrics.malformed))
     for each in (sampler, Files(queue, settings.storage_url), Receiver(), refresh):
         gateway.add(each)
-    for api in APIS:
-        if api.start is not None:
-            api.start(gateway)
     return gateway
+
+
+def _door(
+    settings: GatewaySettings,
+    pools: Pools,
+    queue: JobQueue,
+    fleet: FleetView,
+    metrics: GatewayMetrics,
+) -> tuple[JobAdmission, Submitter]:
+    """What jobs pass on their way into the queue."""
+    memory = MemoryMonitor(queue, settings.redis_high_watermark, fleet.mean_tokens)
+    admission = JobAdmission(queue, fleet, memory, settings.max_call_wait_s)
+    depths = settings.max_queue_depth, metrics, pools.max_depths
+    return admission, Submitter(queue, *depths, admission.with_time)
 
 
 def _queue(settings: GatewaySettings, servers: Servers) -> JobQueue:
@@ -207,6 +222,9 @@ def _queue(settings: GatewaySettings, servers: Servers) -> JobQueue:
 
 async def _start(gateway: Gateway) -> None:
     """Start the background tasks; returns when the relay is subscribed, or after _SUBSCRIBE_S."""
+    for api in APIS:
+        if api.start is not None:
+            api.start(gateway)
     reaper = Reaper(gateway.queue, gateway.settings.lease_s, gateway.metrics.reaper)
     lost_workers = LostWorkers(
         gateway.queue, gateway.metrics.lost_workers, gateway.fleet.worker_gone
@@ -224,6 +242,7 @@ async def _start(gateway: Gateway) -> None:
     gateway.tasks.start("reaper", reaper.run())
     gateway.tasks.start("detector", detector.run())
     gateway.tasks.start("eviction monitor", gateway.eviction.run())
+    gateway.tasks.start("memory monitor", gateway.admission.memory.run())
     gateway.tasks.start("format monitor", gateway.format.run())
     refresh = gateway.of(KeyRefresh)
     if gateway.keys.stored:

@@ -169,6 +169,20 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         description="jobs of one tenant that may wait in one lane of a pool; 0: as many as there "
         "is room for (`max_queue_depth`). Of several shards each has an equal share",
     )
+    max_call_wait_s: float = Field(
+        0.0,
+        ge=0,
+        description="calls are refused while the queue stands: while each new one of the tenant "
+        "would have waited for longer, for 10 s already. Not jobs of /jobs, of batches and of the "
+        "lane flex. 0: all wait, as one expects of a queue",
+    )
+    redis_high_watermark: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="share of Redis' maxmemory above which new jobs are refused, so that there is "
+        "room for the answers of those that are there; without a maxmemory all are accepted",
+    )
     max_file_bytes: int = Field(
         32 << 30, ge=1, le=MAX_BLOB_BYTES, description="size limit of a file of /v1/files"
     )

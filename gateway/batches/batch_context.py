@@ -15,6 +15,7 @@ from shared.job.adapter_queues import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.servers import Servers
 
 
@@ -29,6 +30,7 @@ class BatchContext(NamedTuple):
     records: BatchRecords
     max_depths: Mapping[str, int]
     """By pool; of other pools, the settings' `max_queue_depth`."""
+    memory: MemoryMonitor
     steps: Mapping[str, EndpointStep] = {}
 
     @classmethod
@@ -46,6 +48,7 @@ class BatchContext(NamedTuple):
             files=Files(queue, settings.storage_url),
             records=BatchRecords(queue),
             max_depths=pools.max_depths,
+            memory=MemoryMonitor(queue, settings.redis_high_watermark, fleet.mean_tokens),
         )
 
     def max_depth(self, pool: str) -> int:

@@ -147,13 +147,13 @@ class Window:
             if isinstance(made, LineResult):
                 self._finish(made)
                 sent = True
-            elif made is not None:
+            elif made is not None and self._context.memory.take(made):
                 max_depth = self._context.max_depth(made.pool)
                 jobs.setdefault((made.shard, max_depth), []).append((number, made))
         for (shard, max_depth), pairs in jobs.items():
             sent = await self._submit_to(shard, max_depth, pairs) or sent
         if not sent:
-            self._tried_at = time.monotonic()  # no worker, or lanes are full
+            self._tried_at = time.monotonic()  # no worker, or lanes or Redis are full
         return sent
 
     async def _made_of(self, number: int) -> NewJob | LineResult | None:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from gateway.core.endpoint_step import Prepared
 from gateway.core.fleet_view import FleetView
+from gateway.core.flotilla_member import member_in
 from gateway.core.incoming import Incoming
 from gateway.core.input_shapes import check_shapes
 from gateway.core.message_shapes import check_items
-from gateway.core.on_disconnect import on_disconnect_in
 from gateway.core.prompt_limits import PromptSize, check_input, check_prompt_size, prompt_size
 from gateway.gateway_settings import GatewaySettings
 from gateway.http.call_headers import CallHeaders, call_headers
@@ -46,6 +46,8 @@ class CheckedRequest(NamedTuple):
     prompt: PromptSize
     on_disconnect: str = ""
     """As in on_disconnect.py; empty: the request does not set it."""
+    max_wait_s: float | None = None
+    """The longest wait that its client accepts; None: the request does not set it."""
     restricted: tuple[str, ...] = ()
     """Fields that need the operator's permission, as in field_policy.py."""
     prepared: Prepared | None = None
@@ -71,8 +73,8 @@ def check_request(
     check_input(policy, fields, settings)
     check_shapes(policy.input, fields)
     restricted = check_fields(fields, settings)
-    size, on_disconnect = prompt_size(policy.input, fields), on_disconnect_in(fields)
-    return CheckedRequest(model, stream is True, lane, size, on_disconnect, restricted)
+    size, ours = prompt_size(policy.input, fields), member_in(fields)
+    return CheckedRequest(model, stream is True, lane, size, *ours, restricted)
 
 
 def check_stored_items(items: Any, allowed: Collection[str]) -> None:

@@ -11,7 +11,8 @@ The order is the same for all of them:
 5. the job's options: a header goes before a field of POST /jobs, that before `flotilla` in the
    endpoint's own body, and that before the pool's deadlines;
 6. the idempotency key;
-7. when it is submitted: full lanes and the tenant's quotas (`submitter.py`).
+7. Redis' memory, its deadlines, and standing queues (`job_admission.py`);
+8. when it is submitted: full lanes and the tenant's quotas (`submitter.py`).
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ async def new_call(
         endpoint, incoming.tenant, model, request, body, on_disconnect, key, attached=attached
     )
     job = _with_options(job, sent, options).sent_with(incoming.key.id, incoming.request_id)
+    waits = attached and not (prefer or (prepared and prepared.background))
+    job = await gateway.admission.admit(job, attached=waits)
     if attached and prepared and prepared.background:
         job = job._replace(notify=notify_of("response"))
     elif not attached or prefer or on_disconnect == "keep":  # else its client waits for the end
@@ -156,6 +159,7 @@ async def repeat(
         raise NotRepeatable("The request of this job is not kept any more; send it again.")
     new = gateway.factory.repeated(job, body, new_id, key, sent.on_disconnect)
     new = _with_options(new, sent, NO_OPTIONS).sent_with(api_key, request_id)
+    new = await gateway.admission.admit(new)
     return await _with_prefixes(gateway, new)
 
 
@@ -230,7 +234,8 @@ async def _with_prefixes(gateway: CallContext, job: NewJob) -> NewJob:
 
 def _with_options(job: NewJob, sent: CallHeaders, options: JobOptions) -> NewJob:
     """The job with the options of its request in place of its pool's deadlines."""
-    if options is NO_OPTIONS and not (sent.queue_deadline_s or sent.run_deadline_s):
+    limits_s = (sent.queue_deadline_s, sent.run_deadline_s, sent.max_wait_s)
+    if options is NO_OPTIONS and not any(limits_s):
         return job
     return job._replace(
         lane=options.lane or job.lane,
@@ -239,6 +244,7 @@ def _with_options(job: NewJob, sent: CallHeaders, options: JobOptions) -> NewJob
             sent.queue_deadline_s or options.queue_deadline_s or job.queue_deadline_s
         ),
         run_deadline_s=sent.run_deadline_s or options.run_deadline_s or job.run_deadline_s,
+        max_wait_s=sent.max_wait_s or options.max_wait_s or job.max_wait_s,
         metadata=job.metadata if options.metadata is None else options.metadata,
         retried_from=options.retried_from or job.retried_from,
     )

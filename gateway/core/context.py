@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.core.endpoint_step import EndpointStep
 from gateway.core.fleet_view import FleetView
+from gateway.core.job_admission import JobAdmission
 from gateway.core.job_factory import JobFactory
 from gateway.core.relay import Relay
 from gateway.core.stream_context import StreamContext
@@ -56,6 +57,7 @@ class Gateway:
     settings: GatewaySettings
     queue: JobQueue
     factory: JobFactory
+    admission: JobAdmission
     submitter: Submitter
     relay: Relay
     streams: StreamContext

@@ -22,6 +22,7 @@ class JobOptions(NamedTuple):
     deadline_s: float | None = None
     queue_deadline_s: float | None = None
     run_deadline_s: float | None = None
+    max_wait_s: float | None = None
     metadata: Mapping[str, str] | None = None
     retried_from: str = ""
     webhooks: Sequence[str] = ()

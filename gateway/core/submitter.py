@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from shared.job.adapter_queues import pool_of
+from shared.job.errors import FlotillaError, QueueFull, TooManyWaiting
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
 from shared.platform.metrics.gateway import GatewayMetrics
@@ -20,6 +21,9 @@ from shared.store.interface import Store, StoreTimeout, StoreUnavailable
 
 _CALL_BYTES = 1 << 20
 """Bytes of bodies in one call; a single larger body has a call of its own."""
+
+
+WithTime = Callable[[NewJob, FlotillaError], Awaitable[FlotillaError]]
 
 
 class _Waiting(NamedTuple):
@@ -37,16 +41,22 @@ class Submitter:
         max_depth: int,
         metrics: GatewayMetrics,
         max_depths: Mapping[str, int] | None = None,
+        with_time: WithTime | None = None,
     ) -> None:
-        """`max_depth`: jobs that may wait in a lane; `max_depths`: the same by pool."""
+        """`max_depth`: jobs that may wait in a lane; `max_depths`: the same by pool.
+
+        `with_time`: the error of a job that was refused as too many wait, with its `retry_after_s`.
+        """
         self._queue = queue
         self._max_depth = max_depth
         self._max_depths = max_depths or {}
         self._metrics = metrics
+        self._with_time = with_time
         # By shard, so that one that does not answer delays only its own jobs.
         self._waiting: defaultdict[int, list[_Waiting]] = defaultdict(list)
         self._calls: Counter[int] = Counter()  # in flight
         self._loop = asyncio.get_running_loop()
+        self._refusals: set[asyncio.Task[None]] = set()
 
     def max_depth(self, pool: str) -> int:
         """How many jobs may wait in a lane of the pool, in one shard."""
@@ -124,10 +134,19 @@ class Submitter:
                 self._metrics.submitted.of(pool_of(each.job.pool), each.job.lane).inc()
             elif isinstance(result, JoinedJob):
                 joined = result.id
+            elif self._with_time and isinstance(result, QueueFull | TooManyWaiting):
+                task = self._loop.create_task(_refuse(each, self._with_time(each.job, result)))
+                self._refusals.add(task)
+                task.add_done_callback(self._refusals.discard)
+                continue
             else:
                 _fail(each, result)
             if not each.queued.done():
                 each.queued.set_result(joined)
+
+
+async def _refuse(waiting: _Waiting, error: Awaitable[FlotillaError]) -> None:
+    _fail(waiting, await error)
 
 
 def _fail(waiting: _Waiting, error: Exception) -> None:

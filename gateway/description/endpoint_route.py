@@ -18,6 +18,7 @@ _HOSTED = "/invocations"
 _BYTES = {"/v1/embeddings", "/pooling"}
 """With `encoding_format: bytes` they are answered with numbers, one after the other."""
 ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
+MAX_WAIT = "refuse it if it is expected to wait for more seconds, and never let it wait for longer"
 _KEY = "requests with the same key and body are one job for 24 h; 1 to 255 visible ASCII characters"
 _PREFER = (
     "`respond-async`: 202 with the job at once; `wait=N`: 202 if the answer is not complete after "
@@ -35,6 +36,7 @@ CALL_HEADERS: tuple[Schema, ...] = (
     header("Idempotency-Key", TEXT, _KEY),
     header("x-flotilla-on-disconnect", TEXT, ON_DISCONNECT),
     header("x-flotilla-queue-deadline", NUMBER, "seconds until it has to have started"),
+    header("x-flotilla-max-wait", NUMBER, MAX_WAIT),
     header("x-flotilla-run-deadline", NUMBER, "seconds from its first start to its end"),
 )
 """The headers of every request that creates a job."""
@@ -51,6 +53,10 @@ CALL_ERRORS: Kinds = (
     errors.NoWorker,
     errors.IntakeStopped,
     errors.QueueFull,
+    errors.RedisMemoryFull,
+    errors.DeadlineUnreachable,
+    errors.Overloaded,
+    errors.TooManyWaiting,
     errors.QuotaExceeded,
 )
 """The errors of every request that creates a job."""

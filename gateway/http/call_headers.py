@@ -12,6 +12,7 @@ from shared.job.errors import BadRequest
 _IDEMPOTENCY_KEY, _ON_DISCONNECT = b"idempotency-key", b"x-flotilla-on-disconnect"
 _QUEUE_DEADLINE, _RUN_DEADLINE = b"x-flotilla-queue-deadline", b"x-flotilla-run-deadline"
 _MODEL_VERSION, _PREFER = b"x-flotilla-model-version", b"prefer"
+_MAX_WAIT = b"x-flotilla-max-wait"
 _NAMES = frozenset(
     {
         _IDEMPOTENCY_KEY,
@@ -20,6 +21,7 @@ _NAMES = frozenset(
         _RUN_DEADLINE,
         _MODEL_VERSION,
         _PREFER,
+        _MAX_WAIT,
     }
 )
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,3})?")
@@ -36,6 +38,7 @@ class CallHeaders(NamedTuple):
     run_deadline_s: float | None = None
     model_version: str = ""
     prefer: Prefer | None = None
+    max_wait_s: float | None = None
 
 
 _NONE = CallHeaders()
@@ -60,6 +63,7 @@ def call_headers(headers: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
         _seconds(values, _RUN_DEADLINE),
         values.get(_MODEL_VERSION, b"").decode("latin-1"),
         parse_prefer(preferences),
+        _seconds(values, _MAX_WAIT),
     )
 
 

@@ -94,7 +94,7 @@ REDIS_EVICTS = Limit(
 )  # fmt: skip
 REDIS_MEMORY = Limit(
     "redis_memory", Unit.SHARE, 0.7, 0.8, alerts=(Alert("FlotillaRedisMemoryHigh", PROBLEM, 300),),
-    text="A Redis server uses {share:.0%} of its memory; at 100 % it refuses writes.",
+    text="A Redis server uses {share:.0%} of its memory; soon no new jobs are accepted.",
     do="Raise its maxmemory, or shorten FLOTILLA_RESULT_TTL_S.",
 )  # fmt: skip
 GATEWAY_TASKS = Limit(

@@ -54,6 +54,9 @@
     ├── OperationFailed        502
     │   └── OperationIncomplete 504
     ├── QueueFull              503
+    ├── RedisMemoryFull        503
+    ├── DeadlineUnreachable    503
+    ├── Overloaded             503
     ├── IntakeStopped          503
     ├── NoWorker               503
     ├── AutoscalerSilent       503
@@ -80,7 +83,7 @@ class FlotillaError(Exception):
     type: str = "server_error"
     retry_after_s: float | None = None
     """Seconds for the header `retry-after`; OpenAI's SDK follows it up to 120 s, and does not try
-    again if it is longer. None: not known, and no header."""
+    again if it is longer. None: not known, and no header; who knows it calls `after`."""
     final: bool = False
     """A retry can't succeed: a header stops OpenAI's SDK, which would repeat this status."""
     param: str | None = None
@@ -430,7 +433,25 @@ class OperationIncomplete(OperationFailed):
 class QueueFull(FlotillaError):
     """The lane has reached its limit of queued jobs."""
 
-    status, code, retry_after_s = 503, "queue_full", 5
+    status, code = 503, "queue_full"
+
+
+class RedisMemoryFull(FlotillaError):
+    """Redis has no memory for a further job beside those that it has."""
+
+    status, code, retry_after_s = 503, "redis_memory_full", 5
+
+
+class DeadlineUnreachable(FlotillaError):
+    """The job would wait for longer than its deadline, or its client, allows."""
+
+    status, code = 503, "deadline_unreachable"
+
+
+class Overloaded(FlotillaError):
+    """Calls have waited for too long for some time, and this one would, too."""
+
+    status, code = 503, "overloaded"
 
 
 class IntakeStopped(FlotillaError):

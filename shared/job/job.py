@@ -125,6 +125,8 @@ class NewJob(NamedTuple):
     """The id of the API key that submitted it; empty: it stands in the settings."""
     reserved: str = ""
     """The tokens that were taken from its token limits; empty: none."""
+    max_wait_s: float | None = None
+    """It is not submitted if it is expected to wait for longer; None: however long."""
 
     @property
     def shard(self) -> int:

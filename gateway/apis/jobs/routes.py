@@ -77,6 +77,7 @@ class JobRequest(BaseModel):
     deadline_s: Deadline = None
     queue_deadline_s: Deadline = None
     run_deadline_s: Deadline = None
+    max_wait_s: Deadline = None
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
         Field(default_factory=dict, max_length=16)
     )
@@ -240,6 +241,7 @@ def _call_in(raw: bytes, fields: dict[str, Any]) -> Wrapped:
         deadline_s=asked.deadline_s,
         queue_deadline_s=asked.queue_deadline_s,
         run_deadline_s=asked.run_deadline_s,
+        max_wait_s=asked.max_wait_s,
         metadata=asked.metadata,
         webhooks=asked.webhooks,
     )

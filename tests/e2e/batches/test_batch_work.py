@@ -16,6 +16,7 @@ from shared.files.storage import Storage
 from shared.job.errors import FileInUse, StorageUnavailable
 from shared.store.redis import keys
 from tests.e2e.batches.conftest import TENANT, Batches, Crash, check_sums, line
+from tests.redis_server import RedisServer
 
 
 async def test_each_line_has_its_answer(batches: Batches) -> None:
@@ -30,6 +31,25 @@ async def test_each_line_has_its_answer(batches: Batches) -> None:
     assert batch.usage.input_tokens == sum(each["prompt_tokens"] for each in usages)
     assert batch.error_file_id == ""
     assert batch.model == "simulated"
+
+
+async def test_lines_wait_while_redis_has_no_memory_for_them(
+    batches: Batches, redis_server: RedisServer
+) -> None:
+    batch = await batches.create(b"\n".join(line(f"q{n}") for n in range(50)))
+    with redis_server.client() as client:
+        client.set("other", b"x" * (20 << 20))
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.05))
+        try:
+            while (await batches.get(batch)).status is not BatchStatus.IN_PROGRESS:
+                await batches.work.work()
+            await batches.work.work()
+            assert not await batches.jobs()
+        finally:
+            client.config_set("maxmemory", 0)
+            client.delete("other")
+    ended = await batches.run(batch)
+    assert (ended.status, ended.completed, ended.failed) == (BatchStatus.COMPLETED, 50, 0)
 
 
 async def test_what_is_refused_is_in_the_errors(batches: Batches) -> None:

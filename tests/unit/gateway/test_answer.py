@@ -599,7 +599,7 @@ async def test_with_a_pace_chunks_are_joined_into_one_write() -> None:
 async def test_a_job_that_could_not_be_queued_is_answered_with_its_error() -> None:
     call = Call()
     reader = call.relay._readers[JOB.encode()][0]
-    reader.fail(QueueFull("full"))
+    reader.fail(QueueFull("full").after(4.5))
     await call.over()
     assert call.client.status == 503
     assert dict(call.client.sent[0]["headers"])[b"retry-after"] == b"5"

@@ -17,6 +17,7 @@ from shared.api.endpoint import Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.fleet.registry import ModelInfo
 from shared.job.errors import BadRequest, BodyTooLarge, ModelNotFound
+from shared.job.job import NewJob
 from shared.tenants.api_key import ApiKey
 from tests.settings import Settings
 
@@ -26,6 +27,13 @@ SETTINGS = Settings(
     pools={"p": {"model": "m", "deadline_s": 90, "queue_deadline_s": 80, "run_deadline_s": 70}},  # type: ignore[arg-type]
 )
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+class Admission:
+    """Refuses nothing."""
+
+    async def admit(self, job: NewJob, *, attached: bool = False) -> NewJob:
+        return job
 
 
 class Fleet:
@@ -49,6 +57,7 @@ async def job_of(
     gateway: Any = SimpleNamespace(
         settings=SETTINGS,
         fleet=Fleet(),
+        admission=Admission(),
         steps={},
         factory=JobFactory(SETTINGS, SETTINGS.described, "gw", lambda shard: True),
     )
@@ -96,6 +105,21 @@ async def test_a_header_goes_before_the_body_and_that_before_the_pool() -> None:
         assert job.gateway == ("gw" if source is CHAT else "")
         assert job.origin.request_id == "id-1"
         assert json.loads(job.body) == (body if source is CHAT else body["body"])
+
+
+async def test_the_longest_wait_is_a_header_or_a_field_or_in_the_body() -> None:
+    in_body = BODY | {"flotilla": {"max_wait_s": 3}}
+    header = (b"x-flotilla-max-wait", b"1")
+    for source, body, headers, expected in (
+        (CHAT, BODY, (), None),
+        (CHAT, in_body, (), 3),
+        (CHAT, in_body, (header,), 1),
+        (_call_in, {"body": in_body}, (), 3),
+        (_call_in, {"body": in_body, "max_wait_s": 2}, (), 2),
+        (_call_in, {"body": BODY, "max_wait_s": 2}, (header,), 1),
+    ):
+        call = await job_of(source, body, *headers, attached=source is CHAT)
+        assert call.job.max_wait_s == expected
 
 
 async def test_a_client_that_prefers_not_to_wait_keeps_its_job() -> None:

@@ -1,0 +1,69 @@
+"""How many bytes may still be accepted into one Redis server. Pure.
+
+A gateway reads a server's memory once in some seconds, or sooner where it accepts much. What is
+left below the mark is for what running jobs write: their answers are never refused. Therefore the
+answers of all jobs that have not ended count as if they were written already.
+
+Several gateways see the same room, and none knows what the others accept. Each looks again after an
+eighth of it, so that eight of them do not accept more than there is.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+RECORD_BYTES: Final = 2048
+"""What a waiting job takes beside its body: its record, its entries in a stream and in sets."""
+_BODY_FACTOR: Final = 1.25
+"""Redis allocates in classes of sizes, a quarter apart."""
+_TOKEN_BYTES, _ANSWER_BYTES, _TOKENS = 64, 2048, 500
+"""Of an answer: what a token takes in its log, what there is beside, and how long an answer is
+where nothing is known."""
+_LOOK_SHARE, _MOST_SHARE = 1 / 8, 1 / 2
+
+
+def answer_bytes(mean_tokens: float | None) -> float:
+    """What a job that has not ended may still write. `mean_tokens`: of the pool's last answers."""
+    return _ANSWER_BYTES + _TOKEN_BYTES * (_TOKENS if mean_tokens is None else mean_tokens)
+
+
+def job_bytes(body: int) -> float:
+    """What a job takes while it waits. `body`: bytes of its request's body."""
+    return RECORD_BYTES + _BODY_FACTOR * body
+
+
+class MemoryRoom:
+    """Of one server. Without a limit there is room for everything."""
+
+    def __init__(self, mark: float) -> None:
+        """`mark`: the share of the limit above which nothing is accepted."""
+        self._mark = mark
+        self._left = inf
+        self._taken = self._before = 0.0  # since the last look, and between the two before
+        self.used = self.limit = 0
+        """As of the last look, in bytes; no limit: 0."""
+
+    def looked(self, used: int, limit: int, owed: float = 0.0) -> None:
+        """The server uses so many bytes of its limit (0: it has none) now.
+
+        `owed`: bytes that jobs that have not ended are still going to write.
+        """
+        self.used, self.limit = used, limit
+        self._left = max(0.0, self._mark * limit - used - owed) if limit else inf
+        # What was accepted just now may not be there yet: it counts until the look after this.
+        self._before, self._taken = self._taken, 0.0
+
+    def take(self, n_bytes: float) -> bool:
+        """Accept so many bytes; False: there is no room."""
+        taken = self._before + self._taken
+        # A single large request may take all of it.
+        if taken + n_bytes > (self._left * _MOST_SHARE if taken else self._left):
+            return False
+        self._taken += n_bytes
+        return True
+
+    @property
+    def is_outdated(self) -> bool:
+        """So much was accepted, or is full, that the server has to be looked at again."""
+        return self._taken >= self._left * _LOOK_SHARE

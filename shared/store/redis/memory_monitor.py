@@ -1,0 +1,117 @@
+"""Looks at the memory of the Redis servers, so that no job is accepted that they have no room for.
+
+Redis refuses writes when its memory is full, or goes beyond its limit where it must not. Gateways
+refuse new jobs before that, at a mark, and batches wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from shared.fleet.memory_room import MemoryRoom, answer_bytes, job_bytes
+from shared.job.adapter_queues import pool_of
+from shared.job.job import NewJob
+from shared.job.lanes import LANES
+from shared.store.interface import StoreError
+from shared.store.redis import keys
+from shared.store.redis.depths import pool_names
+from shared.store.redis.job_queue import JobQueue
+
+_INTERVAL_S, _LEAST_INTERVAL_S = 5.0, 0.25
+
+
+class MemoryMonitor:
+    """The room in each server for the jobs of one process. Start `run` as a task."""
+
+    def __init__(
+        self, queue: JobQueue, mark: float, mean_tokens: Callable[[str], float | None]
+    ) -> None:
+        """`mark`: see MemoryRoom. `mean_tokens`: of a pool's last answers; None: not known."""
+        self._queue = queue
+        self._mean_tokens = mean_tokens
+        self._rooms = [MemoryRoom(mark) for _ in queue.servers.groups]
+        self._answers: dict[str, float] = {}  # bytes of a pool's answers
+        self._outdated = asyncio.Event()
+
+    def room(self, shard: int) -> MemoryRoom:
+        """That of the shard's server."""
+        groups = self._queue.servers.groups
+        return next(
+            room for shards, room in zip(groups, self._rooms, strict=True) if shard in shards
+        )
+
+    def take(self, job: NewJob) -> bool:
+        """Take the room that a job needs; False: there is none."""
+        room = self.room(job.shard)
+        if not room.limit:
+            return True
+        answer = self._answers.get(pool_of(job.pool), answer_bytes(None))
+        taken = room.take(job_bytes(len(job.body)) + answer)
+        if room.is_outdated or not taken:
+            self._outdated.set()
+        return taken
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_INTERVAL_S):
+                    await self._outdated.wait()
+                    await asyncio.sleep(_LEAST_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Look at all servers now. One that is away, or hides its INFO, keeps its last result."""
+        self._outdated.clear()
+        groups = self._queue.servers.groups
+        clients = [self._queue.servers.of(shards[0]) for shards in groups]
+        with contextlib.suppress(StoreError):
+            infos = await asyncio.gather(*map(_memory, clients))
+            owed = [0.0] * len(groups)
+            if any(limit for _, limit in infos):
+                owed = await self._owed()
+            for room, (used, limit), bytes_ in zip(self._rooms, infos, owed, strict=True):
+                room.looked(used, limit, bytes_)
+
+    async def _owed(self) -> list[float]:
+        names = await pool_names(self._queue, damaged=True)
+        pools = {pool_of(name) for name in names}
+        self._answers = {pool: answer_bytes(self._mean_tokens(pool)) for pool in pools}
+        return [
+            sum(self._answers[pool] * count for pool, count in jobs.items())
+            for jobs in await unfinished(self._queue, names)
+        ]
+
+
+async def _memory(redis: Any) -> tuple[int, int]:
+    """(used, limit) bytes of a server; what Redis does not count as used is not."""
+    info = await redis.info("memory")
+    used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
+    return used, int(info.get("maxmemory", 0))
+
+
+async def unfinished(queue: JobQueue, pools: Iterable[str]) -> list[Counter[str]]:
+    """Pool -> jobs that wait or run there, for each server as in `queue.servers.groups`.
+
+    `pools`: with the queues of their adapters. Raises StoreError.
+    """
+    pipeline, names = queue.servers.pipeline(), list(pools)
+    for shards in queue.servers.groups:
+        for shard in shards:
+            for pool in names:
+                for lane in LANES:
+                    pipeline.of(shard).xlen(keys.queue(shard, pool, lane))
+    replies = iter(await pipeline.execute(raise_on_error=False, partial=True))
+    found = []
+    for shards in queue.servers.groups:
+        jobs = Counter[str]()
+        for _ in shards:
+            for pool in names:
+                counts = [next(replies) for _ in LANES]
+                jobs[pool_of(pool)] += sum(each for each in counts if isinstance(each, int))
+        found.append(jobs)
+    return found

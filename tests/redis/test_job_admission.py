@@ -1,0 +1,241 @@
+"""Jobs that are refused at the door, and when they may come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from redis import Redis
+
+from gateway.core import job_admission
+from gateway.core.fleet_view import FleetView
+from gateway.core.job_admission import JobAdmission
+from gateway.core.submitter import Submitter
+from shared.fleet import standing_queue
+from shared.job.errors import (
+    DeadlineUnreachable,
+    Overloaded,
+    QueueFull,
+    RedisMemoryFull,
+    TooManyWaiting,
+)
+from shared.job.idempotency import IdempotencyKey
+from shared.job.quotas import Quotas
+from shared.platform.metrics.gateway import GatewayMetrics
+from shared.store.redis import keys
+from shared.store.redis.fleet_registry import Registry
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.memory_monitor import MemoryMonitor
+from shared.store.redis.next_place import NextPlace, next_place
+from shared.store.redis.scale_store import ScaleStore
+from tests.redis.conftest import (
+    POOL,
+    TENANT,
+    claim,
+    make_job,
+    submit,
+)
+from tests.redis.test_overview import info
+
+SLOTS, JOB_S = 4, 2.0
+WAITING = 20
+
+
+class Door:
+    """A gateway's admission; its pool has a worker whose jobs have taken two seconds each."""
+
+    def __init__(self, queue: JobQueue, max_call_wait_s: float = 0.0) -> None:
+        primary = queue.servers.primary
+        self.fleet = FleetView(Registry(primary), ScaleStore(primary))
+        self.memory = MemoryMonitor(queue, 0.9, self.fleet.mean_tokens)
+        self.admission = JobAdmission(queue, self.fleet, self.memory, max_call_wait_s)
+        self.admit = self.admission.admit
+
+
+@pytest.fixture
+async def door(queue: JobQueue) -> Door:
+    door = Door(queue)
+    registry = Registry(queue.servers.primary)
+    busy = info(slots=SLOTS, jobs=SLOTS, finished=10, job_seconds=10 * JOB_S)
+    await registry.announce(busy)
+    await door.fleet.refresh()
+    return door
+
+
+async def fill(queue: JobQueue, n: int = WAITING, **changes: Any) -> None:
+    await queue.submit_all(0, [make_job(**changes) for _ in range(n)], 1000)
+
+
+async def test_a_deadline_that_cant_be_met_is_refused(door: Door, queue: JobQueue) -> None:
+    await fill(queue)
+    for fields in ({"queue_deadline_s": 1.0}, {"deadline_s": 1.0}, {"max_wait_s": 1.0}):
+        with pytest.raises(DeadlineUnreachable, match="would wait for about") as refused:
+            await door.admit(make_job(**fields))
+        # 20 jobs before it, and two a second.
+        assert 5 < (refused.value.retry_after_s or 0) < 15
+    in_time = make_job(queue_deadline_s=60.0, deadline_s=90.0, max_wait_s=30.0)
+    assert (await door.admit(in_time)).queue_deadline_s == 30
+    later = make_job(queue_deadline_s=60.0, max_wait_s=90.0)
+    assert (await door.admit(later)).queue_deadline_s == 60
+    assert await door.admit(make_job(lane="priority", max_wait_s=3.0))  # it goes before them
+
+
+async def test_what_is_not_known_is_not_refused(queue: JobQueue) -> None:
+    await fill(queue)
+    assert await Door(queue).admit(make_job(queue_deadline_s=0.1))
+
+
+async def test_another_tenant_waits_for_its_turn_only(door: Door, queue: JobQueue) -> None:
+    await fill(queue)
+    assert await next_place(queue, POOL, "default", TENANT) == NextPlace(0, WAITING, WAITING, 1, 0)
+    other = await next_place(queue, POOL, "default", "other")
+    assert other == NextPlace(0, WAITING, 0, 2, 0)
+    assert (other.position(), other.position(100)) == (2, 121)
+    assert await door.admit(make_job(tenant="other", max_wait_s=3.0))
+    assert (await next_place(queue, POOL, "flex", "other")).position() == WAITING + 1
+
+
+async def test_a_job_that_need_not_wait_is_not_refused(door: Door, queue: JobQueue) -> None:
+    await claim(queue, slots=SLOTS)
+    assert (await next_place(queue, POOL, "default", TENANT)).free == SLOTS
+    for _ in range(SLOTS):  # none of them is submitted meanwhile
+        await door.admit(make_job(max_wait_s=0.01))
+    with pytest.raises(DeadlineUnreachable):
+        await door.admit(make_job(max_wait_s=0.01))
+
+
+async def test_a_call_whose_key_has_made_a_job_is_never_refused(
+    door: Door, queue: JobQueue
+) -> None:
+    key = IdempotencyKey.of(TENANT, "/jobs", "k", b"")
+    await submit(queue, idempotency=key)
+    await fill(queue)
+    assert await door.admit(make_job(idempotency=key, max_wait_s=0.01))
+    with pytest.raises(DeadlineUnreachable):
+        await door.admit(make_job(max_wait_s=0.01))
+
+
+async def test_calls_are_shed_while_the_queue_stands(
+    door: Door, queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing_queue, "INTERVAL_S", 0.3)
+    monkeypatch.setattr(job_admission, "_READ_AGAIN_S", 0.0)
+    shedding = JobAdmission(queue, door.fleet, door.memory, max_call_wait_s=5.0)
+    await fill(queue)
+    assert await shedding.admit(make_job(), attached=True)
+    await asyncio.sleep(0.15)
+    assert await shedding.admit(make_job(), attached=True)
+    await asyncio.sleep(0.2)
+    with pytest.raises(Overloaded, match="would wait for") as refused:
+        await shedding.admit(make_job(), attached=True)
+    assert 1 <= (refused.value.retry_after_s or 0) < 15
+    assert await shedding.admit(make_job())  # a job
+    assert await shedding.admit(make_job(lane="flex"), attached=True)
+    assert await shedding.admit(make_job(lane="priority"), attached=True)
+    assert await shedding.admit(make_job(tenant="other"), attached=True)
+    assert await door.admit(make_job(), attached=True)  # without the setting
+    await claim(queue, WAITING)
+    assert await shedding.admit(make_job(), attached=True)
+
+
+async def test_a_full_lane_says_when_there_is_room(door: Door, queue: JobQueue) -> None:
+    metrics = GatewayMetrics(CollectorRegistry())
+    submitter = Submitter(queue, 5, metrics, with_time=door.admission.with_time)
+    await fill(queue, 5)
+    errors = await asyncio.gather(
+        *(submitter.submit(make_job()) for _ in range(20)), return_exceptions=True
+    )
+    assert {type(error) for error in errors} == {QueueFull}
+    times = [error.retry_after_s or 0.0 for error in errors if isinstance(error, QueueFull)]
+    assert times == sorted(times)
+    assert 1 <= times[0] <= 2
+    assert 5 < times[-1] < 15  # two slots a second: each comes when there is room for it
+
+
+async def test_a_tenants_bound_says_when_there_is_room(door: Door, queue: JobQueue) -> None:
+    queue.quotas = Quotas(waiting=3)
+    metrics = GatewayMetrics(CollectorRegistry())
+    submitter = Submitter(queue, 1000, metrics, with_time=door.admission.with_time)
+    await fill(queue, 3)
+    for tenant in "abcdefg":
+        await fill(queue, 3, tenant=tenant)
+    with pytest.raises(TooManyWaiting) as refused:
+        await submitter.submit(make_job())
+    assert 2 < (refused.value.retry_after_s or 0) < 8  # eight tenants in turn
+    with pytest.raises(TooManyWaiting) as refused:
+        await submitter.submit(make_job())
+    assert 5 < (refused.value.retry_after_s or 0) < 14
+
+
+async def test_without_an_estimate_there_is_no_time(queue: JobQueue) -> None:
+    await fill(queue, 3)
+    error = await Door(queue).admission.with_time(make_job(), QueueFull("full"))
+    assert error.headers() == []
+
+
+# --- memory ---
+
+
+@pytest.fixture
+def limited(store: Redis) -> Iterator[Redis]:
+    yield store
+    store.config_set("maxmemory", 0)
+
+
+async def test_above_the_mark_no_job_is_accepted(
+    door: Door, queue: JobQueue, limited: Redis
+) -> None:
+    await door.memory.look()
+    assert await door.admit(make_job())
+    key = IdempotencyKey.of(TENANT, "/jobs", "k", b"")
+    await submit(queue, idempotency=key)
+    limited.set(f"{keys.base(0)}other", b"x" * (20 << 20))
+    used = int(limited.info("memory")["used_memory"])
+    limited.config_set("maxmemory", int(used * 1.05))
+    await door.memory.look()
+    with pytest.raises(RedisMemoryFull, match=r"Redis uses \d+% of its memory"):
+        await door.admit(make_job())
+    assert await door.admit(make_job(idempotency=key))
+    limited.config_set("maxmemory", 0)
+    await door.memory.look()
+    assert await door.admit(make_job())
+
+
+async def test_what_waits_and_runs_needs_room_for_its_answers(
+    door: Door, queue: JobQueue, limited: Redis
+) -> None:
+    await fill(queue, 200)
+    await claim(queue, 50)
+    used = int(limited.info("memory")["used_memory"])
+    limited.config_set("maxmemory", used + (8 << 20))
+    await door.memory.look()
+    left = 0.9 * (used + (8 << 20)) - used
+    # An answer may have 500 tokens, as nothing is known about it.
+    assert door.memory.room(0)._left == pytest.approx(left - 200 * (500 * 64 + 2048), abs=100_000)
+
+
+async def test_the_room_is_looked_at_again_when_it_is_needed(door: Door, limited: Redis) -> None:
+    used = int(limited.info("memory")["used_memory"])
+    limited.config_set("maxmemory", used * 2)
+    looking = asyncio.create_task(door.memory.run())
+    try:
+        async with asyncio.timeout(10):
+            large = make_job(body=b"x" * used)
+            while True:
+                try:
+                    await door.admit(large)
+                except RedisMemoryFull:
+                    break
+                await asyncio.sleep(0.01)
+            limited.config_set("maxmemory", used * 20)
+            while True:
+                try:
+                    await door.admit(large)
+                    break
+                except RedisMemoryFull:
+                    await asyncio.sleep(0.01)
+    finally:
+        looking.cancel()

@@ -1,0 +1,37 @@
+"""A burst drains; a queue that stands does not."""
+
+from __future__ import annotations
+
+from shared.fleet.standing_queue import INTERVAL_S, StandingQueue
+
+TARGET_S = 5.0
+
+
+def refused(*waits: tuple[float, float | None]) -> list[bool]:
+    queue = StandingQueue(TARGET_S)
+    return [queue.seen(wait_s, at_s) for at_s, wait_s in waits]
+
+
+def test_a_burst_that_drains_is_not_refused() -> None:
+    assert not any(refused((0, 60), (4, 40), (8, 10), (9.9, 4), (10, 30), (19, 30)))
+
+
+def test_all_are_refused_once_the_shortest_wait_of_the_interval_is_too_long() -> None:
+    late = INTERVAL_S
+    assert refused((0, 6), (late / 2, 90), (late, 6), (late + 1, 5.1), (late + 2, 5)) == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_it_begins_anew_after_a_wait_that_was_short_or_not_known() -> None:
+    assert not any(refused((0, 6), (5, 5), (11, 6), (20, 6)))
+    assert not any(refused((0, 6), (5, None), (11, 6), (20, 6)))
+    assert refused((0, 6), (5, 5), (8, 6), (14, 6), (18, 6))[-1]
+
+
+def test_what_nobody_has_seen_does_not_stand() -> None:
+    assert not any(refused((100, 60), (100 + INTERVAL_S + 1, 60), (100 + INTERVAL_S + 2, 60)))

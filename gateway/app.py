@@ -22,6 +22,7 @@ from gateway.core.job_factory import JobFactory
 from gateway.core.job_object import full
 from gateway.core.key_refresh import KeyRefresh
 from gateway.core.plain_route import PlainApplications
+from gateway.core.rate_limiter import RateLimiter
 from gateway.core.receiver import Receiver
 from gateway.core.relay import Relay
 from gateway.core.stream_context import StreamContext
@@ -61,6 +62,7 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_gateways import LostGateways
 from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.memory_monitor import MemoryMonitor
+from shared.store.redis.rate_limit_records import RateLimitRecords
 from shared.store.redis.reaper import Reaper
 from shared.store.redis.redis_client import server_name
 from shared.store.redis.replicated_submit import ReplicatedSubmits
@@ -192,10 +194,19 @@ def _make_gateway(
     )
     sampler = Sampler(Overview(gateway).take)
     metrics.overview_streams.set_function(lambda: sampler.viewers)
-    refresh = KeyRefresh(queue, known, MalformedValues(metrics.malformed))
-    for each in (sampler, Files(queue, settings.storage_url), Receiver(), refresh):
+    for each in (sampler, Files(queue, settings.storage_url), Receiver()):
         gateway.add(each)
+    _add_tenants(gateway)
     return gateway
+
+
+def _add_tenants(gateway: Gateway) -> None:
+    """What keeps the keys up to date, and what applies their limits."""
+    malformed = MalformedValues(gateway.metrics.malformed)
+    gateway.add(KeyRefresh(gateway.queue, gateway.keys, malformed))
+    limiter = RateLimiter(RateLimitRecords(gateway.queue), gateway.fleet.now_s)
+    gateway.submitter.on_unused = limiter.give_back
+    gateway.add(limiter)
 
 
 def _door(
@@ -247,6 +258,7 @@ async def _start(gateway: Gateway) -> None:
     refresh = gateway.of(KeyRefresh)
     if gateway.keys.stored:
         gateway.tasks.start("api keys", refresh.run())
+        gateway.tasks.start("rate limits", gateway.of(RateLimiter).run())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SUBSCRIBE_S):
             await gateway.relay.connected()

@@ -37,6 +37,14 @@ _DAY_S = 86_400.0
 _USED = ("requests", "failed", "prompt_tokens", "completion_tokens")
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="A key's id.", autocompletion=key_ids)]
 Reason = Annotated[str, typer.Option(help="Why; for the audit log.")]
+Most = Annotated[int, typer.Option(min=0, help="0: no limit.")]
+_LIMITS = {
+    "requests_per_minute": "requests/min",
+    "tokens_per_minute": "tokens/min",
+    "concurrent_requests": "concurrent",
+    "tokens_per_day": "tokens/day",
+    "tokens_per_month": "tokens/month",
+}
 
 
 @gateway_command(app, "ls", "flotilla keys ls", "flotilla keys ls --tenant team --json")
@@ -82,14 +90,53 @@ def create(
     days: Annotated[
         float | None, typer.Option(min=0.001, help="It expires after so many; else never.")
     ] = None,
+    requests_per_minute: Most = 0,
+    tokens_per_minute: Most = 0,
+    concurrent_requests: Most = 0,
+    tokens_per_day: Most = 0,
+    tokens_per_month: Most = 0,
     reason: Reason = "",
 ) -> None:
     """Make a key for a tenant. Prints its id and its secret, which is shown only now."""
     sent: dict[str, Any] = {"tenant": tenant, "name": name, "reason": reason}
+    numbers = (
+        requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
+        tokens_per_month,
+    )  # fmt: skip
+    sent |= {"limits": dict(zip(_LIMITS, numbers, strict=True))} if any(numbers) else {}
     sent |= {"scopes": scope} if scope else {}
     sent |= {"models": model} if model else {}
     sent |= {"expires_at": time.time() + days * _DAY_S} if days else {}
     session.show(session.client.post(_PATH, sent), _secret)
+
+
+@gateway_command(
+    app,
+    "limit",
+    "flotilla keys limit key_1a2b --requests-per-minute 60",
+    "flotilla keys limit team --tokens-per-month 50000000 --reason contract",
+)
+def limit(
+    session: Session,
+    whose: Annotated[
+        str, typer.Argument(metavar="KEY|TENANT", help="A key's id, or a tenant: all its keys.")
+    ],
+    requests_per_minute: Most = 0,
+    tokens_per_minute: Most = 0,
+    concurrent_requests: Most = 0,
+    tokens_per_day: Most = 0,
+    tokens_per_month: Most = 0,
+    reason: Reason = "",
+) -> None:
+    """Set the limits of a key, or of a tenant, in place of all that it has."""
+    path = f"{_PATH}/{whose}" if whose.startswith("key_") else f"/admin/tenants/{whose}"
+    numbers = (
+        requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
+        tokens_per_month,
+    )  # fmt: skip
+    sent = {**dict(zip(_LIMITS, numbers, strict=True)), "reason": reason}
+    body = session.client.send("PUT", f"{path}/limits", body=sent).json()
+    session.show(body, lambda body: f"{whose}: {_limits(body['limits'])}")
 
 
 @gateway_command(
@@ -119,9 +166,15 @@ def _secret(key: Mapping[str, Any]) -> str:
     return f"{key['id']}\n{key['secret']}"
 
 
+def _limits(limits: Mapping[str, int]) -> str:
+    found = [f"{figure(limits[name])} {word}" for name, word in _LIMITS.items() if limits.get(name)]
+    return ", ".join(found) or "no limits"
+
+
 def _keys(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     columns = (
-        "KEY", "TENANT", "NAME", "BEGINS WITH", "SCOPES", "MODELS", "AGE>", "EXPIRES>", "PEPPER",
+        "KEY", "TENANT", "NAME", "BEGINS WITH", "SCOPES", "MODELS", "LIMITS", "AGE>",
+        "EXPIRES>", "PEPPER",
     )  # fmt: skip
     return table(columns, map(_key, rows))
 
@@ -134,6 +187,7 @@ def _key(row: Mapping[str, Any]) -> Sequence[Any]:
         row["hint"],
         " ".join(row["scopes"]),
         " ".join(row["models"]) or "any",
+        _limits(row.get("limits") or {}),
         since(row["created_at"]),
         _date(row["expires_at"]),
         row["pepper"],
@@ -150,7 +204,7 @@ def _tenants(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         return Text("No keys are configured: everyone who reaches the gateway is an operator.")
     columns = (
         "TENANT", "OPERATOR", "KEYS>", "JOBS KEPT>", "LAST JOB>", "REQUESTS>", "FAILED>",
-        "PROMPT TOKENS>", "OUTPUT TOKENS>",
+        "PROMPT TOKENS>", "OUTPUT TOKENS>", "LIMITS",
     )  # fmt: skip
     return table(columns, map(_tenant, rows))
 
@@ -165,4 +219,5 @@ def _tenant(row: Mapping[str, Any]) -> Sequence[Any]:
         row["jobs_kept"],
         f"{since(last)} ago" if last else "",
         *(figure(used.get(name)) for name in _USED),
+        _limits(row.get("limits") or {}),
     )

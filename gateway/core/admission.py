@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from gateway.core.answer_size import most_output
 from gateway.core.endpoint_step import Prepared
 from gateway.core.fleet_view import FleetView
 from gateway.core.flotilla_member import member_in
@@ -18,6 +19,7 @@ from gateway.core.message_shapes import check_items
 from gateway.core.prompt_limits import PromptSize, check_input, check_prompt_size, prompt_size
 from gateway.gateway_settings import GatewaySettings
 from gateway.http.call_headers import CallHeaders, call_headers
+from gateway.http.route_scopes import check_scope
 from shared.api.endpoint import Endpoint, ModelField
 from shared.api.field_policy import check_fields, check_permission, restricted_parts
 from shared.fleet.registry import ModelInfo
@@ -25,6 +27,7 @@ from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, IntakeStopped, ModelNotFound
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.tenants.api_key import ApiKey
+from shared.tenants.scopes import Scope
 
 _LANE_OF_TIER = {
     None: DEFAULT,
@@ -54,6 +57,8 @@ class CheckedRequest(NamedTuple):
     """What the endpoint's API has read in the body, if it adds a step (endpoint_step.py)."""
     start: str = ""
     """As in prompt_prefixes.py, where that decides about the job's shard; else empty."""
+    output: int | None = None
+    """The tokens that it allows its answer; None: it does not say."""
 
 
 def check_request(
@@ -74,7 +79,8 @@ def check_request(
     check_shapes(policy.input, fields)
     restricted = check_fields(fields, settings)
     size, ours = prompt_size(policy.input, fields), member_in(fields)
-    return CheckedRequest(model, stream is True, lane, size, *ours, restricted)
+    output = most_output(fields)
+    return CheckedRequest(model, stream is True, lane, size, *ours, restricted, output=output)
 
 
 def check_stored_items(items: Any, allowed: Collection[str]) -> None:
@@ -96,6 +102,12 @@ def lane_of(fields: Mapping[str, Any]) -> str:
     return _LANE_OF_TIER[tier]
 
 
+def check_lane(key: ApiKey, lane: str) -> None:
+    """Raise MissingScope if this key may not use the lane."""
+    if lane == PRIORITY:
+        check_scope(key, Scope.PRIORITY)
+
+
 def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
     """Raise IntakeStopped if an operator has stopped this pool's intake."""
     if pool_of(pool) in intake_stopped:
@@ -108,7 +120,7 @@ def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
 def admit_tenant(incoming: Incoming) -> CallHeaders:
     """The headers of a tenant's request for a job. Raises BadRequest.
 
-    Called once for each, after the body and before the model: the place for a limit of its rate.
+    Called once for each, after the body and before the model.
     """
     return call_headers(incoming.scope["headers"])
 

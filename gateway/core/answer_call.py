@@ -12,6 +12,7 @@ from gateway.core.deferred_answer import DeferredAnswer
 from gateway.core.incoming import Answer, Incoming
 from gateway.core.log_event import ReadMode
 from gateway.core.new_call import NewCall, Unwrap
+from gateway.core.rate_limiter import LimitedAnswer, RateLimiter
 from gateway.core.received_events import StreamPosition
 from gateway.http.error_response import to_flotilla_error
 from gateway.http.prefer import Prefer
@@ -26,6 +27,23 @@ _REPLAYED = (b"idempotent-replayed", b"true")
 async def answer_call(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap) -> Answer:
     """Submit the request's job and return its answer. Raises as `new_call`, and StreamReset."""
     call = await new_call(gateway, incoming, source)
+    if call.taken is None:
+        return await _answer(gateway, incoming, call)
+    limiter = gateway.of(RateLimiter)
+    try:
+        answer = await _answer(gateway, incoming, call, call.taken.headers())
+    except BaseException:
+        limiter.release(call.taken)
+        raise
+    return LimitedAnswer(answer, limiter, call.taken)
+
+
+async def _answer(
+    gateway: Gateway,
+    incoming: Incoming,
+    call: NewCall,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> Answer:
     if call.joined:
         return await _replayed(gateway, call.joined, call, incoming)
     job, prefer, request_id = call.job, call.prefer, incoming.request_id
@@ -52,8 +70,8 @@ async def answer_call(gateway: Gateway, incoming: Incoming, source: Endpoint | U
     if call.background:
         return await call.background.background_answer(job, queued, reader, incoming)
     if prefer:
-        return DeferredAnswer(gateway.streams, job, reader, incoming, prefer)
-    return JobAnswer(gateway.streams, job, reader, incoming)
+        return DeferredAnswer(gateway.streams, job, reader, incoming, prefer, headers)
+    return JobAnswer(gateway.streams, job, reader, incoming, headers=headers)
 
 
 async def answer_of(

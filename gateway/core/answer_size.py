@@ -26,6 +26,14 @@ _MULTIPLIERS = frozenset({"n", "logprobs", "top_logprobs", "prompt_logprobs"})
 _MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
+def most_output(fields: Mapping[str, Any]) -> int | None:
+    """The tokens that a request allows all its choices together; None: it does not say."""
+    for name in _MAX_TOKENS:
+        if tokens := _number(fields.get(name)):
+            return tokens * max(1, _number(fields.get("n")))
+    return None
+
+
 def check_answer_size(
     fields: Mapping[str, Any], n_prompts: int, most_alternatives: int, limit: int, at_once: int
 ) -> None:

@@ -12,7 +12,8 @@ The order is the same for all of them:
    endpoint's own body, and that before the pool's deadlines;
 6. the idempotency key;
 7. Redis' memory, its deadlines, and standing queues (`job_admission.py`);
-8. when it is submitted: full lanes and the tenant's quotas (`submitter.py`).
+8. the right to its lane, the limits of the key and of its tenant (`rate_limiter.py`);
+9. when it is submitted: full lanes and the tenant's quotas (`submitter.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gateway.core.admission import (
     admit,
     admit_tenant,
     check_intake,
+    check_lane,
     check_model,
     check_request,
 )
@@ -34,6 +36,7 @@ from gateway.core.context import CallContext, Gateway
 from gateway.core.incoming import Incoming
 from gateway.core.new_call import NO_OPTIONS, JobOptions, NewCall, Unwrap, Wrapped
 from gateway.core.prompt_prefixes import conversation_start, prompt_prefixes
+from gateway.core.rate_limiter import RateLimiter
 from gateway.gateway_settings import GatewaySettings
 from gateway.http.body import SMALL_BYTES, Limits, check_size, in_thread, parse_json, read_body
 from gateway.http.call_headers import CallHeaders
@@ -51,6 +54,7 @@ from shared.job.placement import LEAST_BYTES
 from shared.job.replies import JoinedJob
 from shared.job.states import JobState
 from shared.store.redis.webhook_records import WebhookRecords
+from shared.tenants.rate_limits import estimate
 from shared.webhooks.webhook_delivery import notify_of
 
 T = TypeVar("T")
@@ -75,6 +79,34 @@ async def new_call(
 
     `attached`: its client waits for the answer. Raises what each step in the order above raises.
     """
+    call, output = await _checked_call(gateway, incoming, source, attached=attached)
+    return await limited(gateway, incoming, call, output)
+
+
+async def limited(
+    gateway: Gateway, incoming: Incoming, call: NewCall, output: int | None = None
+) -> NewCall:
+    """The call, taken from the limits of its key and tenant. `output`: as in CheckedRequest.
+
+    Raises MissingScope, RateLimited, BudgetExceeded, and StoreError.
+    """
+    check_lane(incoming.key, call.job.lane)
+    limits = () if call.joined else gateway.keys.limits_of(incoming.key)
+    if not limits:
+        return call
+    job, model = call.job, gateway.fleet.models.get(call.job.model)
+    context = (model.card.get("max_model_len") if model else None) or 0
+    generates = ENDPOINTS[job.endpoint].stream is not None
+    tokens = estimate(len(job.body), context, output if generates else 0)
+    holder = job.id if job.gateway and not call.background else ""
+    taken = await gateway.of(RateLimiter).take(limits, holder, tokens)
+    return call._replace(job=job._replace(reserved=str(tokens)), taken=taken)
+
+
+async def _checked_call(
+    gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap, *, attached: bool
+) -> tuple[NewCall, int | None]:
+    """The call, and what its request allows its answer, as in CheckedRequest."""
     endpoint, request, body, options, raw = await _read(gateway, incoming, source)
     sent = admit_tenant(incoming)
     model = await admit(gateway.fleet, request, sent.model_version, incoming.key)
@@ -103,16 +135,18 @@ async def new_call(
     elif not attached or prefer or on_disconnect == "keep":  # else its client waits for the end
         job = job._replace(notify=notify_of("job", options.webhooks))
     if prepared is None:
-        return NewCall(await _with_prefixes(gateway, job), prefer, None, bool(key))
+        call = NewCall(await _with_prefixes(gateway, job), prefer, None, bool(key))
+        return call, request.output
     step = gateway.steps[endpoint.path]
     made, background = await step.complete(job, prepared), step if prepared.background else None
     if isinstance(made, JoinedJob):
-        return NewCall(job, prefer, background, keyed=True, joined=made.id)
+        return NewCall(job, prefer, background, keyed=True, joined=made.id), None
     if prepared.has_history:
         # The limits hold for what the worker gets, not only for what was sent last.
         limits, whole = _limits(gateway.settings), made.body
         await in_thread(lambda: check_size(whole, limits))
-    return NewCall(await _with_prefixes(gateway, made), prefer, background, bool(key))
+    call = NewCall(await _with_prefixes(gateway, made), prefer, background, bool(key))
+    return call, request.output
 
 
 async def line_job(context: CallContext, tenant: str, endpoint: Endpoint, body: bytes) -> NewJob:

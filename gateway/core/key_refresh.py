@@ -62,7 +62,7 @@ class KeyRefresh:
                 found = await self.records.read()
                 self._keys = found.keys(self._skip)
                 self._version = found.version
-                self._known.replace(self._keys)
+                self._known.replace(self._keys, found.tenant_limits(self._skip))
             self._known.checked(began)
             self.loaded.set()
             for before, digest in list(self._known.moves.items()):

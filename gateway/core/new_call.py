@@ -12,6 +12,7 @@ from gateway.core.endpoint_step import EndpointStep
 from gateway.http.prefer import Prefer
 from shared.api.endpoint import Endpoint
 from shared.job.job import NewJob
+from shared.tenants.rate_limits import Taken
 
 
 class JobOptions(NamedTuple):
@@ -58,3 +59,5 @@ class NewCall(NamedTuple):
     """It has an idempotency key: the queue may have its job already."""
     joined: str = ""
     """The job that an earlier call with this one's key has made, as far as it is known."""
+    taken: Taken | None = None
+    """What it has taken of limits; None: it has none."""

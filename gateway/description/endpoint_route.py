@@ -58,6 +58,8 @@ CALL_ERRORS: Kinds = (
     errors.Overloaded,
     errors.TooManyWaiting,
     errors.QuotaExceeded,
+    errors.RateLimited,
+    errors.BudgetExceeded,
 )
 """The errors of every request that creates a job."""
 ANSWER_ERRORS: Kinds = (

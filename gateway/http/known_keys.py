@@ -9,10 +9,18 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from shared.job.errors import RedisUnavailable, Unauthorized
 from shared.tenants.api_key import KEY_PREFIX, ApiKey
 from shared.tenants.peppers import Peppers
+from shared.tenants.rate_limits import (
+    NO_LIMITS,
+    Limited,
+    RateLimits,
+    key_name,
+    tenant_name,
+)
 from shared.tenants.scopes import ALL_SCOPES, TENANT_SCOPES
 from shared.tenants.tenant import DEFAULT_TENANT, Tenant, tenants_with
 
@@ -43,6 +51,8 @@ class KnownKeys:
         self.peppers = Peppers(peppers)
         self._without_redis_s = without_redis_s
         self._stored: Mapping[bytes, ApiKey] = {}
+        self.tenant_limits: Mapping[str, RateLimits] = {}
+        """Tenant -> the limits of all its keys together."""
         self._checked_at = float("-inf")  # on the monotonic clock
         self.moves: dict[bytes, bytes] = {}
         """Keys that were used and are stored under an old pepper's digest -> the new digest."""
@@ -58,10 +68,23 @@ class KnownKeys:
         """Whether keys in Redis are used."""
         return bool(self._seeds) and bool(self.peppers)
 
-    def replace(self, stored: Mapping[bytes, ApiKey]) -> None:
-        """Use these keys in place of those that were in Redis before."""
+    def replace(
+        self,
+        stored: Mapping[bytes, ApiKey],
+        tenant_limits: Mapping[str, RateLimits] = MappingProxyType({}),
+    ) -> None:
+        """Use these in place of those that were in Redis before."""
         self._stored = stored
+        self.tenant_limits = tenant_limits
         self.tenants = self._tenants()
+
+    def limits_of(self, key: ApiKey) -> tuple[Limited, ...]:
+        """The limits of a key and of its tenant; empty if there are none."""
+        own, of_tenant = key.limits, self.tenant_limits.get(key.tenant)
+        if own is NO_LIMITS and of_tenant is None:
+            return ()
+        found = () if own is NO_LIMITS else (Limited(key_name(key.id), own),)
+        return found if of_tenant is None else (*found, Limited(tenant_name(key.tenant), of_tenant))
 
     def checked(self, at: float) -> None:
         """The copy was compared with Redis, at this time of the monotonic clock."""

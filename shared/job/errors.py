@@ -26,6 +26,8 @@
     ├── HeadersTimeout         408
     ├── HeadersTooLarge        431
     ├── TooManyWrongKeys       429
+    ├── RateLimited            429
+    │   └── BudgetExceeded     429
     ├── QuotaExceeded          429
     │   ├── TooManyBatches     429
     │   └── TooManyWebhooks    429
@@ -71,6 +73,7 @@ Errors that vLLM answers are vLLM's own, byte for byte, and are not in this tree
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import ceil
 from typing import ClassVar, Self
 
@@ -244,6 +247,34 @@ class TooManyWrongKeys(FlotillaError):
     def headers(self) -> list[tuple[bytes, bytes]]:
         """See FlotillaError."""
         return [*super().headers(), (b"connection", b"close")]
+
+
+class RateLimited(FlotillaError):
+    """A limit of the API key or its tenant has too little left; the type names the limit."""
+
+    status, code, type, retry_after_s = 429, "rate_limit_exceeded", "requests", 1
+
+    def __init__(
+        self, message: str, kind: str = "", headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """`kind`: the limit; `headers`: further ones of the answer."""
+        super().__init__(message)
+        self.type = kind or self.type
+        self._headers = headers
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """See FlotillaError."""
+        return [*super().headers(), *self._headers]
+
+
+class BudgetExceeded(RateLimited):
+    """The API key or its tenant has used the tokens that it may use in a day or a month."""
+
+    code, type = "budget_exceeded", "insufficient_quota"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """See FlotillaError. OpenAI's SDK does not wait for so long."""
+        return [*super().headers(), (b"x-should-retry", b"false")]
 
 
 class QuotaExceeded(FlotillaError):

@@ -9,6 +9,7 @@ import secrets
 from functools import lru_cache
 from typing import NamedTuple
 
+from shared.tenants.rate_limits import NO_LIMITS, RateLimits, limits_of
 from shared.tenants.scopes import TENANT_SCOPES, Scope
 
 KEY_PREFIX = "flk_"
@@ -36,6 +37,7 @@ class ApiKey(NamedTuple):
     """The tenant of the operator's key that made it."""
     pepper: str = ""
     """The name of the pepper that its digest is made with."""
+    limits: RateLimits = NO_LIMITS
 
     def may_use(self, *names: str) -> bool:
         """Whether it may call the model that has these names."""
@@ -65,6 +67,7 @@ def parse_key(packed: bytes) -> ApiKey:
         created_at=float(fields["created_at"]),
         created_by=str(fields["created_by"]),
         pepper=str(fields["pepper"]),
+        limits=limits_of(fields.get("limits", ())),
     )
 
 

@@ -2,18 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shared.job.errors import BadRequest
 from shared.tenants.api_key import ApiKey
 from shared.tenants.peppers import Peppers
+from shared.tenants.rate_limits import MOST, RateLimits, limits_of
 from shared.tenants.scopes import TENANT_SCOPES, Scope
 
-_TENANT = r"^[A-Za-z0-9_.-]{1,64}$"
+M = TypeVar("M", bound=BaseModel)
+
+TENANT = r"^[A-Za-z0-9_.-]{1,64}$"
 _MOST_MODELS = 100
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class LimitsObject(BaseModel):
+    """Limits of a key, or of all keys of a tenant together; 0: no limit."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    requests_per_minute: int = Field(0, ge=0, le=MOST)
+    tokens_per_minute: int = Field(0, ge=0, le=MOST)
+    """Of prompts and answers."""
+    concurrent_requests: int = Field(0, ge=0, le=MOST)
+    """Requests whose clients wait for an answer."""
+    tokens_per_day: int = Field(0, ge=0, le=MOST)
+    """From midnight to midnight, UTC."""
+    tokens_per_month: int = Field(0, ge=0, le=MOST)
+    """Of the calendar, UTC."""
+
+    @property
+    def limits(self) -> RateLimits:
+        """As they are stored."""
+        return limits_of(
+            (
+                self.requests_per_minute,
+                self.tokens_per_minute,
+                self.concurrent_requests,
+                self.tokens_per_day,
+                self.tokens_per_month,
+            )
+        )
+
+
+class NewLimits(LimitsObject):
+    """In place of all that were there before."""
+
+    reason: str = Field("", max_length=500)
+    """For the audit log."""
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """Check the fields of a body. Raises BadRequest."""
+        return checked(cls, fields)
+
+
+class TenantLimits(BaseModel):
+    """The limits of all keys of a tenant together."""
+
+    object: Literal["tenant_limits"] = "tenant_limits"
+    tenant: str
+    limits: LimitsObject
+
+
+def checked(kind: type[M], fields: dict[str, Any]) -> M:
+    """The fields of a body as this model. Raises BadRequest."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = ".".join(str(name) for name in first["loc"])[:200]
+        raise BadRequest(f"{param}: {first['msg']}", param or None) from error
 
 
 class KeyCreate(BaseModel):
@@ -21,7 +83,7 @@ class KeyCreate(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tenant: str = Field(pattern=_TENANT)
+    tenant: str = Field(pattern=TENANT)
     name: str = Field("", max_length=64)
     """For people."""
     scopes: list[Scope] = Field(sorted(TENANT_SCOPES), min_length=1)
@@ -29,18 +91,14 @@ class KeyCreate(BaseModel):
     """The names of models that it may use; empty: any."""
     expires_at: float | None = None
     """Null: never."""
+    limits: LimitsObject = LimitsObject()
     reason: str = Field("", max_length=500)
     """For the audit log."""
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
         """Check the fields of a body. Raises BadRequest."""
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            first = error.errors()[0]
-            param = ".".join(str(name) for name in first["loc"])[:200]
-            raise BadRequest(f"{param}: {first['msg']}", param or None) from error
+        return checked(cls, fields)
 
 
 class KeyObject(BaseModel):
@@ -58,6 +116,7 @@ class KeyObject(BaseModel):
     created_by: str
     """The tenant of the operator's key that made it."""
     expires_at: float | None
+    limits: LimitsObject
     pepper: Literal["current", "old", "unknown"]
     """The gateway's pepper that its digest is made with; with an unknown one it is refused."""
 
@@ -89,6 +148,7 @@ def _shown(key: ApiKey, peppers: Peppers) -> dict[str, Any]:
         "created_at": int(key.created_at),
         "created_by": key.created_by,
         "expires_at": key.expires_at,
+        "limits": LimitsObject(**key.limits._asdict()),
         "pepper": _which(key.pepper, peppers.names),
     }
 

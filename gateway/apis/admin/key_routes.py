@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
 
 from gateway.apis.admin.key_object import (
     KeyCreate,
@@ -14,6 +16,7 @@ from gateway.apis.admin.key_object import (
     KeyObjectList,
     KeyRevoked,
     KeyWithSecret,
+    NewLimits,
 )
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, KeyDep
@@ -46,21 +49,24 @@ _TRIES = 5
 """A gateway may store a key under another digest meanwhile."""
 
 
-def _new_key() -> dict[str, Any]:
-    """The schema of a body; that of a scope is among the answers'."""
-    schema = KeyCreate.model_json_schema(ref_template="#/components/schemas/{model}")
-    del schema["$defs"]
+def _body(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a body; those that it names are among the answers'."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
     return schema
+
+
+NEW_LIMITS = takes(_body(NewLimits))
 
 
 @router.post(
     "",
-    openapi_extra=takes(_new_key())
+    openapi_extra=takes(_body(KeyCreate))
     | shows("KeyWithSecret", errors=(errors.KeysNotConfigured, errors.QuotaExceeded)),
 )
 async def create(request: Request, gateway: GatewayDep, operator: KeyDep) -> KeyWithSecret:
     """Make a key for a tenant. Its secret is shown now, and not again."""
-    _check_configured(gateway)
+    check_configured(gateway)
     sent = await read_object(gateway.settings, request.scope, request.receive, KeyCreate.of)
     now_s = gateway.fleet.now_s()
     if sent.expires_at is not None and sent.expires_at <= now_s:
@@ -77,6 +83,7 @@ async def create(request: Request, gateway: GatewayDep, operator: KeyDep) -> Key
         created_at=now_s,
         created_by=operator.tenant,
         pepper=peppers.names[0],
+        limits=sent.limits.limits,
     )
     await _records(gateway).create(peppers.digest(secret), key)
     await _done(gateway, "created", key, operator, sent.reason)
@@ -106,6 +113,19 @@ async def list_keys(
     return KeyObjectList(data=shown, has_more=len(found) > limit)
 
 
+@router.put(
+    "/{key_id}/limits", responses=errors_in(errors.KeysNotConfigured), openapi_extra=NEW_LIMITS
+)
+async def limit(key_id: str, request: Request, gateway: GatewayDep, operator: KeyDep) -> KeyObject:
+    """Set the limits of a key, in place of those that it has; its secret stays as it is."""
+    check_configured(gateway)
+    sent = await read_object(gateway.settings, request.scope, request.receive, NewLimits.of)
+    limits = sent.limits
+    changed = await _change(gateway, key_id, lambda key: key._replace(limits=limits))
+    await _done(gateway, "limited", changed, operator, sent.reason)
+    return KeyObject.of(changed, gateway.keys.peppers)
+
+
 @router.post(
     "/{key_id}/rotate", responses=errors_in(errors.KeysNotConfigured), openapi_extra=_ONLY_REASON
 )
@@ -113,18 +133,18 @@ async def rotate(
     key_id: str, request: Request, gateway: GatewayDep, operator: KeyDep
 ) -> KeyWithSecret:
     """Replace the secret of a key, which is refused from now on; the new one is shown now only."""
-    _check_configured(gateway)
-    records, peppers = _records(gateway), gateway.keys.peppers
+    check_configured(gateway)
+    peppers, secret = gateway.keys.peppers, new_secret()
     reason, _ = taken_reason(await optional_body(request, gateway))
-    secret = new_secret()
-    digest = peppers.digest(secret)
-    for _ in range(_TRIES):
-        before, key = await _stored(records, key_id)
-        changed = key._replace(hint=hint_of(secret), pepper=peppers.names[0])
-        if await records.replace(before, digest, changed):
-            await _done(gateway, "rotated", changed, operator, reason)
-            return KeyWithSecret.made(changed, peppers, secret)
-    raise errors.RedisUnavailable("The key was changed meanwhile; try again.")
+    hint, pepper = hint_of(secret), peppers.names[0]
+    changed = await _change(
+        gateway,
+        key_id,
+        lambda key: key._replace(hint=hint, pepper=pepper),
+        peppers.digest(secret),
+    )
+    await _done(gateway, "rotated", changed, operator, reason)
+    return KeyWithSecret.made(changed, peppers, secret)
 
 
 @router.delete("/{key_id}", openapi_extra=_ONLY_REASON)
@@ -142,11 +162,27 @@ async def revoke(
     raise errors.RedisUnavailable("The key was changed meanwhile; try again.")
 
 
+async def _change(
+    gateway: Gateway, key_id: str, change: Callable[[ApiKey], ApiKey], digest: bytes = b""
+) -> ApiKey:
+    """Store what `change` makes of a key; under another digest if that is not empty.
+
+    Raises NotFound, RedisUnavailable, and StoreError.
+    """
+    records = _records(gateway)
+    for _ in range(_TRIES):
+        before, key = await _stored(records, key_id)
+        changed = change(key)
+        if await records.replace(before, digest or before, changed):
+            return changed
+    raise errors.RedisUnavailable("The key was changed meanwhile; try again.")
+
+
 def _records(gateway: Gateway) -> KeyRecords:
     return gateway.of(KeyRefresh).records
 
 
-def _check_configured(gateway: Gateway) -> None:
+def check_configured(gateway: Gateway) -> None:
     """Raises KeysNotConfigured."""
     if not gateway.keys.needed:
         raise errors.KeysNotConfigured(

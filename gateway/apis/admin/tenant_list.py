@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+import contextlib
+import logging
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 
+from gateway.apis.admin.key_object import TENANT, LimitsObject, NewLimits, TenantLimits
+from gateway.apis.admin.key_routes import NEW_LIMITS, check_configured
 from gateway.apis.admin.tenant_usage import usage
-from gateway.core.context import GatewayDep
+from gateway.core.call import read_object
+from gateway.core.context import GatewayDep, KeyDep
+from gateway.core.key_refresh import KeyRefresh
+from gateway.description.schema import errors_in
 from gateway.http.query import known_only
+from shared.job.errors import KeysNotConfigured
+from shared.store.interface import StoreError
 from shared.store.redis.tenants import kept_of
+from shared.tenants.rate_limits import NO_LIMITS, RateLimits
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
+
+audit = logging.getLogger("flotilla.audit")
 
 _MOST_TENANTS = 50
 """With more tenants only these, the first by name, have their usage read."""
@@ -29,6 +41,8 @@ class TenantRow(BaseModel):
     conversations_kept: int
     bytes_kept: int
     last_job_at: float | None
+    limits: LimitsObject
+    """Of all its keys together."""
     usage: dict[str, Any] | None = Field(description="in the last hour")
 
 
@@ -37,6 +51,33 @@ class TenantRowList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[TenantRow]
+
+
+@router.put(
+    "/tenants/{tenant}/limits",
+    responses=errors_in(KeysNotConfigured),
+    openapi_extra=NEW_LIMITS,
+)
+async def limit_tenant(
+    tenant: Annotated[str, Path(pattern=TENANT)],
+    request: Request,
+    gateway: GatewayDep,
+    operator: KeyDep,
+) -> TenantLimits:
+    """Set the limits of all keys of a tenant together, in place of those that it has."""
+    check_configured(gateway)
+    sent = await read_object(gateway.settings, request.scope, request.receive, NewLimits.of)
+    refresh = gateway.of(KeyRefresh)
+    await refresh.records.limit_tenant(tenant, sent.limits)
+    with contextlib.suppress(StoreError):
+        await refresh.refresh()  # this gateway knows it when it answers
+    by = {"tenant": operator.tenant, "key": operator.id, "reason": sent.reason}
+    audit.info("limits of tenant %s set: %s", tenant, sent.limits, extra=by | {"of_tenant": tenant})
+    return TenantLimits(tenant=tenant, limits=_shown(sent.limits))
+
+
+def _shown(limits: RateLimits) -> LimitsObject:
+    return LimitsObject(**limits._asdict())
 
 
 @router.get("/tenants")
@@ -60,6 +101,7 @@ async def list_tenants(gateway: GatewayDep) -> TenantRowList:
             conversations_kept=jobs.conversations,
             bytes_kept=jobs.bytes,
             last_job_at=jobs.last_at,
+            limits=_shown(gateway.keys.tenant_limits.get(tenant.name, NO_LIMITS)),
             usage=used[number] if number < len(used) else None,
         )
         for number, (tenant, jobs) in enumerate(zip(tenants, kept, strict=True))

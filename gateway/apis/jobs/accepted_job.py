@@ -35,6 +35,8 @@ async def accepted(gateway: Gateway, call: NewCall) -> BodyResponse:
         "location": f"/jobs/{job.id}",
         "retry-after": "1",
     }
+    if call.taken:
+        headers |= {name.decode(): value.decode() for name, value in call.taken.headers()}
     if joined:
         gateway.metrics.replayed.inc()
         headers["idempotent-replayed"] = "true"

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.apis.jobs.accepted_job import accepted
-from gateway.core.call import new_call, repeat
+from gateway.core.call import limited, new_call, repeat
 from gateway.core.context import GatewayDep, TenantDep
 from gateway.core.incoming import Incoming
 from gateway.core.job_lookup import job_of
@@ -44,7 +44,8 @@ async def retry(job_id: str, request: Request, gateway: GatewayDep, tenant: Tena
         source = _edited(job)
         return await accepted(gateway, await new_call(gateway, incoming, source, attached=False))
     new = await repeat(gateway, job, incoming=incoming)
-    return await accepted(gateway, NewCall(new, None, None, keyed=new.idempotency is not None))
+    call = NewCall(new, None, None, keyed=new.idempotency is not None)
+    return await accepted(gateway, await limited(gateway, incoming, call))
 
 
 def _edited(job: Job) -> Unwrap:

@@ -1,4 +1,5 @@
-"""API keys in Redis, by the digests of their secrets. They lie in the first shard, as batches do.
+"""API keys in Redis, by the digests of their secrets, and the limits of tenants, by `tenant:` and
+the tenant. They lie in the first shard, as batches do.
 
 The version is another random word with each change, not a number: after a failover that has lost
 changes, a number could be reached again with other keys.
@@ -6,6 +7,7 @@ changes, a number could be reached again with other keys.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -16,8 +18,12 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.servers import Servers
 from shared.store.redis.subscription import Subscription
 from shared.tenants.api_key import MOST_KEYS, ApiKey, parse_key
+from shared.tenants.rate_limits import RateLimits, limits_of
 
 SHARD = 0
+
+_TENANT = b"tenant:"
+"""No digest of 32 bytes begins so, but for one of 2^56."""
 
 OnMalformed = Callable[[bytes, Exception], None]
 
@@ -28,16 +34,31 @@ class StoredKeys(NamedTuple):
     version: bytes
     """As it was before they were read; empty: there was never a key."""
     records: Mapping[bytes, bytes]
-    """Digest -> a packed key."""
+    """Digest -> a packed key; `tenant:<tenant>` -> its limits as a JSON array."""
 
     def keys(self, on_malformed: OnMalformed = lambda digest, error: None) -> dict[bytes, ApiKey]:
         """Digest -> key, without those that can't be read."""
         found = {}
         for digest, packed in self.records.items():
+            if digest.startswith(_TENANT):
+                continue
             try:
                 found[digest] = parse_key(packed)
             except (ValueError, TypeError, LookupError, RecursionError) as error:
                 on_malformed(digest, error)
+        return found
+
+    def tenant_limits(
+        self, on_malformed: OnMalformed = lambda name, error: None
+    ) -> dict[str, RateLimits]:
+        """Tenant -> the limits of all its keys together, without those that can't be read."""
+        found = {}
+        for name, packed in self.records.items():
+            if name.startswith(_TENANT):
+                try:
+                    found[name[len(_TENANT) :].decode()] = limits_of(json.loads(packed))
+                except (ValueError, TypeError, RecursionError) as error:
+                    on_malformed(name, error)
         return found
 
 
@@ -70,6 +91,14 @@ class KeyRecords:
     async def revoke(self, digest: bytes) -> bool:
         """Delete a key; False if it was not there."""
         return await self._change(digest, b"", "") > 0
+
+    async def limit_tenant(self, tenant: str, limits: RateLimits) -> None:
+        """Set the limits of all keys of a tenant together. Raises QuotaExceeded."""
+        name = _TENANT + tenant.encode()
+        if not any(limits):
+            await self._change(name, b"", "")
+        elif await self._change(b"", name, json.dumps(limits)) < 0:
+            raise QuotaExceeded(f"There are {MOST_KEYS} API keys and tenants with limits already.")
 
     async def _change(self, before: bytes, after: bytes, packed: str) -> int:
         channel = keys.channel_at(SHARD, keys.API_KEYS_CHANNEL)

@@ -13,6 +13,7 @@ from gateway.core.call import new_call
 from gateway.core.incoming import Incoming
 from gateway.core.job_factory import JobFactory
 from gateway.core.new_call import NewCall, Unwrap
+from gateway.http.known_keys import KnownKeys
 from shared.api.endpoint import Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.fleet.registry import ModelInfo
@@ -59,6 +60,7 @@ async def job_of(
         fleet=Fleet(),
         admission=Admission(),
         steps={},
+        keys=KnownKeys({}),
         factory=JobFactory(SETTINGS, SETTINGS.described, "gw", lambda shard: True),
     )
 

@@ -37,6 +37,7 @@ def test_an_error_has_openais_shape(kind: type[FlotillaError]) -> None:
         "insufficient_quota",
         "invalid_request_error",
         "job_cancelled",
+        "requests",
         "server_error",
     }
     assert (error["type"] != "server_error") == (400 <= kind.status < 500)

@@ -1,11 +1,13 @@
--- Store, replace or delete an API key, and tell all gateways.
+-- Store, change or delete an API key or the limits of a tenant, and tell all gateways.
 -- KEYS: base
--- ARGV: version, channel, most keys, digest before ('': none, it is new), digest from now on ('': none, it is revoked), record
+-- ARGV: version, channel, most keys, field before ('': none, it is new or it stays), field from now on ('': none, it is
+--       revoked), record; a field is a key's digest or a tenant's name (key_records.py)
 -- Reply: 1; 0 if there is no such key (any more); -1 if there are as many as there may be
 local all, before, after = base .. WORD.api_keys, ARGV[4], ARGV[5]
-if after ~= '' and call('HEXISTS', all, after) == 1 then return 1 end -- a repeated call
+local there = after ~= '' and call('HGET', all, after)
+if there and there == ARGV[6] then return 1 end -- a repeated call
 if before == '' then
-  if call('HLEN', all) >= tonumber(ARGV[3]) then return -1 end
+  if not there and call('HLEN', all) >= tonumber(ARGV[3]) then return -1 end
 elseif call('HDEL', all, before) == 0 then
   return 0
 end

@@ -38,6 +38,7 @@ COMMON = (
     "kept",
     "conversations",
     "files",
+    "rate_limits",
     "idempotency",
     "finish",
     "deadlines",

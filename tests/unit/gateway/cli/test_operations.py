@@ -148,10 +148,13 @@ def test_tenants(flotilla: Flotilla, stub: StubGateway) -> None:
         "completion_tokens": 25_000,
     }
     row = {"tenant": "team", "operator": True, "keys": 1, "jobs_kept": 3,
-           "last_job_at": None, "usage": usage}  # fmt: skip
+           "last_job_at": None, "usage": usage,
+           "limits": {"requests_per_minute": 60, "tokens_per_day": 1_000_000}}  # fmt: skip
     stub.answers["GET /admin/tenants"] = {"object": "list", "data": [row]}
     shown = flotilla("keys", "tenants").stdout
-    assert shown.splitlines()[1].split() == ["team", "yes", "1", "3", "12", "1", "9", "25.0k"]
+    words = shown.splitlines()[1].split()
+    assert words[:8] == ["team", "yes", "1", "3", "12", "1", "9", "25.0k"]
+    assert " ".join(words[8:]) == "60 requests/min, 1.0M tokens/day"
     stub.answers["GET /admin/tenants"] = {"object": "list", "data": [row | {"keys": 0}]}
     assert flotilla("keys", "tenants").stdout.startswith("No keys are configured")
 
@@ -176,6 +179,19 @@ def test_keys(flotilla: Flotilla, stub: StubGateway) -> None:
     assert created.stdout == flotilla("keys", "rotate", "key_1").stdout == "key_1\nflk_AbCdEf\n"
     stub.answers["DELETE /admin/keys/key_1"] = {"id": "key_1", "revoked": True}
     assert flotilla("keys", "revoke", "key_1", "--reason", "left").stdout == "key_1: revoked\n"
+
+
+def test_keys_have_limits(flotilla: Flotilla, stub: StubGateway) -> None:
+    limits = {"requests_per_minute": 60, "tokens_per_day": 0}
+    stub.answers["PUT /admin/keys/key_1/limits"] = API_KEY | {"limits": limits}
+    stub.answers["PUT /admin/tenants/team/limits"] = {"tenant": "team", "limits": {}}
+    shown = flotilla("keys", "limit", "key_1", "--requests-per-minute", "60").stdout
+    assert shown == "key_1: 60 requests/min\n"
+    sent = dict(stub.requests[-1].body)
+    assert (sent.pop("reason"), sent.pop("requests_per_minute")) == ("", 60)
+    assert set(sent.values()) == {0}
+    assert flotilla("keys", "limit", "team").stdout == "team: no limits\n"
+    assert flotilla("keys", "limit", "team", "--tokens-per-day", "-1").exit_code == 2
 
 
 def test_the_shell_gets_proposals(flotilla: Flotilla) -> None:

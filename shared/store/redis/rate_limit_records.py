@@ -1,0 +1,88 @@
+"""Limits of keys and tenants in Redis: the rates, and who runs. They lie in the first shard.
+
+A request takes from all its limits in one call, or from none. Its tokens are settled by the ledger,
+when its job has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+
+from shared.job.packing import pack
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.tenants.rate_limits import Left, Limit, Limited, Taken, TooMuch, least
+
+SHARD = 0
+LEASE_S = 30.0
+"""A holder that is not renewed for so long does not count as a concurrent request."""
+_KINDS = list(Limit)
+
+
+class RateLimitRecords:
+    """Takes and gives back. Methods raise StoreError."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self._redis = queue.servers.of(SHARD)
+
+    async def take(
+        self, holder: str, tokens: int, limited: Sequence[Limited], now_s: float
+    ) -> Taken | TooMuch:
+        """Take a request and its tokens from all of these limits, or from none.
+
+        `holder`: as in Taken. `now_s`: the time by Redis' clock, in Unix seconds.
+        """
+        limits = [(each.name, *each.limits) for each in limited]
+        request = (holder, int(LEASE_S * 1000), tokens, *_periods(now_s), limits)
+        refused, *rates = await self._queue.run("take_limits", SHARD, (pack(request),))
+        requests = [
+            Left(each.limits.requests_per_minute, rate[0])
+            for each, rate in zip(limited, rates, strict=True)
+            if each.limits.requests_per_minute
+        ]
+        rests = [
+            Left(each.limits.tokens_per_minute, rate[1])
+            for each, rate in zip(limited, rates, strict=True)
+            if each.limits.tokens_per_minute
+        ]
+        if not refused:
+            return Taken(holder, tokens, limited, least(requests), least(rests))
+        name, number, wait_ms, left = refused
+        (of,) = (each for each in limited if each.name == name.decode())
+        return TooMuch(_KINDS[number], of, left, wait_ms, least(requests), least(rests))
+
+    async def give_back(self, tokens: int, names: Iterable[str]) -> None:
+        """The tokens that were taken for a request whose job was not queued."""
+        await self._queue.run("give_back_tokens", SHARD, (tokens, *names))
+
+    async def release(self, holders: Iterable[tuple[str, str]]) -> None:
+        """The requests of these (name, holder) pairs have been answered."""
+        pipeline = self._queue.servers.pipeline()
+        for name, holder in holders:
+            pipeline.of(SHARD).zrem(_running(name), holder)
+        await pipeline.execute()
+
+    async def renew(self, holders: Iterable[tuple[str, str]]) -> None:
+        """The requests of these (name, holder) pairs run on."""
+        seconds, micros = await self._redis.time()
+        until_us = int(seconds) * 1_000_000 + int(micros) + int(LEASE_S * 1e6)
+        pipeline = self._queue.servers.pipeline()
+        for name, holder in holders:
+            pipeline.of(SHARD).zadd(_running(name), {holder: until_us}, xx=True)
+        await pipeline.execute()
+
+
+def _running(name: str) -> str:
+    return keys.first(keys.RUNNING, name)
+
+
+def _periods(now_s: float) -> tuple[str, str, int, int]:
+    """The day and the month of a time, in UTC, and the milliseconds to the end of each."""
+    now = datetime.fromtimestamp(now_s, UTC)
+    day = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    next_month = (day.replace(day=1) + timedelta(days=32)).replace(day=1)
+    ends = (day + timedelta(days=1), next_month)
+    to_day_end, to_month_end = (int((end - now).total_seconds() * 1000) for end in ends)
+    return day.strftime("%Y-%m-%d"), day.strftime("%Y-%m"), to_day_end, to_month_end

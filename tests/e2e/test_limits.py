@@ -1,0 +1,255 @@
+"""Limits of keys and tenants on a fleet of three gateways, with clients of OpenAI's SDK."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.processes import Process, Stack
+from tests.redis_server import RedisServer
+from tests.waiting import wait_for
+
+OPERATOR = {"authorization": "Bearer adm1n"}
+KEYS = {"api_keys": "team:s3cret", "admin_keys": "ops:adm1n", "key_peppers": "p" * 32}
+CHAT: Any = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+
+
+class Fleet:
+    """Gateways and a worker."""
+
+    def __init__(self, redis: RedisServer, folder: Path) -> None:
+        self.redis = redis
+        self.stack = Stack(redis.url, folder)
+        self.gateways = [self.stack.gateway(**KEYS) for _ in range(3)]
+        self.stack.worker(served_model_name="sim", sim_step_ms=5, sim_step_us_per_seq=0)
+
+    def operator(self, method: str, path: str, **body: Any) -> dict[str, Any]:
+        url = self.gateways[0].url + path
+        answer = httpx.request(method, url, headers=OPERATOR, json=body, timeout=30)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def key(self, tenant: str = "team", scopes: list[str] | None = None, **limits: int) -> str:
+        """A new key that all gateways know."""
+        more = {"scopes": scopes} if scopes else {}
+        made = self.operator("POST", "/admin/keys", tenant=tenant, limits=limits, **more)
+        secret: str = made["secret"]
+        for gateway in self.gateways:
+            if gateway.popen.poll() is None:
+                wait_for(lambda g=gateway: known(g, secret), "the key is known", 5)  # type: ignore[misc]
+        return secret
+
+
+def headers(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+def known(gateway: Process, secret: str) -> bool:
+    return httpx.get(f"{gateway.url}/version", headers=headers(secret)).status_code == 200
+
+
+def chat(gateway: Process, secret: str, **changes: Any) -> httpx.Response:
+    body = CHAT | changes
+    url = f"{gateway.url}/v1/chat/completions"
+    return httpx.post(url, headers=headers(secret), json=body, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    found = Fleet(server, tmp_path_factory.mktemp("fleet"))
+    try:
+        yield found
+    finally:
+        found.stack.close()
+        server.stop()
+
+
+def test_a_limit_holds_over_all_gateways(fleet: Fleet) -> None:
+    secret = fleet.key(requests_per_minute=40)
+    started = time.monotonic()
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda n: chat(fleet.gateways[n % 3], secret), range(150)))
+    refilled = int((time.monotonic() - started) * 40 / 60) + 1
+    codes = [answer.status_code for answer in answers]
+    assert 40 <= codes.count(200) <= 40 + refilled
+    assert set(codes) == {200, 429}
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    error = refused.json()["error"]
+    assert (error["code"], error["type"]) == ("rate_limit_exceeded", "requests")
+    assert "requests per minute of this API key: limit 40, left 0" in error["message"]
+    assert refused.headers["retry-after"] in {"1", "2"}
+    assert refused.headers["x-ratelimit-limit-requests"] == "40"
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    accepted = [answer for answer in answers if answer.status_code == 200]
+    lefts = sorted(int(answer.headers["x-ratelimit-remaining-requests"]) for answer in accepted)
+    assert lefts[-1] == 39
+
+
+def test_openais_sdk_waits_as_long_as_it_is_told(fleet: Fleet) -> None:
+    secret = fleet.key(requests_per_minute=30)
+    for _ in range(100):
+        if chat(fleet.gateways[0], secret).status_code == 429:
+            break
+    client = openai.OpenAI(base_url=f"{fleet.gateways[1].url}/v1", api_key=secret, max_retries=5)
+    with client:
+        started = time.monotonic()
+        for _ in range(3):
+            client.chat.completions.create(**CHAT)
+        assert time.monotonic() - started > 3, "a request each two seconds is allowed"
+        once = client.with_options(max_retries=0)
+        with pytest.raises(openai.RateLimitError) as caught:
+            [once.chat.completions.create(**CHAT) for _ in range(10)]
+        assert caught.value.code == "rate_limit_exceeded"
+
+
+def test_a_streamed_answer_and_a_job_tell_what_is_left(fleet: Fleet) -> None:
+    secret = fleet.key(requests_per_minute=100, tokens_per_minute=100_000)
+    streamed = chat(fleet.gateways[0], secret, stream=True)
+    assert streamed.headers["x-ratelimit-remaining-requests"] == "99"
+    assert 99_000 < int(streamed.headers["x-ratelimit-remaining-tokens"]) < 100_000
+    assert streamed.headers["x-ratelimit-reset-requests"].endswith("ms")
+    url = f"{fleet.gateways[0].url}/jobs"
+    job = httpx.post(url, headers=headers(secret), json={"body": CHAT})
+    assert (job.status_code, job.headers["x-ratelimit-remaining-requests"]) == (202, "98")
+
+
+def test_a_request_that_asks_for_too_many_tokens_waits(fleet: Fleet) -> None:
+    secret = fleet.key(tokens_per_minute=3000)
+    assert chat(fleet.gateways[0], secret, max_tokens=2900).status_code == 200
+    refused = chat(fleet.gateways[1], secret, max_tokens=2900)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["type"] == "tokens"
+    assert int(refused.headers["retry-after"]) > 10
+
+
+def test_concurrent_requests_are_bounded_and_none_is_left_over(fleet: Fleet) -> None:
+    secret = fleet.key(concurrent_requests=3)
+    long = {"stream": True, "max_tokens": 3500, "ignore_eos": True}
+    url = f"{fleet.gateways[0].url}/v1/chat/completions"
+    with httpx.Client(headers=headers(secret), timeout=60) as client:
+        opened = []
+        for _ in range(3):
+            request = client.build_request("POST", url, json=CHAT | long)
+            opened.append(client.send(request, stream=True))
+            assert opened[-1].status_code == 200
+        refused = chat(fleet.gateways[1], secret)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["type"] == "concurrent_requests"
+        assert "retry-after" not in refused.headers
+        job = httpx.post(
+            f"{fleet.gateways[0].url}/jobs", headers=headers(secret), json={"body": CHAT}
+        )
+        assert job.status_code == 202, "a job waits in the queue"
+        opened[0].close()  # its client leaves
+        wait_for(lambda: chat(fleet.gateways[1], secret).status_code == 200, "one is free", 10)
+        for each in opened:
+            each.close()
+    # Answers, errors, and clients that leave: as many as before are free again.
+    for _ in range(5):
+        assert chat(fleet.gateways[2], secret, n="x").status_code in {400, 429}
+    wait_for(lambda: chat(fleet.gateways[2], secret).status_code == 200, "all are free", 10)
+    with fleet.redis.client() as client_of_redis:
+        found = "flotilla:{0}:running:*"
+        wait_for(
+            lambda: not [k for k in client_of_redis.keys(found) if client_of_redis.zcard(k)],
+            "no request is counted any more",
+            10,
+        )
+
+
+def test_all_keys_of_a_tenant_share_its_limits(fleet: Fleet) -> None:
+    one, other = fleet.key("shared"), fleet.key("shared", requests_per_minute=1000)
+    told = fleet.operator(
+        "PUT", "/admin/tenants/shared/limits", requests_per_minute=4, reason="contract"
+    )
+    assert told["limits"]["requests_per_minute"] == 4
+    rows = fleet.operator("GET", "/admin/tenants")["data"]
+    assert {row["tenant"]: row["limits"]["requests_per_minute"] for row in rows}["shared"] == 4
+
+    def limited() -> bool:
+        found = chat(fleet.gateways[2], one).headers
+        return bool(found.get("x-ratelimit-limit-requests") == "4")
+
+    wait_for(limited, "every gateway knows the limit", 5)
+    refused = [chat(fleet.gateways[n % 3], (one, other)[n % 2]) for n in range(8)][-1]
+    assert refused.status_code == 429
+    assert "of the tenant 'shared': limit 4" in refused.json()["error"]["message"]
+    fleet.operator("PUT", "/admin/tenants/shared/limits")
+    wait_for(lambda: chat(fleet.gateways[2], one).status_code == 200, "it has no limits", 5)
+
+
+def test_a_keys_limits_are_changed_while_it_is_used(fleet: Fleet) -> None:
+    made = fleet.operator("POST", "/admin/keys", tenant="team", limits={"requests_per_minute": 1})
+    secret, path = made["secret"], f"/admin/keys/{made['id']}/limits"
+    assert [chat(fleet.gateways[0], secret).status_code for _ in range(2)] == [200, 429]
+    changed = fleet.operator("PUT", path, requests_per_minute=600, reason="more")
+    assert changed["limits"]["requests_per_minute"] == 600
+    assert "secret" not in changed
+
+    def left() -> str:
+        return str(chat(fleet.gateways[0], secret).headers.get("x-ratelimit-limit-requests"))
+
+    wait_for(lambda: left() == "600", "the new limit holds", 5)
+    listed = fleet.operator("GET", "/admin/keys?tenant=team&limit=1000")["data"]
+    assert {row["id"]: row["limits"]["requests_per_minute"] for row in listed}[made["id"]] == 600
+    url = fleet.gateways[0].url + path
+    assert httpx.put(url, headers=OPERATOR, json={"requests": 1}).status_code == 400
+    assert httpx.put(url, headers=OPERATOR, json={"tokens_per_day": -1}).status_code == 400
+    none = f"{fleet.gateways[0].url}/admin/keys/key_{'0' * 24}/limits"
+    assert httpx.put(none, headers=OPERATOR, json={}).status_code == 404
+
+
+def test_the_lane_priority_is_a_right_of_the_key(fleet: Fleet) -> None:
+    gateway, secret = fleet.gateways[0], fleet.key(scopes=["infer", "jobs"])
+    refused = chat(gateway, secret, service_tier="priority")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
+    assert chat(gateway, secret, service_tier="flex").status_code == 200
+    job = {"body": CHAT, "lane": "priority"}
+    refused = httpx.post(f"{gateway.url}/jobs", headers=headers(secret), json=job)
+    assert refused.status_code == 403
+    assert chat(gateway, fleet.key(), service_tier="priority").status_code == 200
+
+
+def test_what_is_not_queued_gets_its_tokens_back(fleet: Fleet) -> None:
+    secret = fleet.key(tokens_per_minute=10_000)
+    keyed = headers(secret) | {"idempotency-key": "one"}
+    url = f"{fleet.gateways[0].url}/v1/chat/completions"
+    first = httpx.post(url, headers=keyed, json=CHAT | {"max_tokens": 4000}, timeout=60)
+    left = int(first.headers["x-ratelimit-remaining-tokens"])
+    again = httpx.post(url, headers=keyed, json=CHAT | {"max_tokens": 4000}, timeout=60)
+    assert again.headers["idempotent-replayed"] == "true"
+
+    def is_back() -> bool:
+        found = chat(fleet.gateways[0], secret, max_tokens=1)
+        return int(found.headers["x-ratelimit-remaining-tokens"]) > left - 100
+
+    wait_for(is_back, "the tokens of the repeated call are back", 10)
+
+
+def test_a_lost_gateway_leaves_no_request_counted_for_ever(fleet: Fleet) -> None:
+    gateway = fleet.stack.gateway(**KEYS)
+    secret = fleet.key(concurrent_requests=1)
+    wait_for(lambda: known(gateway, secret), "the key is known", 5)
+    url = f"{gateway.url}/v1/chat/completions"
+    body = CHAT | {"stream": True, "max_tokens": 3500, "ignore_eos": True}
+    with httpx.Client(headers=headers(secret), timeout=60) as client:
+        request = client.build_request("POST", url, json=body)
+        assert client.send(request, stream=True).status_code == 200
+        gateway.popen.kill()
+        gateway.popen.wait(10)
+    assert chat(fleet.gateways[0], secret).status_code == 429
+    with fleet.redis.client() as redis:  # in place of waiting for the end of the lease
+        for key in redis.keys("flotilla:{0}:running:*"):
+            for holder in redis.zrange(key, 0, -1):
+                redis.zadd(key, {holder: time.time() * 1e6})
+    wait_for(lambda: chat(fleet.gateways[0], secret).status_code == 200, "its lease is over", 10)

@@ -14,6 +14,7 @@ from load_tests.dashboards import command as dashboards
 from load_tests.fairness import command as fairness
 from load_tests.faults import command as faults
 from load_tests.job_queue import command as queue
+from load_tests.overload import command as overload
 from load_tests.placement import command as placement
 from load_tests.rolling import command as rolling
 from load_tests.soak import command as soak
@@ -43,6 +44,7 @@ COMMANDS = {
     "fairness": cast(Command, fairness),
     "placement": cast(Command, placement),
     "batch": cast(Command, batch),
+    "overload": cast(Command, overload),
     "faults": cast(Command, faults),
     "rolling": cast(Command, rolling),
     "vllm": cast(Command, vllm),

@@ -107,7 +107,7 @@ def budgets() -> list[Budget]:
         # has counted by key or over several gateways before.
         Budget("lines of the core", total(*CORE), 24_280, 14_000),
         Budget("lines of the product", total(*PRODUCT), 63_860, 34_000),
-        Budget("lines of the load tests", total("load_tests"), 14_541, 9_000),
+        Budget("lines of the load tests", total("load_tests"), 14_761, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),
         Budget(f"constructors above {ARGUMENTS} arguments", len(arguments), 0, 0),

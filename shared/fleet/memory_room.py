@@ -20,6 +20,9 @@ _BODY_FACTOR: Final = 1.25
 _TOKEN_BYTES, _ANSWER_BYTES, _TOKENS = 64, 2048, 500
 """Of an answer: what a token takes in its log, what there is beside, and how long an answer is
 where nothing is known."""
+_BUFFER_BYTES = 8 << 20
+"""What the buffers of connections may take at times, as in a call that submits a megabyte: a small
+server needs it, too."""
 _LOOK_SHARE, _MOST_SHARE = 1 / 8, 1 / 2
 
 
@@ -50,7 +53,8 @@ class MemoryRoom:
         `owed`: bytes that jobs that have not ended are still going to write.
         """
         self.used, self.limit = used, limit
-        self._left = max(0.0, self._mark * limit - used - owed) if limit else inf
+        most = min(self._mark * limit, limit - _BUFFER_BYTES)
+        self._left = max(0.0, most - used - owed) if limit else inf
         # What was accepted just now may not be there yet: it counts until the look after this.
         self._before, self._taken = self._taken, 0.0
 

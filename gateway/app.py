@@ -40,6 +40,7 @@ from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.http.web_pages import WebPages
 from gateway.ops import (
     docs_route,
+    ledger_route,
     metrics_route,
     overview_route,
     page_route,
@@ -74,6 +75,7 @@ _ROUTES = (
     overview_route,
     storage_route,
     webhooks_route,
+    ledger_route,
     probes,
     metrics_route,
     docs_route,

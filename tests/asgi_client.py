@@ -114,6 +114,7 @@ class Recorder:
         self.token_ids: dict[tuple[int, int], list[int]] = {}
         self.texts: dict[tuple[int, int], str] = {}
         self.deltas = 0
+        self.cached_tokens = 0
         self.passed_on = 0
         """Chunks that were sent by the journal instead of the application."""
         self.client: Callable[[bytes], None] = lambda data: None
@@ -133,6 +134,9 @@ class Recorder:
     def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
         assert call not in self.prompts
         self.prompts[call] = n_tokens
+
+    def cached(self, n_tokens: int) -> None:
+        self.cached_tokens += n_tokens
 
     def delta(
         self, call: int, index: int, token_ids: Sequence[int], text: str, logprobs: Any = None

@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     FILES: {PLATFORM, JOB, BATCHES},
     BATCHES: {API},
     WEBHOOKS: {PLATFORM, JOB},
-    TENANTS: set(),
+    TENANTS: {JOB},
     REDIS: {PLATFORM, JOB, FLEET, STORE, FILES, BATCHES, WEBHOOKS, TENANTS},
     "shared/client": set(),
     LISTEN: {PLATFORM, TENANTS},
@@ -89,6 +89,9 @@ ALLOWED: dict[str, set[str]] = {
     "gateway/apis/webhooks": {
         JOB, REDIS, WEBHOOKS, "gateway/http", "gateway/core", "gateway/webhooks", DESCRIPTION,
     },
+    "gateway/apis/usage": {
+        JOB, REDIS, TENANTS, "gateway/http", "gateway/core", DESCRIPTION,
+    },
     "gateway/apis": {DESCRIPTION, *(f"gateway/apis/{api}" for api in APIS)},
     "gateway/ops": {
         PLATFORM, JOB, STORE, REDIS, FLEET, OVERVIEW, "gateway/http", "gateway/core",
@@ -99,7 +102,7 @@ ALLOWED: dict[str, set[str]] = {
         "gateway/files",
     },
     "gateway/maintenance": {
-        PLATFORM, JOB, STORE, REDIS, FLEET, FILES, WEBHOOKS, AUTOSCALER, SETTINGS,
+        PLATFORM, JOB, STORE, REDIS, FLEET, FILES, WEBHOOKS, TENANTS, AUTOSCALER, SETTINGS,
         "gateway/batches", "gateway/files", "gateway/webhooks",
     },
     "gateway/launcher": {PLATFORM, STORE, REDIS, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},

@@ -12,6 +12,7 @@ from gateway.apis.openai.routes import API as OPENAI
 from gateway.apis.pooling.routes import API as POOLING
 from gateway.apis.responses.routes import API as RESPONSES
 from gateway.apis.torchserve.routes import API as TORCHSERVE
+from gateway.apis.usage.routes import API as USAGE
 from gateway.apis.webhooks.routes import API as WEBHOOKS
 from gateway.description.api import Api
 
@@ -26,5 +27,6 @@ APIS: tuple[Api, ...] = (
     WEBHOOKS,
     JOBS,
     ADMIN,
+    USAGE,
     TORCHSERVE,
 )

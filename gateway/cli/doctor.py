@@ -85,6 +85,7 @@ def _findings(client: GatewayClient, checks: Mapping[str, str]) -> Iterator[Find
          _OPERATOR),
         ("storage", "/admin/storage", _storage, Level.WARNING, _OPERATOR),
         ("webhooks", "/admin/webhooks", _webhooks, Level.WARNING, _OPERATOR),
+        ("usage", "/admin/ledger", _ledger, Level.WARNING, _OPERATOR),
         ("keys", "/admin/keys?limit=1000", _keys, Level.WARNING, _OPERATOR),
     ):  # fmt: skip
         try:
@@ -158,6 +159,13 @@ def _webhooks(body: Mapping[str, Any]) -> Iterator[Finding]:
         behind = body["endpoints"]
         text = f"events are on their way to {count(behind, 'endpoint')}" if behind else "none waits"
         yield Finding("webhooks", Level.OK, text)
+    yield from _problems(body["problems"])
+
+
+def _ledger(body: Mapping[str, Any]) -> Iterator[Finding]:
+    if not body["problems"]:
+        dropped = f"; {count(body['dropped'], 'job')} dropped ever" if body["dropped"] else ""
+        yield Finding("usage", Level.OK, f"all jobs are in the sums{dropped}")
     yield from _problems(body["problems"])
 
 

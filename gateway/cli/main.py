@@ -12,6 +12,7 @@ from gateway.cli import files_command as files
 from gateway.cli import jobs_command as jobs
 from gateway.cli import keys_command as keys
 from gateway.cli import submit_command as submit
+from gateway.cli import usage_command as usage
 from gateway.cli import webhook_command as webhook
 from gateway.cli import workers_command as workers
 from gateway.cli.batch import batch_command as batch
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (processes, chat, submit, top, bench, doctor):
+for group in (processes, chat, submit, top, bench, doctor, usage):
     app.add_typer(group.app)  # without a name its commands are the app's
 jobs.app.add_typer(job_actions.app)
 app.add_typer(jobs.app, name="jobs")

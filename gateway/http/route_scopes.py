@@ -44,7 +44,7 @@ ROUTES: dict[str, Needs] = {
     "/admin": _OPERATOR,
     "/models": Needs(change=Scope.ADMIN_WRITE),
     **dict.fromkeys(("/v1/models", "/admin/autoscale", "/autoscale"), Needs()),
-    **dict.fromkeys(("/version", "/load", "/metrics"), Needs()),
+    **dict.fromkeys(("/version", "/load", "/metrics", "/v1/usage"), Needs()),
 }
 """The row of the longest path holds."""
 

@@ -16,6 +16,9 @@ class MaintenanceSettings(AutoscalerSettings, PoolSettings, StorageSettings, Web
     maintenance_redis_url: str = Field(
         "", description="Redis database for Celery; empty: the database after the fleet's own"
     )
+    usage_days: int = Field(
+        400, ge=62, le=4000, description="days for which the use of a day is kept"
+    )
     repair_interval_s: float = Field(
         30.0, ge=0.2, le=60, description="time between two rounds of repairs in Redis"
     )

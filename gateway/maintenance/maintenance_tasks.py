@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from gateway.maintenance.file_sweep import FileSweep
 from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
+from gateway.maintenance.usage_counter import UsageCounter
 from gateway.ops.autoscaler import tick as autoscaler
 from shared.fleet.pools import Pools
 from shared.job.errors import StorageUnavailable
@@ -39,6 +40,7 @@ FILES = "files"
 AUTOSCALE = "autoscale"
 BATCHES = "batches"
 WEBHOOKS = "webhooks"
+USAGE = "usage"
 TIMEOUT_S = 20.0
 """A round that takes longer is cancelled."""
 _PRUNE_INTERVAL_S = 600.0
@@ -47,6 +49,8 @@ _BATCHES_INTERVAL_S = 2.0
 """A little more than one call works (batch_work.py), so that other tasks have their turn."""
 _WEBHOOKS_INTERVAL_S = 5.0
 """The work goes on between two calls (webhook_work.py); they only keep it going."""
+_USAGE_INTERVAL_S = 1.0
+"""Budgets lag behind by so much."""
 _IN_EACH_PROCESS = (BATCHES, WEBHOOKS)
 """Processes share this work: each batch, and each delivery, has an owner."""
 _LOCKED_SHARE = 0.9
@@ -67,7 +71,8 @@ def celery_intervals(settings: MaintenanceSettings) -> dict[str, float]:
 
 def timer_intervals(settings: MaintenanceSettings, pools: Pools) -> dict[str, float]:
     """The tasks that run on a timer of the main process -> seconds from one round to the next."""
-    return {AUTOSCALE: settings.autoscale_tick_s} if pools.autoscaled else {}
+    intervals = {USAGE: _USAGE_INTERVAL_S}
+    return intervals | ({AUTOSCALE: settings.autoscale_tick_s} if pools.autoscaled else {})
 
 
 class MaintenanceTasks:
@@ -91,6 +96,7 @@ class MaintenanceTasks:
         self._work: dict[str, Callable[[], Awaitable[None]]] = {
             REPAIR: housekeeping.repair,
             PRUNE: functools.partial(housekeeping.prune, scaled, self._intervals_s),
+            USAGE: UsageCounter(self._queue, settings.usage_days).run,
             FILES: FileSweep(self._queue, settings.storage_url).sweep,
             AUTOSCALE: functools.partial(autoscaler.tick, self._queue, registry, settings, pools),
         }

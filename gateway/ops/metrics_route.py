@@ -22,6 +22,7 @@ from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.delivery_records import OUTCOMES, Backlog, DeliveryRecords
 from shared.store.redis.depths import depths
 from shared.store.redis.maintenance_runs import MaintenanceRuns
+from shared.store.redis.usage_records import LedgerBacklog, UsageRecords
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("flotilla.gateway")
@@ -43,18 +44,19 @@ async def _read_fleet(gateway: Gateway) -> None:
     """Set the gauges whose values are in Redis. If Redis does not answer they have no value."""
     m, queue = gateway.metrics, gateway.queue
     try:
-        lanes, letters, runs, (batches, idle_s), webhooks = await asyncio.gather(
+        lanes, letters, runs, (batches, idle_s), webhooks, ledger = await asyncio.gather(
             depths(queue),
             dead_letters.count(queue),
             MaintenanceRuns(queue.servers).all(),
             BatchRecords(queue).open_counts(),
             DeliveryRecords(queue).backlog(),
+            UsageRecords(queue).backlog(),
         )
         workers = gateway.fleet.workers
     except StoreError as error:
         log.warning("the fleet's metrics could not be read: %s", error)
         lanes, letters, runs, workers = [], None, {}, []
-        batches, idle_s, webhooks = {}, nan, None
+        batches, idle_s, webhooks, ledger = {}, nan, None, None
     counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance, m.batches)
     for gauge in (*counted, m.dead_letters_written):
         gauge.clear()
@@ -81,6 +83,7 @@ async def _read_fleet(gateway: Gateway) -> None:
         m.maintenance.labels(task).set(done_s)
     _set_scales(gateway)
     _set_webhooks(m, webhooks)
+    _set_ledger(m, ledger)
 
 
 def _set_webhooks(m: GatewayMetrics, backlog: Backlog | None) -> None:
@@ -91,6 +94,13 @@ def _set_webhooks(m: GatewayMetrics, backlog: Backlog | None) -> None:
     for outcome in OUTCOMES:
         count = backlog.counts.get(outcome, 0) if backlog else nan
         m.webhook_outcomes.labels(outcome).set(count)
+
+
+def _set_ledger(m: GatewayMetrics, ledger: LedgerBacklog | None) -> None:
+    m.usage_age.set(ledger.oldest_s if ledger else nan)
+    m.usage_entries.labels("added").set(ledger.added if ledger else nan)
+    m.usage_entries.labels("waiting").set(ledger.entries if ledger else nan)
+    m.usage_entries.labels("dropped").set(ledger.dropped if ledger else nan)
 
 
 def _set_scales(gateway: Gateway) -> None:

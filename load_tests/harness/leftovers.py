@@ -46,8 +46,9 @@ def count_leftovers(client: Any) -> dict[str, int]:
             if any(group["name"] == keys.GROUP.encode() for group in client.xinfo_groups(raw)):
                 found["pending entries"] += client.xpending(raw, keys.GROUP)["pending"]
     # Now, not during the scan: a job and its log may have expired in its course.
+    # That of a job which was deleted lives until its tokens are counted.
     found["logs without a job"] = sum(
-        not client.exists(keys.job(shard, job_id)) and bool(client.exists(keys.log(shard, job_id)))
+        not client.exists(keys.job(shard, job_id)) and client.pttl(keys.log(shard, job_id)) == -1
         for job_id, shard in logs.items()
     )
     return dict(found)

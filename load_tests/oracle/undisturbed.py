@@ -70,6 +70,9 @@ class _Recorder:
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         self.prompt_tokens += n_tokens
 
+    def cached(self, n_tokens: int) -> None:
+        """It changes no answer."""
+
     def delta(
         self,
         call: int,

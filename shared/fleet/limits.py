@@ -208,6 +208,14 @@ WEBHOOKS_LATE = Limit(
 )  # fmt: skip
 """Since what has ended was written to the outbox."""
 
+USAGE_LATE = Limit(
+    "usage_late", Unit.SECONDS, 120, 600, alerts=(Alert("FlotillaUsageLate", WARNING, 120),),
+    text="The use of {jobs} is in no sum yet, the oldest for {age}: no maintenance process adds it "
+    "up.",
+    do="Start `flotilla maintenance`, or see its log.",
+)  # fmt: skip
+"""Since a job that is not in the sums has ended."""
+
 # --- workers ---
 
 WORKER_LOST = Limit(

@@ -150,6 +150,15 @@ def tokens_in(journal: Journal) -> int:
     )
 
 
+def prompt_tokens_in(journal: Journal) -> int:
+    """How many tokens the prompts in a journal have. Raises TypeError or LookupError for a damaged
+    one."""
+    if journal is None or isinstance(journal, int):
+        return 0
+    prompts = (each for each in journal if not isinstance(each, int) and len(each) < 4)
+    return sum(tokens for call, tokens, *_ in prompts if call >= 0)
+
+
 def segments_behind(segments: Sequence[bytes], after: int) -> Sequence[bytes]:
     """The segments without those at the beginning that have nothing behind entry number `after`."""
     for index, segment in enumerate(segments):

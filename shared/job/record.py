@@ -106,6 +106,8 @@ class ResponseInfo(NamedTuple):
     completion_tokens: int
     result_bytes: int = 0
     """Length of the body of an answer that was not streamed."""
+    cached_tokens: int = 0
+    """Of the prompt: those that the engine had in its cache."""
 
     def pack(self) -> bytes:
         """As the record stores it."""
@@ -251,6 +253,7 @@ def _read_response(packed: bytes) -> ResponseInfo:
     if not isinstance(response.status, int) or not isinstance(response.content_type, str):
         raise ValueError("not a response")
     _ = response.prompt_tokens + response.completion_tokens + response.result_bytes
+    _ = response.cached_tokens + 0
     return response
 
 

@@ -34,6 +34,8 @@ class JobResult:
     """Further headers of the response that the client gets."""
     first_output_s: float = 0.0
     """From the lease to the first output, by the worker's clock; 0: there was none."""
+    cached_tokens: int = 0
+    """Of the prompt: those that the engine had in its cache."""
 
     @property
     def inline(self) -> bytes:

@@ -27,6 +27,7 @@ def test_kills_of_every_kind_lose_nothing(tmp_path: Path) -> None:
     assert result.tally.kills.total() == 50
     assert result.tally.hit >= 20
     assert set(result.tally.terminal_entries) == {1}
+    assert result.tally.logged, "the ledger was compared with logs"
     assert len(result.classes) >= 24
 
 

@@ -148,6 +148,9 @@ class Silent:
     def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
         pass
 
+    def cached(self, n_tokens: int) -> None:
+        pass
+
     def delta(self, call: int, index: int, token_ids: Any, text: str, logprobs: Any = None) -> None:
         pass
 

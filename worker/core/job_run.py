@@ -291,5 +291,6 @@ class JobRun:
             prompt_tokens=self.buffer.prompt_tokens,
             completion_tokens=self.buffer.completion_tokens,
             headers=headers,
+            cached_tokens=min(self.buffer.cached_tokens, self.buffer.prompt_tokens),
             first_output_s=(self.buffer.first_output_at or self.started) - self.started,
         )

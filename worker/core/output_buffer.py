@@ -37,6 +37,7 @@ class OutputBuffer(JobStream):
         "_notify",
         "_records",
         "_seq",
+        "cached_tokens",
         "completion_tokens",
         "discarded",
         "first_output_at",
@@ -51,6 +52,8 @@ class OutputBuffer(JobStream):
         super().__init__(job)
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.cached_tokens = 0
+        """Of the prompts: those that this attempt has found in the engine's cache."""
         self.reached_engine = False
         """The engine counts the job's sequences in its load."""
         self.discarded = False
@@ -129,6 +132,10 @@ class OutputBuffer(JobStream):
         self.reached_engine = True
         self.prompt_tokens += n_tokens
         self._records.append((call, n_tokens) if logprobs is None else (call, n_tokens, logprobs))
+
+    def cached(self, n_tokens: int) -> None:
+        """See `Journal.cached`."""
+        self.cached_tokens += n_tokens
 
     def delta(
         self,

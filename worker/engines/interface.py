@@ -102,6 +102,9 @@ class Journal(Protocol):
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """Call number `call` has a prompt of `n_tokens` tokens and is about to enter the engine."""
 
+    def cached(self, n_tokens: int) -> None:
+        """So many tokens of a call's prompt were in the engine's cache; told once for each call."""
+
     def delta(
         self,
         call: int,

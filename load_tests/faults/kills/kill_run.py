@@ -12,6 +12,7 @@ from typing import Any
 from load_tests.clients.trial import Trial
 from load_tests.faults.kills.kill_schedule import KillKind, PlannedKill, plan
 from load_tests.faults.kills.killer import Killer
+from load_tests.faults.kills.ledger_check import ledger_errors
 from load_tests.faults.kills.pauses import DEFAULTS_LIMITS, PauseLimits
 from load_tests.faults.kills.tally import Tally
 from load_tests.harness.errors import ProcessError
@@ -129,6 +130,8 @@ class KillRun:
             tally.generated_tokens = fleet.forked.generated_tokens()
             if not ended_early:
                 tally.leftovers = await asyncio.to_thread(leftovers, fleet.client)
+                url, shards = fleet.redis_url, shape.fleet.shards
+                tally.add_ledger(await ledger_errors(url, shards, tally.logged))
             tally.ended_by_themselves = fleet.unexpected
             seconds = time.monotonic() - began
         classes = [each.name for each in trial.source.classes]

@@ -27,6 +27,7 @@ def failures(result: RunResult, *, pauses: bool = True) -> list[str]:
         "jobs without exactly one terminal entry": sum(
             jobs for entries, jobs in tally.terminal_entries.items() if entries != 1
         ),
+        "errors in the ledger": tally.ledger_errors,
         "processes that ended by themselves": len(tally.ended_by_themselves),
         **{f"left over: {name}": count for name, count in tally.leftovers.items()},
     }
@@ -112,7 +113,8 @@ def summary_table(result: RunResult) -> Table:
 def as_json(result: RunResult) -> dict[str, Any]:
     """Return the whole result, ready for JSON."""
     tally, shape = result.tally, result.shape
-    long = ("pauses", "single_pauses", "kills_of")  # `pauses_s` has the percentiles
+    # `pauses_s` has the percentiles.
+    long = ("pauses", "single_pauses", "kills_of", "logged")
     counted = {
         each.name: getattr(tally, each.name) for each in fields(tally) if each.name not in long
     }

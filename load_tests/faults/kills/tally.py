@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from load_tests.faults.kills.kill_schedule import KILLED, STOPPED, KillKind
+from load_tests.faults.kills.ledger_check import Logged
 from load_tests.faults.kills.pauses import Hit, Silence, pauses
 from load_tests.oracle.differences import differences
 from load_tests.oracle.observation import Observation
@@ -59,6 +60,10 @@ class Tally:
     kills_of: Mapping[str, list[Hit]] = field(default_factory=dict)
     """The kills of each process."""
     leftovers: dict[str, int] = field(default_factory=dict)
+    logged: dict[str, Logged] = field(default_factory=dict)
+    """What the logs of the jobs have, for the ledger."""
+    ledger_errors: int = 0
+    """What is wrong with the ledger."""
     ended_by_themselves: list[str] = field(default_factory=list)
     """Processes that ended without a kill."""
     examples: list[str] = field(default_factory=list)
@@ -76,10 +81,17 @@ class Tally:
         if stored is not None:
             self.terminal_entries[terminal_entries(stored)] += 1
             self.logged_tokens += sum(tokens_in(entry.journal) for entry in stored.entries)
+            if stored.job.state.terminal:
+                self.logged[stored.job.id] = Logged.of(stored)
         self.wrong += bool(errors)
         self._add_pauses(seen, list(self._kills_of_workers(stored)), list(hits))
         if errors and len(self.examples) < _MAX_EXAMPLES:
             self.examples.append(_describe(seen, stored, errors))
+
+    def add_ledger(self, errors: Sequence[str]) -> None:
+        """Add what is wrong with the ledger."""
+        self.ledger_errors += len(errors)
+        self.examples += errors[: _MAX_EXAMPLES - len(self.examples)]
 
     @property
     def decoded_again(self) -> int:

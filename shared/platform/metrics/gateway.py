@@ -202,6 +202,14 @@ class GatewayMetrics:
             "Deliveries ever: delivered, failed, retried (a try of these), dropped (too many)",
             "outcome",
         )
+        self.usage_entries = new.gauge(
+            "flotilla_usage_entries",
+            "Jobs ever, by whether their use is in the sums: added, waiting, dropped (too many)",
+            "outcome",
+        )
+        self.usage_age = new.gauge(
+            "flotilla_usage_oldest_age_seconds", "Age of the oldest that waits; 0: none"
+        )
         self.maintenance = new.gauge(
             "flotilla_maintenance_last_run_timestamp_seconds",
             "Unix time at which a maintenance task last completed, in any process",

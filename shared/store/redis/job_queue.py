@@ -31,10 +31,8 @@ from shared.store.redis.scripts.emit import Step, pack_emit, parse_emit
 from shared.store.redis.scripts.next_turn import pack_next_turn, parse_next_turn
 from shared.store.redis.scripts.renew import held_pairs, pack_renew, parse_renewal
 from shared.store.redis.scripts.runner import ids, job_states
-from shared.store.redis.scripts.submit import (
-    pack_submit,
-    parse_submit,
-)
+from shared.store.redis.scripts.submit import pack_submit, parse_submit
+from shared.tenants.usage import MOST_ENTRIES
 
 # An idle worker asks for work every few seconds; this is far longer than any pause of a live one.
 _DEAD_CONSUMER_S = 600.0
@@ -272,11 +270,17 @@ class JobQueue(JobReader, Store):
         return job_states(await self.run("reclaim", shard, arguments))
 
     async def sweep(
-        self, shard: int, limit: int = 100, *, dead_consumer_s: float = _DEAD_CONSUMER_S
+        self,
+        shard: int,
+        limit: int = 100,
+        *,
+        dead_consumer_s: float = _DEAD_CONSUMER_S,
+        most_usage: int = MOST_ENTRIES,
     ) -> int:
-        """Remove expired jobs, at most `limit`, from the index, and dead workers from the consumer
-        groups: those without jobs that were silent for so long. Returns how many were removed."""
-        arguments = (limit, int(dead_consumer_s * 1000), *LANES)
+        """Remove expired jobs, at most `limit`, from the index, dead workers from the consumer
+        groups: those without jobs that were silent for so long, and of the ledger what is more than
+        `most_usage` entries. Returns how many jobs and workers were removed."""
+        arguments = (limit, int(dead_consumer_s * 1000), most_usage, *LANES)
         return int(await self.run("sweep", shard, arguments))
 
     async def repair(

@@ -76,6 +76,7 @@ API_KEYS_VERSION: Final = "api_keys_version"
 USAGE: Final = "usage"
 USAGE_DROPPED: Final = "usage_dropped"
 USAGE_DAY: Final = "usage_day"
+USAGE_ROWS: Final = "usage_rows"
 USAGE_TOTALS: Final = "usage_totals"
 USAGE_POSITIONS: Final = "usage_positions"
 RATE: Final = "rate"
@@ -89,8 +90,8 @@ LUA_WORDS: Final = (
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
     BATCHES, MESSAGE_BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED,
     UPLOAD, UPLOAD_PARTS, WEBHOOK, WEBHOOKS, WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, DELIVERY,
-    DELIVERIES, DUE, API_KEYS, API_KEYS_VERSION, USAGE, USAGE_DROPPED, USAGE_DAY, USAGE_TOTALS,
-    USAGE_POSITIONS, RATE, RUNNING, PROBE_WORD,
+    DELIVERIES, DUE, API_KEYS, API_KEYS_VERSION, USAGE, USAGE_DROPPED, USAGE_DAY, USAGE_ROWS,
+    USAGE_TOTALS, USAGE_POSITIONS, RATE, RUNNING, PROBE_WORD,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -224,10 +225,25 @@ def usage(shard: int) -> str:
     return f"{base(shard)}{USAGE}"
 
 
+def usage_dropped(shard: int) -> str:
+    """How many entries of its ledger were dropped as there were too many."""
+    return f"{base(shard)}{USAGE_DROPPED}"
+
+
 def usage_totals(period: str) -> str:
     """Prompt and output tokens of a UTC day (`2026-11-28`) or month (`2026-11`), which budgets are
-    compared with; fields are `t:<tenant>` and `k:<key id>`."""
+    compared with; fields are `total_of_tenant` and `total_of_key`."""
     return first(USAGE_TOTALS, period)
+
+
+def total_of_tenant(tenant: str) -> str:
+    """The field of a tenant in `usage_totals`."""
+    return f"t:{tenant}"
+
+
+def total_of_key(key_id: str) -> str:
+    """The field of an API key in `usage_totals`."""
+    return f"k:{key_id}"
 
 
 def pool_names(shard: int) -> str:

@@ -154,9 +154,12 @@ def test_each_task_has_its_interval(changes: dict[str, str], expected: dict[str,
 
 
 def test_the_autoscaler_runs_on_a_timer_without_celery() -> None:
-    assert timer_intervals(Settings(), Settings().described) == {}
+    assert timer_intervals(Settings(), Settings().described) == {"usage": 1.0}
     settings = Settings(autoscale="m=0:3", autoscale_tick_s=4)
-    assert timer_intervals(settings, settings.described) == {"autoscale": 4.0}
+    assert timer_intervals(settings, settings.described) == {
+        "usage": 1.0,
+        "autoscale": 4.0,
+    }
 
 
 @pytest.mark.parametrize("body", [b"null", b"{}", b"[]", b"[[], {}]", b"[{}, [], {}]", b"not json"])

@@ -89,7 +89,7 @@ class Batch:
         blocks, n_prompt = sequence.prompt.blocks, sequence.prompt.n_tokens
         cached = min(n_prompt, BLOCK_TOKENS * self._cache.use(blocks))
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = cached
+            sequence.note_cached(cached)
         return max(1, sequence.n_tokens - cached)
 
     def _prefill(self) -> int:

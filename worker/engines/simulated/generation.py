@@ -225,6 +225,12 @@ class Sequence:
         """The request that it belongs to."""
         return self._generation
 
+    def note_cached(self, n_tokens: int) -> None:
+        """The prefix cache held so many tokens of the prompt; journaled once for each call."""
+        self.cached_tokens = n_tokens
+        if self._index == 0 and self._generation.journal is not None:
+            self._generation.journal.cached(n_tokens)
+
     def advance(self) -> None:
         """Draw the next token, journal it and queue it for the reader."""
         token, text = self._next()

@@ -100,6 +100,8 @@ class JournalledEngine:
         outputs = engine.encode(prompt, pooling_params, request_id, **options)
         try:
             async for output in outputs:
+                if journal is not None and output.finished:
+                    journal.cached(output.num_cached_tokens or 0)
                 yield output
         finally:
             await outputs.aclose()
@@ -136,11 +138,9 @@ class JournalledEngine:
         with_prompt_logprobs = sampling_params.prompt_logprobs is not None
         gathered: GatheredAnswer | None = None
         if sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
-            sampling_params = sampling_params.clone()
-            sampling_params.output_kind = RequestOutputKind.DELTA
-            limits = None if sampling_params.num_logprobs is None else self._limits
-            gathered = GatheredAnswer(journal, limits, self._n_logprobs)
+            sampling_params, gathered = self._gathering(journal, sampling_params)
         collector: Collector | None = None
+        cached_told = False
         outputs = self._outputs(journal, call, prompt, sampling_params, request_id, options)
         LATEST.set(None)
         try:
@@ -152,6 +152,9 @@ class JournalledEngine:
                 if type(output) is Replayed:
                     intercept = None
                 else:
+                    if not cached_told:
+                        cached_told = True
+                        journal.cached(output.num_cached_tokens or 0)
                     _journal_deltas(journal, call, output)
                     collector = collector or LATEST.get()
                     intercept = partial(_intercept, collector, journal, call)
@@ -172,6 +175,15 @@ class JournalledEngine:
         if gathered is not None and gathered.output is not None:
             gathered.output.outputs.sort(key=lambda part: part.index)
             yield gathered.output
+
+    def _gathering(
+        self, journal: Journal, params: SamplingParams
+    ) -> tuple[SamplingParams, GatheredAnswer]:
+        """A call that wants only the whole answer: it gets deltas, which are gathered."""
+        params = params.clone()
+        params.output_kind = RequestOutputKind.DELTA
+        limits = None if params.num_logprobs is None else self._limits
+        return params, GatheredAnswer(journal, limits, self._n_logprobs)
 
     def _salted(self, prompt: Any) -> Any:
         """The prompt with its tenant's salt, and the client's own one, if it may have one."""

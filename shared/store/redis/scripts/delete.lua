@@ -14,7 +14,9 @@ end
 local function delete_job(id)
   local job = load_job(id, {})
   if not job or FROM.cancel[job.state] then return 0 end
-  redis.call('UNLINK', key('job', id), key('log', id))
+  -- Maintenance may be about to count its tokens there (usage.lua).
+  if call('HEXISTS', key('job', id), 'response') == 0 then keep_log(id) else redis.call('UNLINK', key('log', id)) end
+  redis.call('UNLINK', key('job', id))
   if job.tenant then
     defer('ZREM', key('jobs', job.tenant), id)
     defer('ZREM', base .. WORD.expiring, id .. ' ' .. job.tenant)

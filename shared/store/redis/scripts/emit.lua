@@ -47,7 +47,7 @@ local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers
     -- The reply to the first call was lost: this worker has ended the job itself.
     if job and job.lease_id == lease_id and job.state == TO[event] then return end
     -- The log of a job that is gone can't be read any more, and it has no time to live.
-    if not job then redis.call('DEL', key('log', id)) end
+    if not job then keep_log(id) end
     lost[#lost + 1] = id
     lost[#lost + 1] = job and job.state or 'gone'
     return
@@ -71,7 +71,9 @@ local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers
       fields[#fields + 1] = int(first_us)
     end
     -- A long answer is there already, in pieces (store_piece.lua).
-    job.result_bytes = result == '' and cmsgpack.unpack(response)[5] or #result
+    local info = cmsgpack.unpack(response) -- a ResponseInfo
+    job.result_bytes = result == '' and info[5] or #result
+    job.reported = {info[3], info[6] or 0, tokens}
     finish(id, job, event, code, seq, fields, segment ~= '' and segment, tokens)
   end
   for gateway in string.gmatch(watchers, '%S+') do

@@ -128,7 +128,7 @@ def pack_result(
         frame = encode(job.id, seq, kind, b"", result.completion_tokens, job.generation)
     response = ResponseInfo(
         result.status, result.content_type, result.prompt_tokens, result.completion_tokens,
-        len(result.body),
+        len(result.body), result.cached_tokens,
     )  # fmt: skip
     return (
         job.id, job.lease_id, seq, segment, result.completion_tokens, result.event,

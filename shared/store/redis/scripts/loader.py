@@ -26,6 +26,7 @@ COMMON = (
     "keys",
     "dead_letters",
     "outbox",
+    "usage",
     "deferred_writes",
     "log",
     "queue",

@@ -1,8 +1,8 @@
 -- Delete what is not needed any more: index entries and counts of jobs and conversations that are gone, consumers and advertised slots of
--- workers that are gone.
+-- workers that are gone; of the ledger (usage.lua) what is too much, where no maintenance process adds it up.
 -- KEYS: base
--- ARGV: limit, dead_consumer_ms, lane...
---       limit: jobs per call; dead_consumer_ms: idle time after which a consumer counts as dead.
+-- ARGV: limit, dead_consumer_ms, most_usage, lane...
+--       limit: jobs per call; dead_consumer_ms: idle time after which a consumer counts as dead; most_usage: entries of the ledger.
 -- Reply: how many entries and consumers were deleted
 -- Invariant: a consumer with entries is kept; deleting it would lose them.
 local swept = 0
@@ -22,12 +22,14 @@ for _, member in ipairs(call('ZRANGEBYSCORE', expiring, '-inf', int(now_us()), '
     redis.call('ZREM', expiring, member)
   end
 end
+local dropped = call('XTRIM', base .. WORD.usage, 'MAXLEN', '~', ARGV[3])
+if dropped > 0 then call('INCRBY', base .. WORD.usage_dropped, dropped) end
 for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
   for _, who in ipairs(call('ZRANGE', key('advertised', pool), 0, -1)) do
     local worker = read_advertiser(pool, who)
     if worker and not is_connected(worker) then redis.call('ZREM', key('advertised', pool), who) end
   end
-  for i = 3, #ARGV do
+  for i = 4, #ARGV do
     local stream = queue_key(pool .. ':' .. ARGV[i])
     local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, GROUP)
     if not consumers.err then

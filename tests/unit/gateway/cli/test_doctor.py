@@ -19,6 +19,7 @@ MODEL = {"id": "qwen", "flotilla": {"ready": True, "wait_reason": ""}}
 HERE = version("flotilla")
 STORAGE = {"configured": True, "free_bytes": 3 << 30, "open_batches": 2, "problems": []}
 WEBHOOKS = {"events": 0, "endpoints": 0, "problems": []}
+LEDGER = {"dropped": 0, "problems": []}
 LATE = {"kind": "batches_late", "level": "problem", "sentence": "nobody works", "do": "Start it.",
         "runbook": "runbooks.md#x"}  # fmt: skip
 
@@ -32,6 +33,7 @@ def healthy(stub: StubGateway) -> StubGateway:
         "GET /admin/overview": overview(at=time.time()),
         "GET /admin/storage": STORAGE,
         "GET /admin/webhooks": WEBHOOKS,
+        "GET /admin/ledger": LEDGER,
         "GET /admin/keys": {"data": []},
     }
     return stub
@@ -44,9 +46,9 @@ def test_a_healthy_fleet(flotilla: Flotilla) -> None:
     found = json.loads(result.stdout)["data"]
     assert {(each["level"], each["do"]) for each in found} == {("ok", "")}
     names = ["gateway", *CHECKS, "version", "key", "model", "clock", "fleet"]
-    names += ["storage", "batches", "webhooks", "keys"]
+    names += ["storage", "batches", "webhooks", "usage", "keys"]
     assert [each["check"] for each in found] == names
-    assert found[-4]["text"] == "files can be stored, 3 GiB are free"
+    assert found[-5]["text"] == "files can be stored, 3 GiB are free"
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,7 @@ def test_what_is_no_problem_of_the_storage(
 
 READY, VERSION, MODELS, OVERVIEW = "/readyz", "/version", "/v1/models", "/admin/overview"
 FILES, HOOKS, KEYS = "/admin/storage", "/admin/webhooks", "/admin/keys"
+USE = "/admin/ledger"
 UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker runs"}}
 
 
@@ -93,6 +96,9 @@ UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker ru
         (HOOKS, WEBHOOKS | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
          "Start it. See runbooks.md#x."),
         (HOOKS, WEBHOOKS | {"endpoints": 2}, "webhooks", "ok", "on their way to 2 endpoints", ""),
+        (USE, LEDGER | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
+         "Start it."),
+        (USE, LEDGER | {"dropped": 7}, "usage", "ok", "in the sums; 7 jobs dropped ever", ""),
         (KEYS, {"data": [{"pepper": "old"}]}, "keys", "ok", "1 key in Redis, 1 of them with", ""),
         (KEYS, {"data": [{"pepper": "unknown"}]}, "keys", "warning", "1 key made with another",
          "FLOTILLA_KEY_PEPPERS"),

@@ -21,6 +21,7 @@ local function finish(id, job, event, code, seq, fields, segment, tokens)
   end
   redis.call('HSET', job_key, 'state', state, 'finished_us', int(now_us()), unpack(fields))
   tell_end(id, state, job.tenant, job.notify)
+  note_usage(id, job, state, job.generation > 1 or fields[1] == 'history')
   -- Completed jobs are all the others: to count them would cost each of them a command.
   if event ~= 'complete' then count_in(base .. WORD.ended, state) end
   local last, segments = pack_end(seq, state, tokens), nil

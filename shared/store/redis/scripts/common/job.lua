@@ -82,8 +82,12 @@ local function set_aside_job(id, reason)
     defer('ZADD', base .. WORD.expiring, int(now_us() + request.ttl_ms * 1000), id .. ' ' .. request.tenant)
   end
   flush_writes()
+  local job = {state = TO.fail, entry = '', queue = '', watchers = '', watched = '', created_us = created_us}
+  for name, value in pairs(request) do job[name] = value end
+  for name, value in pairs(lease or NO_LEASE) do job[name] = value end
   if not ended then
     tell_end(id, TO.fail, request.tenant, values.notify)
+    note_usage(id, job, TO.fail)
     local seq, generation = next_seq(id), lease and lease.generation or 0
     call('RPUSH', key('log', id), pack_end(seq, TO.fail))
     redis.call('PEXPIRE', key('log', id), request.ttl_ms)
@@ -93,14 +97,11 @@ local function set_aside_job(id, reason)
     end
     publish(values.watchers or '', cmsgpack.pack({id, seq, generation, KIND.ended, '', ''}))
   end
-  local job = {state = TO.fail, entry = '', queue = '', watchers = '', watched = '', created_us = created_us}
-  for name, value in pairs(request) do job[name] = value end
-  for name, value in pairs(lease or NO_LEASE) do job[name] = value end
   return job
 end
 
 -- What is read of a job to end it; to lease it; to requeue it; to find it.
-local TO_END = {'deadline_us', 'log_lost', 'notify'}
+local TO_END = {'deadline_us', 'created_us', 'log_lost', 'notify'}
 local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body', 'origin', 'weight', 'prefixes', 'notify'}
 local TO_REQUEUE = {'deadline_us', 'watchers', 'watched', 'created_us', 'history', 'restart_seq', 'notify'}
 local TO_FIND = {'deadline_us', 'created_us'}

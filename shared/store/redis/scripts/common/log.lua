@@ -1,3 +1,5 @@
+local COUNTED_MS = 60000 -- the ledger's entries are in the sums long before
+
 -- A job's log: a list of segments, each `first number, number of entries, entries` (job_log.py).
 local function pack_segment(first, entries)
   return cmsgpack.pack(first) .. cmsgpack.pack(#entries) .. table.concat(entries)
@@ -45,6 +47,9 @@ local function next_seq(id)
   end
 end
 
+-- Have the log of a job that is gone be deleted, once its tokens were counted.
+local function keep_log(id) redis.call('PEXPIRE', key('log', id), COUNTED_MS) end
+
 -- Append a segment to a job's log, unless the log holds it already (a repeated call). Where the log lacks
 -- entries before it (Redis lost them, or a person deleted them), `log_lost` records that: the job can't be
 -- completed any more (emit.lua). A log whose job is gone has no time to live, so it is deleted.
@@ -52,7 +57,7 @@ local function append(id, segment)
   local first, next, job = read_segment(segment), next_seq(id), key('job', id)
   if first < next then return end
   if redis.call('EXISTS', job) == 0 then
-    redis.call('DEL', key('log', id))
+    keep_log(id)
     return
   end
   if first > next then call('HSET', job, 'log_lost', '1') end

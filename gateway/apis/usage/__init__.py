@@ -1,0 +1,1 @@
+"""Who used what: the sums of the ledger, for operators and for tenants."""

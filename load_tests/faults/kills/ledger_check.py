@@ -1,0 +1,70 @@
+"""Compares the ledger of use with the logs of the jobs: each job once, with the tokens it has."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from load_tests.oracle.stored_job import StoredJob
+from shared.job.job_log import Entry, prompt_tokens_in, tokens_in
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.servers import Servers
+from shared.store.redis.usage_records import UsageRecords
+from shared.tenants.usage import Owner, UsageEntry
+
+_AT_ONCE = 10_000
+
+
+class Logged(NamedTuple):
+    """What a log has of a job that has ended, and whose it is."""
+
+    owner: Owner
+    prompt_tokens: int
+    output_tokens: int
+
+    @classmethod
+    def of(cls, stored: StoredJob) -> Logged:
+        """That of a job as Redis holds it."""
+        job = stored.job
+        return cls(Owner(job.tenant, job.key, job.model), *_tokens(stored.entries))
+
+
+async def ledger_errors(url: str, shards: int, logged: Mapping[str, Logged]) -> list[str]:
+    """Return what is wrong with the ledger, which nobody has added up. Raises StoreError."""
+    entries: list[UsageEntry] = []
+    async with Servers(url, shards) as servers:
+        queue = JobQueue(servers)
+        for shard in range(shards):
+            after = ""
+            while found := await UsageRecords(queue).entries(shard, after, _AT_ONCE):
+                entries += found
+                after = found[-1].id
+        await queue.close()
+    return compare(entries, logged)
+
+
+def compare(entries: Iterable[UsageEntry], logged: Mapping[str, Logged]) -> list[str]:
+    """Return what is wrong, in words. Pure. Entries of jobs that nobody looked at count nothing."""
+    of_jobs: dict[str, list[UsageEntry]] = defaultdict(list)
+    for entry in entries:
+        of_jobs[entry.job].append(entry)
+    twice = (job for job, found in of_jobs.items() if len(found) > 1)
+    errors = [f"{job} is in the ledger more than once" for job in twice]
+    for job, right in logged.items():
+        for entry in of_jobs[job][:1]:
+            if entry.owner != right.owner:
+                errors.append(f"{job} counts for {entry.owner}, not {right.owner}")
+            counted = (entry.prompt_tokens, entry.output_tokens)
+            if entry.prompt_tokens is not None and counted != right[1:]:
+                errors.append(f"{job} counts {counted} tokens, its log has {right[1:]}")
+        if not of_jobs[job]:
+            errors.append(f"{job} is not in the ledger")
+    return errors
+
+
+def _tokens(entries: Sequence[Entry]) -> tuple[int, int]:
+    return (
+        sum(prompt_tokens_in(entry.journal) for entry in entries),
+        sum(tokens_in(entry.journal) for entry in entries),
+    )

@@ -1,0 +1,33 @@
+-- Add entries of a shard's ledger (usage.lua) to the sums of their days, and to the totals that budgets are compared with.
+-- KEYS: base
+-- ARGV: shard, after, upto, n_entries, kept_ms of days, kept_ms of totals, most rows, rows, totals
+--       after, upto: ids of entries: the one up to which the caller has found the shard added up ('': none), and up to
+--       which it is now; most rows: of a tenant in a day, what is more goes into the row of `other`;
+--       rows: msgpack array of {day, tenant, msgpack of {key, model}, msgpack of {OTHER, OTHER}, sums}
+--       (UsageSums); totals: msgpack array of {period, field, tokens}.
+-- Reply: 1; 0 if another process has added these, or some of them
+-- Invariant: each entry is in the sums once: they and the position of the shard are changed in one call.
+local positions, shard, after, upto = base .. WORD.usage_positions, ARGV[1], ARGV[2], ARGV[3]
+if (call('HGET', positions, shard) or '') ~= after then return 0 end
+
+local function add(day, tenant, owner, other, sums)
+  local tenants, rows = key('usage_day', day), key('usage_rows', day .. ':' .. tenant)
+  local packed = call('HGET', rows, owner)
+  if not packed and call('HLEN', rows) >= tonumber(ARGV[7]) then
+    owner, packed = other, call('HGET', rows, other)
+  end
+  for i, before in ipairs(packed and cmsgpack.unpack(packed) or {}) do sums[i] = (sums[i] or 0) + before end
+  call('HSET', rows, owner, cmsgpack.pack(sums))
+  redis.call('PEXPIRE', rows, ARGV[5])
+  if call('SADD', tenants, tenant) == 1 then redis.call('PEXPIRE', tenants, ARGV[5]) end
+end
+
+for _, row in ipairs(cmsgpack.unpack(ARGV[8])) do add(unpack(row)) end
+for _, total in ipairs(cmsgpack.unpack(ARGV[9])) do
+  local totals = key('usage_totals', total[1])
+  call('HINCRBY', totals, total[2], int(total[3]))
+  redis.call('PEXPIRE', totals, ARGV[6])
+end
+call('HSET', positions, shard, upto)
+call('HINCRBY', positions, 'entries', ARGV[4])
+return 1

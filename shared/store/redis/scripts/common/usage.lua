@@ -1,0 +1,33 @@
+-- The ledger: an entry for each job's end, in the call that ends it. Maintenance adds it up (add_usage.lua), by day of the
+-- entry's id, tenant, key and model. It has no text of the request or of the answer.
+-- An entry is a msgpack array in the field `u` (usage_entry.py): id, tenant, key, model, state, tokens of the prompt, those of it
+-- that were cached, tokens of the answer (all three false: no worker has reported them, the job's log tells), microseconds
+-- in the queue, with an engine, and of these wasted, reserved tokens.
+
+-- Microseconds before the first start, of all attempts, and of those whose output is not in the answer. `taken_back`: an
+-- attempt was taken from its worker, so the record has a history.
+local function times_of(id, job, taken_back)
+  local now, started = now_us(), job.worker ~= '' and tonumber(job.started_us) or nil
+  local first, engine, wasted = started or now, started and math.max(0, now - started) or 0, 0
+  if taken_back then
+    local values = redis.call('HMGET', key('job', id), 'history', 'restart_seq')
+    local fine, history = pcall(cjson.decode, values[1] or '[]')
+    for _, attempt in ipairs(fine and type(history) == 'table' and history or {}) do
+      local from, to = tonumber(attempt.started_us) or now, tonumber(attempt.ended_us) or now
+      first = math.min(first, from)
+      -- The attempt that ends now may be in the history already.
+      if from ~= started then engine = engine + math.max(0, to - from) end
+      if attempt.entries == 0 or values[2] then wasted = wasted + math.max(0, to - from) end
+    end
+  end
+  return math.max(0, first - (tonumber(job.created_us) or now)), engine, wasted
+end
+
+-- `job.reported`: {tokens of the prompt, cached ones, tokens of the answer}, if its worker has reported them.
+local function note_usage(id, job, state, taken_back)
+  local reported = job.reported or {false, false, false}
+  local queue, engine, wasted = times_of(id, job, taken_back)
+  call('XADD', base .. WORD.usage, '*', 'u',
+       cmsgpack.pack({id, job.tenant or '', job.key or '', job.model or '', state, reported[1], reported[2], reported[3],
+                      queue, engine, wasted, job.reserved or ''}))
+end

@@ -1,0 +1,376 @@
+"""The ledger of use: each job once, whatever ends it, and the sums that are made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from datetime import UTC, datetime
+
+import msgpack
+import pytest
+from redis import Redis
+
+from gateway.maintenance import usage_counter
+from gateway.maintenance.usage_counter import UsageCounter
+from shared.job.job import LeasedJob, NewJob, new_job_id_in
+from shared.job.job_log import make_journal, prompt_tokens_in, tokens_in
+from shared.job.states import JobState
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.usage_records import UsageRecords
+from shared.tenants.usage import OTHER, Owner, UsageEntry, UsageRow, UsageSums, day_of
+from tests.redis.conftest import (
+    TENANT,
+    answer,
+    claim,
+    claim_one,
+    emit,
+    emit_and_flush,
+    emit_token,
+    entry_output,
+    expire_lease,
+    finish,
+    lease,
+    make_job,
+    open_queue,
+    pass_deadline,
+    submit,
+    submit_one,
+)
+
+KEPT_DAYS = 400
+KEY = "key_0123456789abcdef01234567"
+OWNER = Owner(TENANT, KEY, "m")
+
+
+async def ledger(queue: JobQueue, shard: int = 0) -> list[UsageEntry]:
+    """What a shard has not been added up of."""
+    records = UsageRecords(queue)
+    after = (await records.positions()).get(shard, "")
+    return await records.entries(shard, after, 1000)
+
+
+async def only_entry(queue: JobQueue) -> UsageEntry:
+    (entry,) = await ledger(queue)
+    return entry
+
+
+async def add_up(queue: JobQueue) -> None:
+    await UsageCounter(queue, KEPT_DAYS).run()
+
+
+async def rows(queue: JobQueue, tenant: str = "") -> list[UsageRow]:
+    """All rows of today and yesterday."""
+    today = datetime.now(UTC).date()
+    found = UsageRecords(queue).rows(today.replace(day=1), today, tenant)
+    return [row async for part in found for row in part]
+
+
+async def sums(queue: JobQueue) -> dict[Owner, UsageSums]:
+    found: dict[Owner, UsageSums] = {}
+    for row in await rows(queue):
+        found[row.owner] = found.get(row.owner, UsageSums()).plus(row.sums)
+    return found
+
+
+async def emit_prompt(queue: JobQueue, job: LeasedJob, tokens: int) -> None:
+    """The first entry of a job: its prompt, and one token; not flushed to the log."""
+    journal = make_journal([(0, tokens), (0, 0, [1], "x")])
+    assert await emit(queue, [entry_output(job, 1, (b"x",), journal)]) == {}
+
+
+async def test_a_completed_job_has_what_its_worker_reported(queue: JobQueue) -> None:
+    job = await lease(queue, key=KEY, reserved="55")
+    assert await finish(queue, job, 1, answer(cached_tokens=1)) == "ok"
+    entry = await only_entry(queue)
+    assert (entry.job, entry.owner, entry.state) == (job.id, OWNER, JobState.COMPLETED)
+    assert (entry.prompt_tokens, entry.cached_tokens, entry.output_tokens) == (2, 1, 3)
+    assert entry.reserved == "55"
+    assert entry.queue_us > 0
+    assert entry.engine_us > 0
+    assert entry.wasted_us == 0
+
+
+async def test_the_end_that_is_reported_twice_is_one_entry(queue: JobQueue) -> None:
+    job = await lease(queue)
+    for _ in range(2):
+        assert await finish(queue, job, 1, answer()) == "ok"
+    await only_entry(queue)
+
+
+async def test_a_cancelled_job_has_the_tokens_of_its_log(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue, key=KEY)
+    await emit_prompt(queue, job, 7)
+    await emit_token(queue, job, 2)
+    await queue.cancel(job.id, TENANT)
+    assert (await only_entry(queue)).prompt_tokens is None
+    await add_up(queue)
+    (row,) = await rows(queue)
+    assert row.owner == OWNER
+    assert row.sums[:8] == (1, 0, 0, 1, 0, 7, 0, 2)
+    assert row.sums.engine_us > 0
+    assert store.xlen(keys.usage(0)) == 0
+    for period in (row.day, row.day[:7]):
+        assert store.hgetall(keys.usage_totals(period)) == {
+            keys.total_of_tenant(TENANT).encode(): b"9",
+            keys.total_of_key(KEY).encode(): b"9",
+        }
+
+
+async def test_a_job_that_never_ran_has_waited(queue: JobQueue, store: Redis) -> None:
+    job = await submit(queue, deadline_s=5)
+    pass_deadline(store, job.id)
+    assert await queue.expire(0, 10) == [job.id]
+    await add_up(queue)
+    (found,) = (await sums(queue)).values()
+    assert (found.jobs, found.expired, found.prompt_tokens, found.engine_us) == (1, 1, 0, 0)
+    assert found.queue_us > 0
+
+
+async def test_attempts_are_added_up_and_those_without_output_are_wasted(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue)
+    expire_lease(store, job)
+    await queue.reap(0, 1.0, 10)
+    again = await claim_one(queue, worker="w-2")
+    await emit_prompt(queue, again, 5)
+    await queue.release([again], "drain", blame=False)
+    last = await claim_one(queue, worker="w-3")
+    assert await finish(queue, last, 2, answer()) == "ok"
+    found = (await only_entry(queue)).sums
+    first, second, third = (await queue.get(job.id)).attempts  # type: ignore[union-attr]
+    assert first.ended_at is not None
+    assert found.wasted_us == round(1e6 * (first.ended_at - first.started_at))
+    assert found.engine_us == pytest.approx(
+        sum(1e6 * ((each.ended_at or 0) - each.started_at) for each in (first, second, third)),
+        abs=5,
+    )
+    created = (await queue.get(job.id)).created_at  # type: ignore[union-attr]
+    assert found.queue_us == pytest.approx(1e6 * (first.started_at - created), abs=5)
+
+
+async def test_a_job_out_of_attempts_counts_each_of_them_once(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue, max_attempts=1)
+    expire_lease(store, job)
+    assert await queue.reap(0, 1.0, 10) == {job.id: "failed"}
+    entry = await only_entry(queue)
+    (attempt,) = (await queue.get(job.id)).attempts  # type: ignore[union-attr]
+    assert attempt.ended_at
+    spent = round(1e6 * (attempt.ended_at - attempt.started_at))
+    assert (entry.state, entry.engine_us, entry.wasted_us) == (JobState.FAILED, spent, spent)
+
+
+async def test_a_damaged_job_is_one_entry_of_its_tenant(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue, key=KEY)
+    await emit_and_flush(queue, job)
+    store.hset(keys.job(0, job.id), "created_us", "x")
+    await queue.cancel(job.id, TENANT)
+    await add_up(queue)
+    assert (await sums(queue))[OWNER][:8] == (1, 0, 1, 0, 0, 0, 0, 1)
+
+
+async def test_a_job_that_is_deleted_at_once_is_counted(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    await emit_prompt(queue, job, 7)
+    await queue.cancel(job.id, TENANT)
+    await queue.delete(job.id)
+    assert 0 < store.pttl(keys.log(0, job.id)) <= 60_000
+    await add_up(queue)
+    (found,) = (await sums(queue)).values()
+    assert (found.prompt_tokens, found.output_tokens, found.uncounted) == (7, 1, 0)
+
+
+async def test_the_log_of_a_job_with_reported_tokens_is_deleted_with_it(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue)
+    await emit_and_flush(queue, job)
+    assert await finish(queue, job, 2, answer()) == "ok"
+    await queue.delete(job.id)
+    assert not store.exists(keys.log(0, job.id))
+
+
+async def test_a_job_whose_log_is_gone_is_uncounted(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    await emit_prompt(queue, job, 7)
+    await queue.cancel(job.id, TENANT)
+    store.delete(keys.log(0, job.id))
+    await add_up(queue)
+    (found,) = (await sums(queue)).values()
+    assert (found.jobs, found.prompt_tokens, found.uncounted) == (1, 0, 1)
+
+
+async def test_an_entry_that_cannot_be_read_is_a_failed_job_of_nobody(
+    queue: JobQueue, store: Redis
+) -> None:
+    store.xadd(keys.usage(0), {"u": b"\xc1"})
+    store.xadd(keys.usage(0), {"v": msgpack.packb([1, 2])})
+    await add_up(queue)
+    assert (await sums(queue))[Owner("", "", "")][:3] == (2, 0, 2)
+
+
+async def test_an_entry_is_added_once_by_processes_that_are_killed_or_many(
+    queue: JobQueue, store: Redis
+) -> None:
+    records = UsageRecords(queue)
+    for _ in range(3):
+        assert await finish(queue, await lease(queue, key=KEY), 1, answer()) == "ok"
+    entries = await ledger(queue)
+    assert await records.add(0, "", entries[:2], KEPT_DAYS)
+    # Killed before they were deleted; and a slower process has read them, too.
+    assert store.xlen(keys.usage(0)) == 3
+    assert not await records.add(0, "", entries, KEPT_DAYS)
+    assert (await sums(queue))[OWNER].jobs == 2
+    backlog = await records.backlog()
+    assert (backlog.added, backlog.dropped) == (2, 0)
+    assert backlog.oldest_s >= 0
+    await asyncio.gather(*(add_up(queue) for _ in range(4)))
+    assert (await sums(queue))[OWNER][:8] == (3, 3, 0, 0, 0, 6, 0, 9)
+    assert (await records.backlog())[0::2] == (0, 3)
+    assert (await records.totals(day_of(datetime.now(UTC).timestamp())))["t:" + TENANT] == 15
+
+
+async def test_rows_of_all_shards_are_one(redis_url: str, store: Redis) -> None:
+    async with open_queue(redis_url, shards=3) as queue:
+        for shard in (0, 1, 1, 2):
+            await submit_one(queue, make_job(id=new_job_id_in(shard), key=KEY), 100)
+            (job,) = await claim(queue, shard=shard)
+            assert await finish(queue, job, 1, answer()) == "ok"
+        await add_up(queue)
+        await add_up(queue)
+        assert (await sums(queue))[OWNER].jobs == 4
+        assert {*(await UsageRecords(queue).positions())} == {0, 1, 2}
+
+
+async def test_a_tenant_with_too_many_rows_has_one_for_the_rest(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.store.redis.usage_records.MOST_ROWS", 2)
+    for key in ("a", "b", "c", "d", "a"):
+        assert await finish(queue, await lease(queue, key=key), 1, answer()) == "ok"
+        await add_up(queue)
+    assert {owner.key: each.jobs for owner, each in (await sums(queue)).items()} == {
+        "a": 2,
+        "b": 1,
+        OTHER: 2,
+    }
+    assert await rows(queue, "another") == []
+    assert len(await rows(queue, TENANT)) == 3
+
+
+async def test_a_ledger_that_nobody_adds_up_is_bounded(queue: JobQueue, store: Redis) -> None:
+    for _ in range(350):
+        store.xadd(keys.usage(0), {"u": b"x"})
+    await queue.sweep(0, most_usage=200)
+    backlog = await UsageRecords(queue).backlog()
+    assert 200 <= backlog.entries < 350
+    assert backlog.entries + backlog.dropped == 350
+
+
+async def test_a_long_backlog_is_added_up_in_parts(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_counter, "_AT_ONCE", 3)
+    jobs = [await submit(queue) for _ in range(10)]
+    for job in jobs:
+        await queue.cancel(job.id, TENANT)
+    await add_up(queue)
+    assert sum(each.cancelled for each in (await sums(queue)).values()) == 10
+
+
+async def tokens_in_log(queue: JobQueue, job: NewJob) -> tuple[int, int]:
+    entries = (await queue.read_log(job.id, 0)).entries
+    return (
+        sum(prompt_tokens_in(each.journal) for each in entries),
+        sum(tokens_in(each.journal) for each in entries),
+    )
+
+
+class Play:
+    """Random ends, hand-backs and losses of jobs of several tenants, keys and models."""
+
+    def __init__(self, queue: JobQueue, store: Redis, seed: int) -> None:
+        self.queue, self.store, self.random = queue, store, random.Random(seed)
+        self.jobs: dict[str, NewJob] = {}
+        self.logs: Counter[tuple[Owner, str]] = Counter()
+        self.prompts: dict[str, int] = {}
+        self.held: dict[str, tuple[LeasedJob, int]] = {}
+
+    async def submit(self) -> None:
+        owner = Owner(*(self.random.choice(each) for each in ("ab", ("", KEY), ("m", "n"))))
+        made = make_job(
+            id=new_job_id_in(0), tenant=owner.tenant, key=owner.key, model=owner.model,
+            deadline_s=60, stream=self.random.random() < 0.7,
+        )  # fmt: skip
+        self.jobs[made.id] = await submit(self.queue, **made._asdict())
+
+    async def step(self) -> None:
+        for job in await claim(self.queue, self.random.randrange(3)):
+            last = await self.queue.last_entry(job.id)
+            self.held[job.id] = job, last.seq if last else 0
+        job_id = self.random.choice([*self.jobs])
+        job, seq = self.held.get(job_id, (None, 0))
+        match self.random.randrange(7):
+            case 0:
+                await self.queue.cancel(job_id, self.jobs[job_id].tenant)
+            case 1 if self.random.random() < 0.3:
+                pass_deadline(self.store, job_id)
+                await self.queue.expire(0, 10)
+            case 2 if job:
+                await self.queue.release([job], "drain", blame=False)
+            case 3 if job:
+                tokens = await tokens_in_log(self.queue, self.jobs[job_id])
+                done = answer(prompt_tokens=tokens[0], completion_tokens=tokens[1])
+                await finish(self.queue, job, seq + 1, done)
+            case _ if job:
+                records = [(0, 0, [1, 2], "xy")]
+                records = [*records, *([(0, 5)] if seq == 0 else [])]  # type: ignore[list-item]
+                journal, items = make_journal(records), (b"x",) if job.stream else None
+                if not await emit(self.queue, [entry_output(job, seq + 1, items, journal)]):
+                    self.held[job_id] = job, seq + 1
+                    return
+            case _:
+                return
+        self.held.pop(job_id, None)
+
+    async def end(self) -> None:
+        for job_id, job in self.jobs.items():
+            await self.queue.cancel(job_id, job.tenant)
+            owner = Owner(job.tenant, job.key, job.model)
+            prompt, output = await tokens_in_log(self.queue, job)
+            self.logs.update({(owner, "jobs"): 1, (owner, "in"): prompt, (owner, "out"): output})
+            if self.random.random() < 0.3:
+                await self.queue.delete(job_id)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_the_sums_are_those_of_the_logs(queue: JobQueue, store: Redis, seed: int) -> None:
+    play = Play(queue, store, seed)
+    for _ in range(12):
+        await play.submit()
+    for number in range(120):
+        await play.step()
+        if number % 30 == 0:
+            await add_up(queue)
+    await play.end()
+    await add_up(queue)
+    found: Counter[tuple[Owner, str]] = Counter()
+    for owner, each in (await sums(queue)).items():
+        found.update(
+            {(owner, "jobs"): each.jobs, (owner, "in"): each.prompt_tokens,
+             (owner, "out"): each.output_tokens}
+        )  # fmt: skip
+        assert each.uncounted == 0
+        assert sum(each[1:5]) == each.jobs
+    assert +found == +play.logs
+    assert sum(n for (_, what), n in found.items() if what == "out") > 0
+    tenants = {f"t:{tenant}" for tenant in "ab"}
+    month = day_of(datetime.now(UTC).timestamp())[:7]
+    totals = await UsageRecords(queue).totals(month)
+    assert sum(tokens for name, tokens in totals.items() if name in tenants) == sum(
+        n for (_, what), n in found.items() if what != "jobs"
+    )

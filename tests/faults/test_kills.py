@@ -64,12 +64,13 @@ def test_without_the_log_the_run_fails(tmp_path: Path) -> None:
 
 def test_without_detection_the_run_fails(tmp_path: Path) -> None:
     shape = RunShape(
-        kills=6,
+        kills=12,
         seed=19,
         rate=1.0,
         kinds=(KillKind.WORKER,),
         fleet=hard_fleet(3, lease_s=5.0, controls=("detection",)),
     )
     result = run(tmp_path, shape)
-    assert [line for line in failures(result) if "the limit is" in line]
+    found = failures(result)
+    assert [line for line in found if "the limit is" in line], (result.tally.pauses, found)
     assert failures(result, pauses=False) == [], result.tally.examples

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.apis.table import APIS
+from gateway.core.audit_trail import AuditTrail
 from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
 from gateway.core.job_admission import JobAdmission
@@ -57,6 +58,7 @@ from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.interface import StoreError
 from shared.store.redis import durability, eviction
+from shared.store.redis.audit_records import AuditRecords
 from shared.store.redis.detector import Detector
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
@@ -203,12 +205,13 @@ def _make_gateway(
 
 
 def _add_tenants(gateway: Gateway) -> None:
-    """What keeps the keys up to date, and what applies their limits."""
+    """What keeps the keys up to date, applies their limits, and records changes."""
     malformed = MalformedValues(gateway.metrics.malformed)
     gateway.add(KeyRefresh(gateway.queue, gateway.keys, malformed))
     limiter = RateLimiter(RateLimitRecords(gateway.queue), gateway.fleet.now_s)
     gateway.submitter.on_unused = limiter.give_back
     gateway.add(limiter)
+    gateway.add(AuditTrail(AuditRecords(gateway.queue.servers)))
 
 
 def _door(

@@ -104,10 +104,11 @@ def budgets() -> list[Budget]:
     files, functions_, arguments = long_files(), long_functions(), wide_constructors()
     return [
         # The ledger of use (issue 33) adds 320 lines of core, 1,030 of product, 120 of load tests.
+        # The audit trail adds 90 and 240.
         # Limits of keys and tenants (issue 33) add 470 lines of core, 820 of product: nothing
         # has counted by key or over several gateways before.
-        Budget("lines of the core", total(*CORE), 24_600, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 64_900, 34_000),
+        Budget("lines of the core", total(*CORE), 24_700, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 65_160, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_880, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli import audit_command as audit
 from gateway.cli import bench, chat, config, dead, doctor, job_actions, processes, queues, scale
 from gateway.cli import files_command as files
 from gateway.cli import jobs_command as jobs
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (processes, chat, submit, top, bench, doctor, usage):
+for group in (processes, chat, submit, top, bench, doctor, usage, audit):
     app.add_typer(group.app)  # without a name its commands are the app's
 jobs.app.add_typer(job_actions.app)
 app.add_typer(jobs.app, name="jobs")

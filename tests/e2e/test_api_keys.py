@@ -177,6 +177,14 @@ def test_each_change_is_a_line_of_the_audit_log(fleet: Fleet) -> None:
         reason in line for line, reason in zip(lines, ("for the audit", "it left"), strict=True)
     ]
     assert all('"tenant": "ops"' in line and key["secret"] not in line for line in lines)
+    page = fleet.operator.get("/admin/audit", params={"limit": 1}).json()
+    assert page["has_more"] is True
+    rest = fleet.operator.get("/admin/audit", params={"after": page["data"][0]["id"]}).json()
+    found = [each for each in page["data"] + rest["data"] if each["subject"] == key["id"]]
+    told = [(each["action"], each["reason"], each["tenant"]) for each in found]
+    assert told == [("key.revoked", "it left", "ops"), ("key.created", "for the audit", "ops")]
+    assert abs(found[0]["at"] - time.time()) < 60
+    assert fleet.operator.get("/admin/audit?after=x").status_code == 400
     assert key["secret"] not in log
 
 

@@ -278,6 +278,10 @@ def test_each_call_is_in_the_audit_log(fleet: Fleet, sql: None) -> None:
         "load_lora_adapter" in line and '"ops"' in line and "/adapters/sql" in line
         for line in lines
     )
+    entries = httpx.get(f"{fleet.gateway.url}/admin/audit", headers=OPERATOR).json()["data"]
+    (entry, *_) = [each for each in entries if each["action"] == "pool.load_lora_adapter"]
+    assert (entry["tenant"], entry["details"]["outcome"]) == ("ops", "done")
+    assert entry["details"]["options"]["lora_path"] == SQL["lora_path"]
 
 
 def test_a_job_for_an_adapter_that_was_unloaded_gets_an_answer(fleet: Fleet) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ from gateway.apis.admin.key_object import (
     KeyWithSecret,
     NewLimits,
 )
+from gateway.core.audit_trail import AuditTrail
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.key_refresh import KeyRefresh
@@ -40,7 +40,6 @@ router = APIRouter(
     tags=["operators"],
     dependencies=[known_only],
 )
-audit = logging.getLogger("flotilla.audit")
 
 _ONLY_REASON = takes(
     {"type": "object", "properties": {"reason": {"type": "string"}}}, required=False
@@ -210,15 +209,5 @@ def _no_such_key(key_id: str) -> errors.NotFound:
 async def _done(gateway: Gateway, what: str, key: ApiKey, operator: ApiKey, reason: str) -> None:
     with contextlib.suppress(StoreError):
         await gateway.of(KeyRefresh).refresh()  # this gateway knows it when it answers
-    audit.info(
-        "API key %s %s",
-        key.id,
-        what,
-        extra={
-            "tenant": operator.tenant,
-            "key": operator.id,
-            "reason": reason,
-            "of_tenant": key.tenant,
-            "scopes": " ".join(sorted(key.scopes)),
-        },
-    )
+    details = {"of_tenant": key.tenant, "scopes": sorted(key.scopes)}
+    await gateway.of(AuditTrail).write(f"key.{what}", key.id, operator, reason, **details)

@@ -14,8 +14,9 @@ from fastapi import APIRouter, Query
 from starlette.responses import JSONResponse, Response
 
 from gateway.apis.admin.letter_object import letter_object
+from gateway.core.audit_trail import AuditTrail
 from gateway.core.call import repeat
-from gateway.core.context import Gateway, GatewayDep
+from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.description.schema import shows
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest, NotFound, NotRepeatable
@@ -63,7 +64,7 @@ async def get_letter(letter_id: str, gateway: GatewayDep) -> dict[str, Any]:
     status_code=202,
     openapi_extra=shows("Replay", 202, errors=(NotRepeatable,)),
 )
-async def replay(letter_id: str, gateway: GatewayDep) -> Response:
+async def replay(letter_id: str, gateway: GatewayDep, operator: KeyDep) -> Response:
     """Submit the request of the letter's job again, for its tenant, and delete the letter.
 
     The new job may use all attempts again. A call that is repeated before the letter was deleted
@@ -77,6 +78,8 @@ async def replay(letter_id: str, gateway: GatewayDep) -> Response:
     await gateway.submitter.submit(new)
     await dead_letters.drop(gateway.queue, letter.id)
     gateway.metrics.dead_letters_handled.labels("replayed").inc()
+    trail = gateway.of(AuditTrail)
+    await trail.write("dead_letter.replayed", letter_id, operator, "", job=job.id, new_job=new.id)
     shown = {
         "id": str(letter.id),
         "object": "dead_letter.replay",
@@ -88,11 +91,12 @@ async def replay(letter_id: str, gateway: GatewayDep) -> Response:
 
 
 @router.delete("/{letter_id}")
-async def drop(letter_id: str, gateway: GatewayDep) -> dict[str, Any]:
+async def drop(letter_id: str, gateway: GatewayDep, operator: KeyDep) -> dict[str, Any]:
     """Delete a dead letter. Its job is kept no longer than others that have ended."""
     letter = await _letter(gateway, letter_id)
     if await dead_letters.drop(gateway.queue, letter.id):
         gateway.metrics.dead_letters_handled.labels("dropped").inc()
+        await gateway.of(AuditTrail).write("dead_letter.dropped", letter_id, operator, "")
     return {"id": str(letter.id), "object": "dead_letter", "deleted": True}
 
 

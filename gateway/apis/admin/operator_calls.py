@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from gateway.apis.admin.broadcast import OUTCOMES, Broadcast, Operation, new_operation_id
+from gateway.core.audit_trail import AuditTrail
 from gateway.core.context import Gateway
 from shared.api.operator_actions import (
     ACTIONS,
@@ -23,8 +23,7 @@ from shared.job.adapter_queues import adapter_queue, pool_of
 from shared.job.errors import BadRequest, NotFound, NoWorker, WorkerNotReady
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.fleet_registry import Registry
-
-audit = logging.getLogger("flotilla.audit")
+from shared.tenants.api_key import ApiKey
 
 
 class OperatorCalls:
@@ -35,6 +34,7 @@ class OperatorCalls:
         self._fleet = gateway.fleet
         self._on_change = gateway.on_fleet_change
         self._metrics = metrics = gateway.metrics
+        self._audit = gateway.of(AuditTrail)
         # The timeout is for the answers of all workers of a pool together.
         self._broadcast = Broadcast(servers, gateway.fleet, timeout_s)
         self._desired = DesiredPools(servers.primary)
@@ -78,10 +78,10 @@ class OperatorCalls:
         pool: str,
         action: OperatorAction,
         options: Mapping[str, Any],
-        tenant: str,
+        operator: ApiKey,
         reason: str = "",
     ) -> Operation:
-        """Carry it out on all workers of the pool; `tenant` is the operator's, for the log.
+        """Carry it out on all workers of the pool; `operator`: who asks for it.
 
         What later workers have to do, too, is stored first, so that none misses it. Raises
         BadRequest and NotFound.
@@ -104,10 +104,10 @@ class OperatorCalls:
                 done = await self._broadcast.send(pool, action, options)
         if action in (PAUSE, RESUME):
             await self._fleet.refresh()
-        self._record(done, options, tenant, reason)
+        await self._record(done, options, operator, reason)
         return done
 
-    async def drain(self, worker_id: str, tenant: str, reason: str = "") -> Operation:
+    async def drain(self, worker_id: str, operator: ApiKey, reason: str = "") -> Operation:
         """Have one worker drain and end; returns when it has begun. See `call`.
 
         Raises NotFound, and WorkerNotReady if it can't receive the call.
@@ -124,26 +124,23 @@ class OperatorCalls:
                 f"The worker {worker.id} is {worker.state} and can't be drained now; to end it, "
                 "stop its process."
             )
-        self._record(done, {}, tenant, reason)
+        await self._record(done, {}, operator, reason)
         return done
 
-    def _record(
-        self, done: Operation, options: Mapping[str, Any], tenant: str, reason: str
+    async def _record(
+        self, done: Operation, options: Mapping[str, Any], operator: ApiKey, reason: str
     ) -> None:
         self._on_change()
         self._metrics.operator_calls.labels(done.action, done.outcome).inc()
-        audit.info(
-            "operator call %s on the pool %s: %s",
-            done.action,
+        await self._audit.write(
+            f"pool.{done.action}",
             done.pool,
-            done.outcome,
-            extra={
-                "operation": done.id,
-                "tenant": tenant,
-                "reason": reason,
-                "options": dict(options),
-                "workers": {worker: answer.status for worker, answer in done.workers.items()},
-            },
+            operator,
+            reason,
+            operation=done.id,
+            outcome=done.outcome,
+            options=dict(options),
+            workers={worker: answer.status for worker, answer in done.workers.items()},
         )
 
     async def _load(self, pool: str, options: Mapping[str, Any]) -> Operation:

@@ -16,7 +16,7 @@ from gateway.apis.admin.broadcast import Operation
 from gateway.apis.admin.operation_object import engine_answer, failure, own_answer
 from gateway.apis.admin.operation_schemas import OPTIONS_BODY, options_of
 from gateway.apis.admin.operator_calls import OperatorCalls
-from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.operator_body import optional_body, taken_reason
 from gateway.description.schema import Kinds, errors_in, shows
 from gateway.http.error_response import error_response
@@ -58,7 +58,7 @@ async def operate(
     action: Annotated[str, Path(json_schema_extra={"enum": list(ACTIONS)})],
     request: Request,
     gateway: GatewayDep,
-    tenant: TenantDep,
+    operator: KeyDep,
 ) -> Response:
     """Have all workers of a pool carry out an action; the body, if any, holds its options as JSON.
 
@@ -72,7 +72,7 @@ async def operate(
     name = await gateway.of(OperatorCalls).pool(pool)
     reason, given = taken_reason(await optional_body(request, gateway))
     options = check_options(row, given)
-    done = await gateway.of(OperatorCalls).call(name, row, options, tenant, reason)
+    done = await gateway.of(OperatorCalls).call(name, row, options, operator, reason)
     return operation_answer(request, gateway, done)
 
 
@@ -81,18 +81,18 @@ async def operate(
     dependencies=[known_only],
     openapi_extra=shows("Operation", errors=(*_ERRORS, WorkerNotReady)) | OPTIONS_BODY,
 )
-async def drain(worker: str, request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
+async def drain(worker: str, request: Request, gateway: GatewayDep, operator: KeyDep) -> Response:
     """Have one worker hand its jobs over to others, or finish them, and end.
 
     Answers when it has begun. The process's supervisor decides whether it starts a new one.
     """
     reason, given = taken_reason(await optional_body(request, gateway))
     check_options(DRAIN, given)
-    done = await gateway.of(OperatorCalls).drain(worker, tenant, reason)
+    done = await gateway.of(OperatorCalls).drain(worker, operator, reason)
     return operation_answer(request, gateway, done)
 
 
-async def _with_vllms_name(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
+async def _with_vllms_name(request: Request, gateway: GatewayDep, operator: KeyDep) -> Response:
     row = PATHS[request.url.path]
     words = _words(request)
     pool = words.pop("pool", [None])[-1]
@@ -103,7 +103,7 @@ async def _with_vllms_name(request: Request, gateway: GatewayDep, tenant: Tenant
     else:
         options = check_options(row, await optional_body(request, gateway))
     name = await gateway.of(OperatorCalls).pool(pool)
-    done = await gateway.of(OperatorCalls).call(name, row, options, tenant)
+    done = await gateway.of(OperatorCalls).call(name, row, options, operator)
     return engine_answer(done) if not done.failed else operation_answer(request, gateway, done)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.apis.admin import (
+    audit_route,
     autoscale,
     fleet_views,
     key_routes,
@@ -48,6 +49,7 @@ API = Api(
         autoscale.router,
         router,
         key_routes.router,
+        audit_route.router,
         tenant_list.router,
         letter_routes.router,
         operator_routes.router,

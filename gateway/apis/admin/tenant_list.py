@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Request
@@ -13,6 +12,7 @@ from pydantic import BaseModel, Field
 from gateway.apis.admin.key_object import TENANT, LimitsObject, NewLimits, TenantLimits
 from gateway.apis.admin.key_routes import NEW_LIMITS, check_configured
 from gateway.apis.admin.tenant_usage import usage
+from gateway.core.audit_trail import AuditTrail
 from gateway.core.call import read_object
 from gateway.core.context import GatewayDep, KeyDep
 from gateway.core.key_refresh import KeyRefresh
@@ -24,8 +24,6 @@ from shared.store.redis.tenants import kept_of
 from shared.tenants.rate_limits import NO_LIMITS, RateLimits
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
-
-audit = logging.getLogger("flotilla.audit")
 
 _MOST_TENANTS = 50
 """With more tenants only these, the first by name, have their usage read."""
@@ -71,8 +69,8 @@ async def limit_tenant(
     await refresh.records.limit_tenant(tenant, sent.limits)
     with contextlib.suppress(StoreError):
         await refresh.refresh()  # this gateway knows it when it answers
-    by = {"tenant": operator.tenant, "key": operator.id, "reason": sent.reason}
-    audit.info("limits of tenant %s set: %s", tenant, sent.limits, extra=by | {"of_tenant": tenant})
+    limits = sent.limits._asdict()
+    await gateway.of(AuditTrail).write("tenant.limited", tenant, operator, sent.reason, **limits)
     return TenantLimits(tenant=tenant, limits=_shown(sent.limits))
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.apis.jobs.bulk_action import Bulk, BulkAction, BulkActions
-from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.audit_trail import AuditTrail
+from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.operator_body import optional_body, taken_reason
 from gateway.description.schema import MAYBE_TEXT, takes
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
 from shared.job.place import PLACE, Place
+from shared.tenants.api_key import ApiKey
 
 router = APIRouter(prefix="/admin/jobs", tags=["operators"], dependencies=[known_only])
-audit = logging.getLogger("flotilla.audit")
 
 
 class BulkRequest(BaseModel):
@@ -40,21 +40,21 @@ _DESCRIBED = takes(_BODY)
 
 
 @router.post("/cancel", openapi_extra=_DESCRIBED)
-async def cancel_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Bulk:
+async def cancel_jobs(request: Request, gateway: GatewayDep, operator: KeyDep) -> Bulk:
     """Cancel the queued and running jobs that match `filter`, 1000 at most in one call."""
-    return await _run("cancel", request, gateway, tenant)
+    return await _run("cancel", request, gateway, operator)
 
 
 @router.post("/retry", openapi_extra=_DESCRIBED)
-async def retry_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Bulk:
+async def retry_jobs(request: Request, gateway: GatewayDep, operator: KeyDep) -> Bulk:
     """Submit the failed, cancelled and expired jobs that match `filter` again, 1000 at most.
 
     A job is repeated once only, however often this is called.
     """
-    return await _run("retry", request, gateway, tenant)
+    return await _run("retry", request, gateway, operator)
 
 
-async def _run(action: BulkAction, request: Request, gateway: Gateway, tenant: str) -> Bulk:
+async def _run(action: BulkAction, request: Request, gateway: Gateway, operator: ApiKey) -> Bulk:
     reason, fields = taken_reason(await optional_body(request, gateway))
     try:
         asked = BulkRequest.model_validate(fields)
@@ -63,17 +63,17 @@ async def _run(action: BulkAction, request: Request, gateway: Gateway, tenant: s
         param = ".".join(str(name) for name in first["loc"])
         raise BadRequest(f"{param}: {first['msg']}", param or None) from error
     job_filter = parse_filter(asked.filter, gateway.fleet.now_s())
-    tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.keys.tenants])
+    tenants = tenants_of(job_filter, operator.tenant, [each.name for each in gateway.keys.tenants])
     bulk = BulkActions(gateway)
     before = Place.parse(asked.cursor) if asked.cursor else None
     result = await bulk.run(action, tenants, job_filter, before, dry_run=asked.dry_run)
     if not asked.dry_run:
-        audit.info(
-            "%s of all jobs that match %r: %d of %d",
-            action,
+        await gateway.of(AuditTrail).write(
+            f"jobs.{action}",
             asked.filter,
-            result.done,
-            result.matched,
-            extra={"tenant": tenant, "reason": reason, "filter": asked.filter},
+            operator,
+            reason,
+            done=result.done,
+            matched=result.matched,
         )
     return result

@@ -282,6 +282,7 @@ SHARDS: Final = "flotilla:{fleet}:shards"
 PROBE: Final = "flotilla:{fleet}:probe"
 MAINTENANCE_RUNS: Final = "flotilla:{fleet}:maintenance"
 STORAGE: Final = "flotilla:{fleet}:storage"
+AUDIT: Final = "flotilla:{fleet}:audit"
 SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"  # of `scale` and `scaling_events`, for SCAN
 
 

@@ -1,0 +1,42 @@
+"""The audit trail in Redis: bounded, newest first, and without what is damaged."""
+
+from __future__ import annotations
+
+import redis as sync_redis
+
+from shared.store.redis import audit_records, keys
+from shared.store.redis.audit_records import AuditRecord, AuditRecords
+from shared.store.redis.job_queue import JobQueue
+
+
+def record(number: int) -> AuditRecord:
+    return AuditRecord("key.created", f"key_{number}", "ops", "", "why", {"of_tenant": "team"})
+
+
+async def test_entries_come_back_in_pages_newest_first(queue: JobQueue) -> None:
+    records = AuditRecords(queue.servers)
+    assert await records.read("", 10) == []
+    for number in range(5):
+        await records.append(record(number))
+    first = await records.read("", 2)
+    rest = await records.read(first[-1].id, 10)
+    assert [each.subject for each in [*first, *rest]] == [f"key_{n}" for n in (4, 3, 2, 1, 0)]
+    assert first[0]._replace(id="") == record(4)
+    assert first[0].at_s > 1.7e9
+
+
+async def test_a_damaged_entry_hides_no_other(queue: JobQueue, store: sync_redis.Redis) -> None:
+    records = AuditRecords(queue.servers)
+    await records.append(record(0))
+    store.xadd(keys.AUDIT, {"action": "x"})
+    store.xadd(keys.AUDIT, {"details": "{"})
+    assert [each.subject for each in await records.read("", 10)] == ["key_0"]
+
+
+async def test_the_number_of_entries_is_bounded(queue: JobQueue, store: sync_redis.Redis) -> None:
+    with store.pipeline() as pipeline:
+        for _ in range(audit_records.MOST + 500):
+            pipeline.xadd(keys.AUDIT, {"action": "x"})
+        pipeline.execute()
+    await AuditRecords(queue.servers).append(record(0))
+    assert store.xlen(keys.AUDIT) < audit_records.MOST + 200

@@ -28,6 +28,7 @@ class Fleet:
         self.redis = redis
         self.stack = Stack(redis.url, folder)
         self.gateways = [self.stack.gateway(**KEYS) for _ in range(3)]
+        self.stack.maintenance()
         self.stack.worker(served_model_name="sim", sim_step_ms=5, sim_step_us_per_seq=0)
 
     def operator(self, method: str, path: str, **body: Any) -> dict[str, Any]:
@@ -234,6 +235,39 @@ def test_what_is_not_queued_gets_its_tokens_back(fleet: Fleet) -> None:
         return int(found.headers["x-ratelimit-remaining-tokens"]) > left - 100
 
     wait_for(is_back, "the tokens of the repeated call are back", 10)
+
+
+def test_what_was_not_used_is_given_back_after_the_end(fleet: Fleet) -> None:
+    secret = fleet.key("frugal", tokens_per_minute=10_000)
+    first = chat(fleet.gateways[0], secret, max_tokens=3500)
+    assert int(first.headers["x-ratelimit-remaining-tokens"]) < 6600
+
+    def is_back() -> bool:
+        found = chat(fleet.gateways[1], secret, max_tokens=1)
+        return int(found.headers["x-ratelimit-remaining-tokens"]) > 9800
+
+    wait_for(is_back, "the tokens are back", 10)
+
+
+def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
+    secret = fleet.key("budgeted", tokens_per_day=100)
+    gateway = fleet.gateways[2]
+
+    def spent() -> bool:
+        return chat(gateway, secret, max_tokens=20).status_code == 429
+
+    wait_for(spent, "the budget is spent", 30)
+    refused = chat(gateway, secret)
+    error = refused.json()["error"]
+    assert (error["code"], error["type"]) == ("budget_exceeded", "insufficient_quota")
+    assert "tokens per day of this API key: limit 100, left 0" in error["message"]
+    assert refused.headers["x-should-retry"] == "false"
+    assert 0 < int(refused.headers["retry-after"]) <= 86_400
+    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=secret, max_retries=5)
+    with client, pytest.raises(openai.RateLimitError):
+        client.chat.completions.create(**CHAT)
+    used = fleet.operator("GET", "/admin/usage?tenant=budgeted&by=tenant")["data"][0]
+    assert used["input_tokens"] + used["output_tokens"] >= 100
 
 
 def test_a_lost_gateway_leaves_no_request_counted_for_ever(fleet: Fleet) -> None:

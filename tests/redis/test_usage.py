@@ -18,7 +18,9 @@ from shared.job.job_log import make_journal, prompt_tokens_in, tokens_in
 from shared.job.states import JobState
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.rate_limit_records import RateLimitRecords
 from shared.store.redis.usage_records import UsageRecords
+from shared.tenants.rate_limits import Limited, RateLimits, Taken, key_name, tenant_name
 from shared.tenants.usage import OTHER, Owner, UsageEntry, UsageRow, UsageSums, day_of
 from tests.redis.conftest import (
     TENANT,
@@ -92,6 +94,25 @@ async def test_a_completed_job_has_what_its_worker_reported(queue: JobQueue) -> 
     assert entry.wasted_us == 0
 
 
+@pytest.mark.parametrize("reserved", [1000, 1])
+async def test_tokens_of_limits_are_settled_once_a_job_has_ended(
+    queue: JobQueue, reserved: int
+) -> None:
+    limits, now_s = RateLimitRecords(queue), datetime.now(UTC).timestamp()
+    limited = [Limited(name, RateLimits(0, 5000)) for name in (key_name(KEY), tenant_name(TENANT))]
+    await limits.take("", reserved, limited, now_s)
+    job = await lease(queue, key=KEY, reserved=str(reserved))
+    assert await finish(queue, job, 1, answer()) == "ok"
+    await add_up(queue)
+    await add_up(queue)
+    for each in limited:
+        found = await limits.take("", 0, [each], now_s)
+        assert isinstance(found, Taken)
+        assert found.tokens_left is not None
+        # The answer has 5 tokens; the bucket is refilled by 83 each second.
+        assert 4995 <= found.tokens_left.left <= 5000
+
+
 async def test_the_end_that_is_reported_twice_is_one_entry(queue: JobQueue) -> None:
     job = await lease(queue)
     for _ in range(2):
@@ -113,8 +134,8 @@ async def test_a_cancelled_job_has_the_tokens_of_its_log(queue: JobQueue, store:
     assert store.xlen(keys.usage(0)) == 0
     for period in (row.day, row.day[:7]):
         assert store.hgetall(keys.usage_totals(period)) == {
-            keys.total_of_tenant(TENANT).encode(): b"9",
-            keys.total_of_key(KEY).encode(): b"9",
+            tenant_name(TENANT).encode(): b"9",
+            key_name(KEY).encode(): b"9",
         }
 
 

@@ -232,18 +232,8 @@ def usage_dropped(shard: int) -> str:
 
 def usage_totals(period: str) -> str:
     """Prompt and output tokens of a UTC day (`2026-11-28`) or month (`2026-11`), which budgets are
-    compared with; fields are `total_of_tenant` and `total_of_key`."""
+    compared with, by the names of limits (rate_limits.py)."""
     return first(USAGE_TOTALS, period)
-
-
-def total_of_tenant(tenant: str) -> str:
-    """The field of a tenant in `usage_totals`."""
-    return f"t:{tenant}"
-
-
-def total_of_key(key_id: str) -> str:
-    """The field of an API key in `usage_totals`."""
-    return f"k:{key_id}"
 
 
 def pool_names(shard: int) -> str:

@@ -13,6 +13,7 @@ from shared.job.packing import pack
 from shared.job.states import JobState
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
+from shared.tenants.rate_limits import key_name, tenant_name
 from shared.tenants.usage import (
     MOST_ROWS,
     OTHER,
@@ -81,6 +82,7 @@ class UsageRecords:
         arguments = (
             shard, after, entries[-1].id, len(entries), kept_days * _DAY_S * 1000,
             TOTALS_KEPT_S * 1000, MOST_ROWS, pack(packed), pack(_totals(rows)),
+            pack(_unused(entries)),
         )  # fmt: skip
         return bool(await self._queue.run("add_usage", _SHARD, arguments))
 
@@ -143,12 +145,25 @@ def _totals(rows: Sequence[UsageRow]) -> list[tuple[str, str, int]]:
     totals: Counter[tuple[str, str]] = Counter()
     for day, owner, sums in rows:
         tokens = sums.prompt_tokens + sums.output_tokens
-        fields = [keys.total_of_tenant(owner.tenant)]
-        fields += [keys.total_of_key(owner.key)] if owner.key else []
+        fields = [tenant_name(owner.tenant)]
+        fields += [key_name(owner.key)] if owner.key else []
         totals.update(
             {(period, each): tokens for period in (day, month_of(day)) for each in fields}
         )
     return [(*place, tokens) for place, tokens in totals.items() if tokens]
+
+
+def _unused(entries: Sequence[UsageEntry]) -> list[tuple[str, int]]:
+    """What the jobs have not used of the tokens that were taken for them, by name of limits."""
+    unused: Counter[str] = Counter()
+    for entry in entries:
+        if entry.reserved:
+            owner, sums = entry.owner, entry.sums
+            left = int(entry.reserved) - sums.prompt_tokens - sums.output_tokens
+            unused[tenant_name(owner.tenant)] += left
+            if owner.key:
+                unused[key_name(owner.key)] += left
+    return [*unused.items()]
 
 
 def _next_id(entry: str) -> str:

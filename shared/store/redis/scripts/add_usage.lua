@@ -1,10 +1,11 @@
 -- Add entries of a shard's ledger (usage.lua) to the sums of their days, and to the totals that budgets are compared with.
 -- KEYS: base
--- ARGV: shard, after, upto, n_entries, kept_ms of days, kept_ms of totals, most rows, rows, totals
+-- ARGV: shard, after, upto, n_entries, kept_ms of days, kept_ms of totals, most rows, rows, totals, unused
 --       after, upto: ids of entries: the one up to which the caller has found the shard added up ('': none), and up to
 --       which it is now; most rows: of a tenant in a day, what is more goes into the row of `other`;
 --       rows: msgpack array of {day, tenant, msgpack of {key, model}, msgpack of {OTHER, OTHER}, sums}
---       (UsageSums); totals: msgpack array of {period, field, tokens}.
+--       (UsageSums); totals: msgpack array of {period, field, tokens};
+--       unused: of {name of limits, tokens that were taken and not used, or used and not taken if below 0}.
 -- Reply: 1; 0 if another process has added these, or some of them
 -- Invariant: each entry is in the sums once: they and the position of the shard are changed in one call.
 local positions, shard, after, upto = base .. WORD.usage_positions, ARGV[1], ARGV[2], ARGV[3]
@@ -28,6 +29,7 @@ for _, total in ipairs(cmsgpack.unpack(ARGV[9])) do
   call('HINCRBY', totals, total[2], int(total[3]))
   redis.call('PEXPIRE', totals, ARGV[6])
 end
+for _, unused in ipairs(cmsgpack.unpack(ARGV[10])) do settle_tokens(unused[1], unused[2]) end
 call('HSET', positions, shard, upto)
 call('HINCRBY', positions, 'entries', ARGV[4])
 return 1

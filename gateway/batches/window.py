@@ -147,7 +147,7 @@ class Window:
             if isinstance(made, LineResult):
                 self._finish(made)
                 sent = True
-            elif made is not None and self._context.memory.take(made):
+            elif made is not None and self._context.memory.take_job(made):
                 max_depth = self._context.max_depth(made.pool)
                 jobs.setdefault((made.shard, max_depth), []).append((number, made))
         for (shard, max_depth), pairs in jobs.items():

@@ -40,6 +40,10 @@ def submit(
     deadline: Annotated[
         float | None, typer.Option(min=0.001, help="The job expires after so many seconds.")
     ] = None,
+    max_wait: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Refuse it if it would wait for so many seconds, or longer."),
+    ] = None,
     idempotency_key: Annotated[
         str | None, typer.Option(help="The same key and request is the same job.")
     ] = None,
@@ -53,6 +57,7 @@ def submit(
         "body": _body(prompt, file, model, endpoint),
         "lane": lane,
         "deadline_s": deadline,
+        "max_wait_s": max_wait,
         "metadata": parse_pairs(meta or ()),
     }
     given = {name: value for name, value in request.items() if value is not None}

@@ -49,8 +49,6 @@ class CheckedRequest(NamedTuple):
     prompt: PromptSize
     on_disconnect: str = ""
     """As in on_disconnect.py; empty: the request does not set it."""
-    max_wait_s: float | None = None
-    """The longest wait that its client accepts; None: the request does not set it."""
     restricted: tuple[str, ...] = ()
     """Fields that need the operator's permission, as in field_policy.py."""
     prepared: Prepared | None = None
@@ -59,6 +57,8 @@ class CheckedRequest(NamedTuple):
     """As in prompt_prefixes.py, where that decides about the job's shard; else empty."""
     output: int | None = None
     """The tokens that it allows its answer; None: it does not say."""
+    max_wait_s: float | None = None
+    """The longest wait that its client accepts; None: the request does not set it."""
 
 
 def check_request(
@@ -80,7 +80,8 @@ def check_request(
     restricted = check_fields(fields, settings)
     size, ours = prompt_size(policy.input, fields), member_in(fields)
     output = most_output(fields)
-    return CheckedRequest(model, stream is True, lane, size, *ours, restricted, output=output)
+    request = CheckedRequest(model, stream is True, lane, size, ours.on_disconnect, restricted)
+    return request._replace(output=output, max_wait_s=ours.max_wait_s)
 
 
 def check_stored_items(items: Any, allowed: Collection[str]) -> None:

@@ -23,6 +23,7 @@ from shared.fleet.wait_estimate import WaitEstimate
 from shared.fleet.worker_losses import WorkerLosses
 from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
+from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
 from shared.store.interface import StoreError
 from shared.store.redis.desired_pools import DesiredPools
@@ -225,6 +226,11 @@ class FleetView:
             pace = Pace.of_job(scale.seen.job_s)
         serving = [worker for worker in workers if worker.state.serving]
         return SlotTurnover(pace, serving) if pace and serving else None
+
+    def has_workers(self, pool: str) -> bool:
+        """Whether any worker of the pool serves, or starts."""
+        there = self.workers_of(pool)
+        return any(each.state.serving or each.state is WorkerState.STARTING for each in there)
 
     def wait_reason(self, pool: str) -> str:
         """Why the pool's jobs wait, in words, if no worker is ready; else empty."""

@@ -19,7 +19,6 @@ from shared.job.errors import (
     DeadlineUnreachable,
     FlotillaError,
     Overloaded,
-    RedisMemoryFull,
     TooManyWaiting,
 )
 from shared.job.job import NewJob
@@ -89,12 +88,8 @@ class JobAdmission:
         return job._replace(queue_deadline_s=most_s)
 
     async def _refusal(self, job: NewJob, attached: bool) -> FlotillaError | None:
-        if not self.memory.take(job):
-            room = self.memory.room(job.shard)
-            return RedisMemoryFull(
-                f"Redis uses {room.used / room.limit:.0%} of its memory and needs the rest for the "
-                "jobs that it has: no new ones are accepted until results have expired."
-            )
+        if not self.memory.take_job(job):
+            return self.memory.refusal(job.shard)
         deadline_s = min(filter(None, (job.queue_deadline_s, job.deadline_s)), default=None)
         sheds = attached and self._max_call_wait_s > 0 and job.lane != FLEX
         if deadline_s is None and job.max_wait_s is None and not sheds:
@@ -140,6 +135,8 @@ class JobAdmission:
         found = await self._read(job, place)
         if place.since < found.free:
             return _Expected(place, WaitEstimate(0.0, ""))
+        if not self._fleet.has_workers(job.pool):  # the job has to wait, so that one is started
+            return _Expected(place, WaitEstimate(None, ""))
         position = found.position(place.since - found.free)
         return _Expected(place, self._fleet.wait_estimate(job.pool, position, job.tenant))
 

@@ -97,6 +97,11 @@ REDIS_MEMORY = Limit(
     text="A Redis server uses {share:.0%} of its memory; soon no new jobs are accepted.",
     do="Raise its maxmemory, or shorten FLOTILLA_RESULT_TTL_S.",
 )  # fmt: skip
+REDIS_FULL = Limit(
+    "redis_full", problem=1, runbook="FlotillaRedisMemoryHigh",
+    text="New jobs are refused, and batches wait: {why}.",
+    do="Raise its maxmemory, or wait until results have expired; add workers if many jobs wait.",
+)  # fmt: skip
 GATEWAY_TASKS = Limit(
     "gateway_tasks", problem=1, runbook="FlotillaBackgroundTaskEnded",
     text="This gateway is not healthy: {why}.", do="Restart this gateway; its log has the error.",

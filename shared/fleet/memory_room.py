@@ -24,6 +24,7 @@ _BUFFER_BYTES = 8 << 20
 """What the buffers of connections may take at times, as in a call that submits a megabyte: a small
 server needs it, too."""
 _LOOK_SHARE, _MOST_SHARE = 1 / 8, 1 / 2
+_FULL_SHARE = 0.01
 
 
 def answer_bytes(mean_tokens: float | None) -> float:
@@ -46,13 +47,12 @@ class MemoryRoom:
         self._taken = self._before = 0.0  # since the last look, and between the two before
         self.used = self.limit = 0
         """As of the last look, in bytes; no limit: 0."""
+        self.owed = 0.0
+        """What jobs that have not ended are still going to write, in bytes."""
 
     def looked(self, used: int, limit: int, owed: float = 0.0) -> None:
-        """The server uses so many bytes of its limit (0: it has none) now.
-
-        `owed`: bytes that jobs that have not ended are still going to write.
-        """
-        self.used, self.limit = used, limit
+        """The server uses so many bytes of its limit (0: it has none) now. `owed`: see above."""
+        self.used, self.limit, self.owed = used, limit, owed
         most = min(self._mark * limit, limit - _BUFFER_BYTES)
         self._left = max(0.0, most - used - owed) if limit else inf
         # What was accepted just now may not be there yet: it counts until the look after this.
@@ -66,6 +66,20 @@ class MemoryRoom:
             return False
         self._taken += n_bytes
         return True
+
+    @property
+    def why(self) -> str:
+        """Why there is no room, in words; for a server with a limit."""
+        used, owed = self.used / self.limit, self.owed / self.limit
+        return (
+            f"Redis uses {used:.0%} of its memory and needs {owed:.0%} for the answers of the jobs "
+            "that it has"
+        )
+
+    @property
+    def is_full(self) -> bool:
+        """Hardly anything is accepted."""
+        return self._left < _FULL_SHARE * self.limit
 
     @property
     def is_outdated(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from gateway.core.fleet_view import FleetView
 from gateway.core.job_admission import JobAdmission
 from gateway.core.submitter import Submitter
 from shared.fleet import standing_queue
+from shared.fleet.registry import Heartbeat
 from shared.job.errors import (
     DeadlineUnreachable,
     Overloaded,
@@ -24,6 +26,7 @@ from shared.job.errors import (
 )
 from shared.job.idempotency import IdempotencyKey
 from shared.job.quotas import Quotas
+from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
@@ -39,6 +42,7 @@ from tests.redis.conftest import (
     submit,
 )
 from tests.redis.test_overview import info
+from tests.unit.gateway.test_wait_estimate import SCALE
 
 SLOTS, JOB_S = 4, 2.0
 WAITING = 20
@@ -86,6 +90,20 @@ async def test_a_deadline_that_cant_be_met_is_refused(door: Door, queue: JobQueu
 async def test_what_is_not_known_is_not_refused(queue: JobQueue) -> None:
     await fill(queue)
     assert await Door(queue).admit(make_job(queue_deadline_s=0.1))
+
+
+async def test_a_pool_without_workers_takes_jobs_as_one_is_started_for_them(
+    door: Door, queue: JobQueue
+) -> None:
+    await fill(queue)
+    seen = replace(SCALE.seen, at_s=door.fleet.now_s())
+    door.fleet.scales = {POOL: replace(SCALE, seen=seen)}
+    door.fleet._set_workers([])
+    assert door.fleet.wait_estimate(POOL, 1).wait_s == 40
+    assert await door.admit(make_job(queue_deadline_s=1.0))
+    door.fleet._set_workers([Heartbeat(info(state=WorkerState.STARTING, slots=0), 0.0)])
+    with pytest.raises(DeadlineUnreachable):
+        await door.admit(make_job(queue_deadline_s=1.0))
 
 
 async def test_another_tenant_waits_for_its_turn_only(door: Door, queue: JobQueue) -> None:
@@ -198,10 +216,12 @@ async def test_above_the_mark_no_job_is_accepted(
     await door.memory.look()
     with pytest.raises(RedisMemoryFull, match=r"Redis uses \d+% of its memory"):
         await door.admit(make_job())
+    assert "Redis uses" in door.memory.problem
     assert await door.admit(make_job(idempotency=key))
     limited.config_set("maxmemory", 0)
     await door.memory.look()
     assert await door.admit(make_job())
+    assert door.memory.problem == ""
 
 
 async def test_what_waits_and_runs_needs_room_for_its_answers(

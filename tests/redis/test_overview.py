@@ -29,6 +29,7 @@ from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.scale_store import ScaleStore
 from shared.store.redis.throughput import throughput
 from shared.tenants.tenant import Tenant
@@ -82,6 +83,7 @@ class Fleet:
             fleet=self.view,
             metrics=metrics,
             eviction=self.eviction,
+            admission=SimpleNamespace(memory=MemoryMonitor(queue, 0.9, self.view.mean_tokens)),
             format=FormatMonitor(primary, 1),
             tasks=TaskSupervisor(),
             keys=SimpleNamespace(

@@ -90,7 +90,9 @@ async def input_items(
 
 
 def _start(gateway: Gateway) -> None:
-    conversations = Conversations(gateway.queue, gateway.factory.new_shard, gateway.settings)
+    conversations = Conversations(
+        gateway.queue, gateway.factory.new_shard, gateway.settings, gateway.admission.memory
+    )
     jobs = ResponseJobs(gateway.queue, conversations, gateway.settings)
     gateway.add(conversations)
     gateway.add(jobs)

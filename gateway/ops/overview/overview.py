@@ -142,6 +142,7 @@ class Overview:
             "gateway_tasks": "; ".join(ended),
             "gateway_format": self._gateway.format.problem,
             "gateway_fleet": self._fleet.problem,
+            "redis_full": self._gateway.admission.memory.problem,
         }
 
     def _latency(self, at_s: float) -> Latency:

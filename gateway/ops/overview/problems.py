@@ -12,7 +12,12 @@ from shared.fleet.limits import Level, Limit
 from shared.job.states import WorkerState
 from shared.platform.durations import duration
 
-_OF_GATEWAY = (limits.GATEWAY_TASKS, limits.GATEWAY_FORMAT, limits.GATEWAY_FLEET)
+_OF_GATEWAY = (
+    limits.GATEWAY_TASKS,
+    limits.GATEWAY_FORMAT,
+    limits.GATEWAY_FLEET,
+    limits.REDIS_FULL,
+)
 
 
 def find_problems(state: FleetState) -> list[Problem]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from shared.fleet.memory_room import MemoryRoom, answer_bytes, job_bytes
 from shared.job.adapter_queues import pool_of
+from shared.job.errors import RedisMemoryFull
 from shared.job.job import NewJob
 from shared.job.lanes import LANES
 from shared.store.interface import StoreError
@@ -44,16 +45,30 @@ class MemoryMonitor:
             room for shards, room in zip(groups, self._rooms, strict=True) if shard in shards
         )
 
-    def take(self, job: NewJob) -> bool:
+    @property
+    def problem(self) -> str:
+        """Why new jobs are refused, in words; empty if they are not."""
+        return next((room.why for room in self._rooms if room.limit and room.is_full), "")
+
+    def take_job(self, job: NewJob) -> bool:
         """Take the room that a job needs; False: there is none."""
-        room = self.room(job.shard)
-        if not room.limit:
+        if not self.room(job.shard).limit:
             return True
         answer = self._answers.get(pool_of(job.pool), answer_bytes(None))
-        taken = room.take(job_bytes(len(job.body)) + answer)
+        return self.take(job.shard, job_bytes(len(job.body)) + answer)
+
+    def take(self, shard: int, n_bytes: float) -> bool:
+        """Take room for so many bytes; False: there is none."""
+        room = self.room(shard)
+        taken = room.take(n_bytes)
         if room.is_outdated or not taken:
             self._outdated.set()
         return taken
+
+    def refusal(self, shard: int) -> RedisMemoryFull:
+        """The error where there is no room."""
+        why = self.room(shard).why
+        return RedisMemoryFull(f"{why}: nothing new is accepted until results have expired.")
 
     async def run(self) -> None:
         """Look until cancelled."""

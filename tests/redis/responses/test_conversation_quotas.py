@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from gateway.apis.responses.stored_response import stored_response
-from shared.job.errors import QuotaExceeded
+from shared.job.errors import QuotaExceeded, RedisMemoryFull
 from shared.job.job import LeasedJob
 from shared.job.quotas import Quotas
 from shared.job.response_id import response_id
@@ -51,6 +51,23 @@ async def test_conversations_are_limited_and_given_back(queue: JobQueue, store: 
         await side.conversations.delete(each)
     assert kept_bytes(store) == 0
     assert not store.exists(keys.conversations(0, TENANT))
+
+
+async def test_conversations_need_room_in_redis_memory(queue: JobQueue, store: Redis) -> None:
+    side = Side(queue, SETTINGS)
+    made = await side.new("x")
+    store.set(f"{keys.base(0)}other", b"x" * (20 << 20))
+    store.config_set("maxmemory", int(int(store.info("memory")["used_memory"]) * 1.05))
+    try:
+        await side.memory.look()
+        with pytest.raises(RedisMemoryFull):
+            await side.new("y")
+        with pytest.raises(RedisMemoryFull):
+            await side.conversations.append(made, [{"role": "user", "content": "z"}])
+    finally:
+        store.config_set("maxmemory", 0)
+    await side.memory.look()
+    assert await side.new("y")
 
 
 async def test_a_used_conversation_stays_counted_until_it_expires(

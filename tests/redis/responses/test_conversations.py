@@ -38,6 +38,7 @@ from shared.job.response_id import response_id, shard_of_conversation
 from shared.job.states import JobEvent
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.memory_monitor import MemoryMonitor
 from tests.redis.conftest import POOL, TENANT, answer, claim, finish, open_queue
 from tests.settings import Settings
 
@@ -52,7 +53,8 @@ class Side:
     def __init__(self, queue: JobQueue, settings: Settings = SETTINGS) -> None:
         self.queue = queue
         self.factory = JobFactory(settings, settings.described, "gw-1", lambda shard: True)
-        self.conversations = Conversations(queue, self.factory.new_shard, settings)
+        self.memory = MemoryMonitor(queue, 0.9, lambda pool: None)
+        self.conversations = Conversations(queue, self.factory.new_shard, settings, self.memory)
         self.responses = ResponseJobs(queue, self.conversations, settings)
 
     async def new(self, *texts: str) -> Conversation:

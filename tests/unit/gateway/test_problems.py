@@ -180,6 +180,7 @@ def test_the_failure_of_a_worker_is_named() -> None:
             [("gateway_tasks", "problem")],
         ),
         ({"gateway_problems": {"gateway_fleet": "10 s old"}}, [("gateway_fleet", "problem")]),
+        ({"gateway_problems": {"redis_full": "Redis uses 91 %"}}, [("redis_full", "problem")]),
         (
             {
                 "gateway_problems": {"gateway_fleet": "10 s old"},

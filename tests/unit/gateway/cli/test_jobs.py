@@ -227,7 +227,7 @@ def test_submit(flotilla: Flotilla, stub: StubGateway, folder: Path) -> None:
     stub.answers["POST /jobs"] = Answer(job(state="queued", position=3), 202)
     result = flotilla(
         "submit", "write a haiku", "-m", "qwen", "--lane", "flex", "--meta", "team=search",
-        "--idempotency-key", "k", "--deadline", "60",
+        "--idempotency-key", "k", "--deadline", "60", "--max-wait", "5",
     )  # fmt: skip
     assert (result.exit_code, result.stdout) == (0, "job_1\n")
     assert result.stderr == "queued, position 3; flotilla jobs follow job_1\n"
@@ -238,6 +238,7 @@ def test_submit(flotilla: Flotilla, stub: StubGateway, folder: Path) -> None:
         "body": {"messages": [{"role": "user", "content": "write a haiku"}], "model": "qwen"},
         "lane": "flex",
         "deadline_s": 60.0,
+        "max_wait_s": 5.0,
         "metadata": {"team": "search"},
     }
     flotilla("submit", "-", stdin="from stdin")

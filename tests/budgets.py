@@ -108,7 +108,7 @@ def budgets() -> list[Budget]:
         # The audit trail adds 90 and 240.
         # Limits of keys and tenants (issue 33) add 470 lines of core, 820 of product: nothing
         # has counted by key or over several gateways before.
-        Budget("lines of the core", total(*CORE), 24_700, 14_000),
+        Budget("lines of the core", total(*CORE), 24_709, 14_000),
         Budget("lines of the product", total(*PRODUCT), 65_160, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_880, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),

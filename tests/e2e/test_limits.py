@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,6 +96,32 @@ def test_a_limit_holds_over_all_gateways(fleet: Fleet) -> None:
     accepted = [answer for answer in answers if answer.status_code == 200]
     lefts = sorted(int(answer.headers["x-ratelimit-remaining-requests"]) for answer in accepted)
     assert lefts[-1] == 39
+
+
+def test_a_limit_is_exact_though_a_gateway_is_killed(fleet: Fleet) -> None:
+    killed = fleet.stack.gateway(**KEYS)
+    most, gateways = 300, [*fleet.gateways[:2], killed]
+    secret = fleet.key(requests_per_minute=most)
+    wait_for(lambda: known(killed, secret), "the key is known", 5)
+    answered: Counter[int] = Counter()
+    started, refusals_needed = time.monotonic(), 100
+
+    def ask_until_refused(turn: int) -> None:
+        with httpx.Client(headers=headers(secret), timeout=60) as client:
+            while answered[429] < refusals_needed:
+                turn += 1
+                url = f"{gateways[turn % 3].url}/v1/chat/completions"
+                with contextlib.suppress(httpx.TransportError):  # of the killed one
+                    answered[client.post(url, json=CHAT).status_code] += 1
+                if answered[200] > most // 2 and killed.popen.poll() is None:
+                    killed.popen.kill()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask_until_refused, range(8)))
+    allowed = most + (time.monotonic() - started) * most / 60
+    assert killed.popen.poll() is not None
+    # Of those in flight as it was killed, at most one of each thread is not known.
+    assert allowed * 0.99 - 8 <= answered[200] <= allowed * 1.01
 
 
 def test_openais_sdk_waits_as_long_as_it_is_told(fleet: Fleet) -> None:

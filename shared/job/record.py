@@ -14,7 +14,7 @@
 | `restart_seq` | number of the log's last entry before it was deleted, if the job began anew | requeue |
 | `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
-| `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed, if it is at most 64 KiB | emit |
+| `response`, `result` | a `ResponseInfo` (of earlier releases without its last fields), and the body of an answer that was not streamed, if it is at most 64 KiB | emit |
 | `result:0`, `result:1`, ... | the pieces of a longer body (result.py); of a job that ended otherwise they mean nothing | store_piece |
 | `headers` | JSON: further headers of that answer, if it has any | emit |
 | `first_us` | from the last lease to the first output, if a worker ended the job | emit |

@@ -144,6 +144,22 @@ async def test_several_prompts(engine: Engine) -> None:
     assert [journal.texts[call, 0] for call in sorted(journal.prompts)] == texts
 
 
+@pytest.mark.parametrize(
+    "fields", [{"stream": True}, {}, {"n": 2, "temperature": 1}, {"logprobs": 1}]
+)
+async def test_what_the_cache_held_of_a_prompt_is_journaled(
+    engine: Engine, fields: dict[str, Any]
+) -> None:
+    prompt = f"Of {fields or 'nothing'}, " + "queues are long, " * 40
+    first, second = Recorder(), Recorder()
+    for journal in (first, second):
+        assert (await complete(engine, journal, prompt=prompt, **fields)).status == 200
+    assert 0 <= first.cached_tokens <= first.prompts[0]
+    assert first.cached_tokens <= second.cached_tokens <= second.prompts[0]
+    # The simulated engine of these tests has no cache.
+    assert (second.cached_tokens > 0) == engine.kind.startswith("vllm")
+
+
 async def test_token_ids_come_back(engine: Engine) -> None:
     journal = Recorder()
     answer = (await complete(engine, journal, return_token_ids=True)).json()

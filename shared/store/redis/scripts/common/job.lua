@@ -87,7 +87,7 @@ local function set_aside_job(id, reason)
   for name, value in pairs(lease or NO_LEASE) do job[name] = value end
   if not ended then
     tell_end(id, TO.fail, request.tenant, values.notify)
-    note_usage(id, job, TO.fail)
+    if not values.finished_us then note_usage(id, job, TO.fail) end -- else it has its entry
     local seq, generation = next_seq(id), lease and lease.generation or 0
     call('RPUSH', key('log', id), pack_end(seq, TO.fail))
     redis.call('PEXPIRE', key('log', id), request.ttl_ms)

@@ -7,12 +7,14 @@ shared/store/redis/reaper.py, which runs in every process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 
 from shared.job.replies import Repaired
 from shared.store.interface import StoreUnavailable
 from shared.store.redis.depths import pool_names
+from shared.store.redis.durability import rewrite_log_once
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.maintenance_runs import MaintenanceRuns
@@ -39,12 +41,15 @@ class Housekeeping:
         """Continue the scan over all jobs and what refers to them, and repair what is inconsistent.
 
         A waiting job whose stream entry was lost gets a new one; entries, index members and logs
-        of deleted jobs are removed. A small fleet is scanned in one round. Raises StoreError,
-        after all servers were tried.
+        of deleted jobs are removed. A small fleet is scanned in one round. A Redis that was
+        started writes its append-only file anew. Raises StoreError, after all servers were tried.
         """
         done: dict[str, Repaired] = {}
         lost: Exception | None = None
         groups = self._queue.servers.groups
+        for redis in self._queue.servers.all:
+            with contextlib.suppress(StoreUnavailable):
+                await rewrite_log_once(redis)
         began_s = asyncio.get_running_loop().time()
         try:
             for number, shards in enumerate(groups, 1):

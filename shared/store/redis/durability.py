@@ -7,6 +7,7 @@ acknowledged when its machine loses power, or when it is killed while the disk i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -61,6 +62,21 @@ async def refuse_volatile(redis: Any) -> None:
     found = problem(config)
     if found:
         raise SettingsError(f"Redis {name} is not durable (FLOTILLA_DURABLE): {found}")
+
+
+async def rewrite_log_once(redis: Any) -> None:
+    """Have a server that was started write its append-only file anew, if it has not done so.
+
+    One that was killed while it wrote a transaction cuts off the last command only (7.0), and
+    appends to what is left: its next start would carry out that part of the transaction, and drop
+    what follows if no other transaction does. Raises StoreError.
+    """
+    found = await redis.info("persistence")
+    written = found.get("aof_last_rewrite_time_sec", -1) >= 0  # since its start
+    if not found.get("aof_enabled") or written or found.get("aof_rewrite_in_progress"):
+        return
+    with contextlib.suppress(StoreRefused):  # a snapshot is written now, or it may not be asked
+        await redis.bgrewriteaof()
 
 
 async def _read(redis: Any, names: Iterable[str]) -> dict[str, str]:

@@ -105,10 +105,10 @@ def budgets() -> list[Budget]:
     return [
         # Admission (issue 33) adds 550 lines of core, 750 of product, 220 of load tests.
         # The ledger of use (issue 33) adds 320 lines of core, 1,030 of product, 120 of load tests.
-        # The audit trail adds 90 and 240.
+        # The audit trail adds 90 and 240; the append-only file that is written anew, 20.
         # Limits of keys and tenants (issue 33) add 470 lines of core, 820 of product: nothing
         # has counted by key or over several gateways before.
-        Budget("lines of the core", total(*CORE), 24_709, 14_000),
+        Budget("lines of the core", total(*CORE), 24_730, 14_000),
         Budget("lines of the product", total(*PRODUCT), 65_160, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_880, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),

@@ -28,7 +28,8 @@ def dangling(manifests: list[Manifest]) -> list[str]:
 def user_secrets() -> set[str]:
     """Return the Secrets that README.md lets the user create, as `Secret/name/key`."""
     text = (FOLDER / "README.md").read_text().replace("\\\n", " ")
-    made = re.findall(r"create secret generic (\S+)((?: +--from-\S+)+)", text)
+    option = r'--from-[^\s=]+=[^\s=]+=(?:"[^"]*"|\S+)'
+    made = re.findall(rf"create secret generic (\S+)((?: +{option})+)", text)
     keys = re.compile(r"--from-(?:literal|file)=([^=\s]+)=")
     return {f"Secret/{name}/{key}" for name, options in made for key in keys.findall(options)}
 

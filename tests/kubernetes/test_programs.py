@@ -85,7 +85,7 @@ class Cluster:
         environment = {
             **{n: value for n, value in os.environ.items() if not n.startswith("FLOTILLA_")},
             "TMPDIR": str(self._folder),
-            **given,
+            **{n: value for n, value in given.items() if value is not None},
             **instead,
         }
         command = container.get("command") or images_of_compose()[container["image"]].command()

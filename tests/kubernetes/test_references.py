@@ -18,7 +18,9 @@ def test_everything_that_is_named_is_there(name: str) -> None:
 
 def test_readme_tells_which_secrets_to_make() -> None:
     named = {
+        "Secret/flotilla-api-keys/admin-keys",
         "Secret/flotilla-api-keys/api-keys",
+        "Secret/flotilla-api-keys/peppers",
         "Secret/flotilla-observer/key",
         "Secret/flotilla-redis/url",
         "Secret/model-hub/token",

@@ -3,11 +3,12 @@
 A queue that is worth having absorbs a burst. One that stands makes every call wait for as long as
 the longest ever did, and serves no more calls. The two differ by the shortest wait of the last
 interval, as in CoDel (Nichols, Jacobson: "Controlling Queue Delay", 2012). A router can only drop
-what it has queued already, more and more often; a gateway refuses new calls at the door, all of
-them, until a new one would wait for less than the target. ("Handling Overload" in Google's SRE
-book; "Overload Control for Scaling WeChat Microservices", 2018, for why the wait is the sign, and
-why refusing early is cheaper.) Better lanes need no rule of their own: what waits in a worse lane
-is not before them, so theirs is the last queue that stands.
+what it has queued already, more and more often; a gateway refuses new calls at the door. It goes on
+to refuse each that would wait for longer than the target until none had to be refused for an
+interval: else the next burst would fill the queue again before it is known to stand. ("Handling
+Overload" in Google's SRE book; "Overload Control for Scaling WeChat Microservices", 2018, for why
+the wait is the sign, and why refusing early is cheaper.) Better lanes need no rule of their own:
+what waits in a worse lane is not before them, so theirs is the last queue that stands.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class StandingQueue:
 
     def __init__(self, target_s: float) -> None:
         self._target_s = target_s
-        self._above_since_s = self._seen_at_s = float("-inf")
+        self._above_since_s = self._seen_at_s = self._refused_at_s = float("-inf")
 
     def seen(self, wait_s: float | None, now_s: float) -> bool:
         """A call comes that would wait for so long; True: it is to be refused.
@@ -37,4 +38,8 @@ class StandingQueue:
         if unseen:
             self._above_since_s = now_s
         self._above_since_s = min(self._above_since_s, now_s)
-        return now_s >= self._above_since_s + INTERVAL_S
+        stands = now_s >= self._above_since_s + INTERVAL_S
+        if stands or now_s < self._refused_at_s + INTERVAL_S:
+            self._refused_at_s = now_s
+            return True
+        return False

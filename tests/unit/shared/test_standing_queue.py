@@ -33,5 +33,18 @@ def test_it_begins_anew_after_a_wait_that_was_short_or_not_known() -> None:
     assert refused((0, 6), (5, 5), (8, 6), (14, 6), (18, 6))[-1]
 
 
+def test_after_that_each_too_long_wait_is_refused_until_none_was_for_an_interval() -> None:
+    stands = [(0.0, 6.0), (INTERVAL_S, 6.0)]
+    soon = INTERVAL_S + 5
+    assert refused(*stands, (soon, 4), (soon + 1, 6), (soon + 2, 4), (soon + 3, 6))[2:] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    late = [(INTERVAL_S + n, 4.0) for n in range(1, 12)]
+    assert not any(refused(*stands, *late, (2 * INTERVAL_S + 2, 6))[2:])
+
+
 def test_what_nobody_has_seen_does_not_stand() -> None:
     assert not any(refused((100, 60), (100 + INTERVAL_S + 1, 60), (100 + INTERVAL_S + 2, 60)))

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     options = {
         "--jobs": (10_000, "that are submitted, as fast as two gateways take them"),
-        "--megabytes": (24, "of Redis, beside what it uses when nothing is stored"),
+        "--megabytes": (36, "of Redis, beside what it uses when nothing is stored"),
     }
     add_options(parser, {**options, **OUTPUT})
 

@@ -31,9 +31,9 @@ def test_nothing_is_accepted_above_the_mark() -> None:
 
 def test_a_small_server_keeps_room_for_buffers() -> None:
     small = MemoryRoom(0.9)
-    small.looked(5 * MB, 20 * MB)
-    assert not small.take(7.1 * MB)
-    assert small.take(7 * MB)
+    small.looked(5 * MB, 40 * MB)
+    assert not small.take(15.1 * MB)
+    assert small.take(15 * MB)
 
 
 def test_a_large_one_may_take_all_the_room_and_several_half_of_it() -> None:

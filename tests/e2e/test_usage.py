@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import csv
 import io
+import random
 import signal
+import time
+from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 import pytest
 
+from load_tests.faults.kills.ledger_check import Logged
+from load_tests.oracle.stored_job import read_jobs
+from shared.store.redis import keys
+from shared.store.redis.servers import Servers
 from tests.e2e.processes import Process, Stack
 from tests.redis_server import RedisServer
 from tests.waiting import wait_for
@@ -32,7 +42,7 @@ class Fleet:
             key_peppers="p" * 32, api_keys="team:s3cret", admin_keys="ops:adm1n",
             disconnect_grace_s=0,
         )  # fmt: skip
-        stack.maintenance(usage_days=90)
+        self.maintenance = stack.maintenance(usage_days=90)
         self.worker = stack.worker(
             served_model_name=f"{MODEL},{FORMULA}", sim_step_ms=20, sim_step_us_per_seq=0
         )
@@ -237,3 +247,86 @@ def test_the_ledger_tells_its_lag_and_holds_no_prompts(fleet: Fleet) -> None:
     assert SECRET_PROMPT not in fleet.operator.get("/admin/usage").text
     for process in fleet.stack.processes:
         assert SECRET_PROMPT not in process.log.read_text()
+
+
+def play(client: httpx.Client, seed: int) -> None:
+    """A request that is answered, left, or cancelled after a while."""
+    chance = random.Random(seed)
+    model, n = chance.choice([MODEL, FORMULA]), chance.choice([1, 1, 3])
+    body = request(chance.choice([5, 40, 400]), model=model, n=n)
+    match chance.choice(["whole", "leaves", "stream", "leaves the stream", "job"]):
+        case "whole":
+            client.post(CHAT, json=body | {"max_tokens": 5})
+        case "leaves":
+            with contextlib.suppress(httpx.ReadTimeout):
+                client.post(CHAT, json=body, timeout=chance.uniform(0.1, 1.5))
+        case "job":
+            job = client.post("/jobs", json={"endpoint": CHAT, "body": body}).json()["id"]
+            time.sleep(chance.uniform(0, 1.5))
+            client.post(f"/jobs/{job}/cancel")
+        case way:
+            most = chance.randrange(1, 30) if way == "leaves the stream" else 1000
+            body |= {"stream": True} | ({} if most < 1000 else {"max_tokens": 5})
+            with client.stream("POST", CHAT, json=body) as answer:
+                for _, _part in zip(range(most), answer.iter_raw(), strict=False):
+                    pass
+
+
+async def in_logs(url: str, tenants: list[str]) -> dict[tuple[str, str, str], list[int]]:
+    """Of each tenant, key and model: jobs, and the tokens that their logs have."""
+    found: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    async with Servers(url, 1) as servers:
+        for tenant in tenants:
+            ids = [
+                each.decode() for each in await servers.of(0).zrange(keys.jobs(0, tenant), 0, -1)
+            ]
+            for stored in (await read_jobs(servers, ids)).values():
+                assert stored is not None
+                assert stored.job.state.terminal
+                logged = Logged.of(stored)
+                row = found[tuple(logged.owner)]
+                for number, added in enumerate((1, *logged[1:])):
+                    row[number] += added
+    return dict(found)
+
+
+def test_the_ledger_equals_the_logs_whoever_leaves_or_is_killed(fleet: Fleet) -> None:
+    tenants = ["red", "green"]
+    clients = [fleet.client(tenant)[0] for tenant in (*tenants, "red")]
+    second = fleet.stack.worker(
+        served_model_name=f"{MODEL},{FORMULA}", sim_step_ms=20, sim_step_us_per_seq=0
+    )
+    with ThreadPoolExecutor(12) as threads:
+        played = [threads.submit(play, clients[n % len(clients)], n) for n in range(60)]
+        time.sleep(1.0)
+        second.kill()  # its jobs go on with the other worker
+        fleet.maintenance.kill()
+        fleet.maintenance = fleet.stack.maintenance(usage_days=90)
+        for each in played:
+            each.result()
+
+    def rows() -> dict[tuple[str, ...], list[int]]:
+        answer = fleet.operator.get("/admin/usage", params={"by": "tenant,key,model"}).json()
+        return {
+            (row["tenant"], row["key"], row["model"]): [
+                row["jobs"], row["input_tokens"], row["output_tokens"]
+            ]
+            for row in answer["data"]
+            if row["tenant"] in tenants
+        }  # fmt: skip
+
+    def jobs_counted() -> int:
+        return sum(jobs for jobs, _, _ in rows().values())
+
+    def ended() -> bool:
+        listed = [client.get("/jobs", params={"limit": 100}).json() for client in clients]
+        return all(
+            job["state"] not in ("queued", "in_progress") for each in listed for job in each["data"]
+        )
+
+    wait_for(ended, "all jobs have ended", 30)
+    expected = asyncio.run(in_logs(fleet.stack.redis_url, tenants))
+    assert sum(jobs for jobs, _, _ in expected.values()) == 60
+    wait_for(lambda: jobs_counted() >= 60, "all jobs are counted")
+    assert rows() == expected
+    assert sum(output for _, _, output in expected.values()) > 500

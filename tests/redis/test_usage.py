@@ -16,6 +16,7 @@ from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.job import LeasedJob, NewJob, new_job_id_in
 from shared.job.job_log import make_journal, prompt_tokens_in, tokens_in
 from shared.job.states import JobState
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.rate_limit_records import RateLimitRecords
@@ -395,3 +396,26 @@ async def test_the_sums_are_those_of_the_logs(queue: JobQueue, store: Redis, see
     assert sum(tokens for name, tokens in totals.items() if name in tenants) == sum(
         n for (_, what), n in found.items() if what != "jobs"
     )
+
+
+async def test_damaged_sums_begin_anew_and_nothing_is_added_twice(
+    queue: JobQueue, store: Redis
+) -> None:
+    assert await finish(queue, await lease(queue, key=KEY), 1, answer()) == "ok"
+    await add_up(queue)
+    (row,) = await rows(queue)
+    name = keys.first(keys.USAGE_ROWS, f"{row.day}:{TENANT}")
+    (field,) = store.hkeys(name)
+    store.hset(name, field, b"\xc1")
+    assert await rows(queue) == []
+    assert await finish(queue, await lease(queue, key=KEY), 1, answer()) == "ok"
+    await add_up(queue)
+    assert (await sums(queue))[OWNER].jobs == 1
+    # A total that is no number ends the call in its middle.
+    store.hset(keys.usage_totals(row.day), tenant_name(TENANT), "x")
+    assert await finish(queue, await lease(queue, key=KEY), 1, answer()) == "ok"
+    with pytest.raises(StoreError):
+        await add_up(queue)
+    for _ in range(3):
+        await add_up(queue)
+    assert (await sums(queue))[OWNER].jobs == 2

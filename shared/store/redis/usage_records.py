@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import date, timedelta
@@ -133,11 +134,13 @@ class UsageRecords:
         for tenant in tenants:
             pipeline.hgetall(keys.first(keys.USAGE_ROWS, f"{day}:{tenant}"))
         replies: Iterable[Mapping[bytes, bytes]] = await pipeline.execute()
-        return [
-            UsageRow(day, Owner(tenant, *msgpack.unpackb(owner)), UsageSums(*msgpack.unpackb(sums)))
-            for tenant, found in zip(tenants, replies, strict=True)
-            for owner, sums in found.items()
-        ]
+        rows = []
+        for tenant, found in zip(tenants, replies, strict=True):
+            for owner, sums in found.items():
+                with contextlib.suppress(*_UNREADABLE):  # add_usage.lua begins it anew
+                    owned = Owner(tenant, *msgpack.unpackb(owner))
+                    rows.append(UsageRow(day, owned, UsageSums(*msgpack.unpackb(sums))))
+        return rows
 
 
 def _totals(rows: Sequence[UsageRow]) -> list[tuple[str, str, int]]:

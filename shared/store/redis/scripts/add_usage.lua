@@ -10,6 +10,9 @@
 -- Invariant: each entry is in the sums once: they and the position of the shard are changed in one call.
 local positions, shard, after, upto = base .. WORD.usage_positions, ARGV[1], ARGV[2], ARGV[3]
 if (call('HGET', positions, shard) or '') ~= after then return 0 end
+-- First: where a sum is damaged what follows is not added, but nothing is added twice.
+call('HSET', positions, shard, upto)
+call('HINCRBY', positions, 'entries', ARGV[4])
 
 local function add(day, tenant, owner, other, sums)
   local tenants, rows = key('usage_day', day), key('usage_rows', day .. ':' .. tenant)
@@ -17,7 +20,12 @@ local function add(day, tenant, owner, other, sums)
   if not packed and call('HLEN', rows) >= tonumber(ARGV[7]) then
     owner, packed = other, call('HGET', rows, other)
   end
-  for i, before in ipairs(packed and cmsgpack.unpack(packed) or {}) do sums[i] = (sums[i] or 0) + before end
+  local fine, before = pcall(cmsgpack.unpack, packed or '\144')
+  if not fine or type(before) ~= 'table' then
+    dead_letter('field', rows, 'damaged sums', {sums = packed})
+    before = {}
+  end
+  for i, value in ipairs(before) do sums[i] = (sums[i] or 0) + (tonumber(value) or 0) end
   call('HSET', rows, owner, cmsgpack.pack(sums))
   redis.call('PEXPIRE', rows, ARGV[5])
   if call('SADD', tenants, tenant) == 1 then redis.call('PEXPIRE', tenants, ARGV[5]) end
@@ -30,6 +38,4 @@ for _, total in ipairs(cmsgpack.unpack(ARGV[9])) do
   redis.call('PEXPIRE', totals, ARGV[6])
 end
 for _, unused in ipairs(cmsgpack.unpack(ARGV[10])) do settle_tokens(unused[1], unused[2]) end
-call('HSET', positions, shard, upto)
-call('HINCRBY', positions, 'entries', ARGV[4])
 return 1

@@ -16,11 +16,13 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
+from gateway.core.context import Gateway
 from gateway.core.incoming import Answer
 from shared.job.errors import BudgetExceeded, RateLimited
 from shared.job.job import NewJob
 from shared.store.interface import StoreError
 from shared.store.redis.rate_limit_records import LEASE_S, RateLimitRecords
+from shared.tenants.api_key import ApiKey
 from shared.tenants.rate_limits import (
     Limit,
     Limited,
@@ -107,6 +109,15 @@ def _refusal(found: TooMuch, wanted: int) -> RateLimited:
     else:
         error = RateLimited(found.message(wanted), found.limit, headers)
     return error.after(found.wait_ms / 1000 if found.wait_ms else None)
+
+
+async def take_request(gateway: Gateway, key: ApiKey) -> None:
+    """Take a request that makes a batch from the limits of its key.
+
+    Raises RateLimited, BudgetExceeded, and StoreError.
+    """
+    if limited := gateway.keys.limits_of(key):
+        await gateway.of(RateLimiter).take(limited, "", 0)
 
 
 class LimitedAnswer:

@@ -47,6 +47,7 @@ def _with_subclasses(kind: type[FlotillaError]) -> Kinds:
     return kind, *(each for sub in kind.__subclasses__() for each in _with_subclasses(sub))
 
 
+LIMIT_ERRORS: Kinds = (errors.RateLimited, errors.BudgetExceeded)
 CALL_ERRORS: Kinds = (
     errors.IdempotencyKeyReused,
     errors.ModelNotFound,
@@ -58,8 +59,7 @@ CALL_ERRORS: Kinds = (
     errors.Overloaded,
     errors.TooManyWaiting,
     errors.QuotaExceeded,
-    errors.RateLimited,
-    errors.BudgetExceeded,
+    *LIMIT_ERRORS,
 )
 """The errors of every request that creates a job."""
 ANSWER_ERRORS: Kinds = (

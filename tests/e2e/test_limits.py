@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,8 +30,9 @@ class Fleet:
     def __init__(self, redis: RedisServer, folder: Path) -> None:
         self.redis = redis
         self.stack = Stack(redis.url, folder)
-        self.gateways = [self.stack.gateway(**KEYS) for _ in range(3)]
-        self.stack.maintenance()
+        stored = {"storage_url": str(folder / "files")}
+        self.gateways = [self.stack.gateway(**KEYS, **stored) for _ in range(3)]
+        self.stack.maintenance(**stored)
         self.stack.worker(served_model_name="sim", sim_step_ms=5, sim_step_us_per_seq=0)
 
     def operator(self, method: str, path: str, **body: Any) -> dict[str, Any]:
@@ -294,6 +296,17 @@ def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
     client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=secret, max_retries=5)
     with client, pytest.raises(openai.RateLimitError):
         client.chat.completions.create(**CHAT)
+    # Nor can a batch go on in its place.
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
+    files = {"file": ("in.jsonl", json.dumps(line).encode())}
+    with httpx.Client(base_url=gateway.url, headers=headers(secret), timeout=30) as http:
+        stored = http.post("/v1/files", data={"purpose": "batch"}, files=files).json()
+        batch = {"input_file_id": stored["id"], "completion_window": "24h"}
+        refused = http.post("/v1/batches", json=batch | {"endpoint": "/v1/chat/completions"})
+        assert refused.json()["error"]["code"] == "budget_exceeded", refused.text
+        message = {"custom_id": "1", "params": CHAT}
+        refused = http.post("/v1/messages/batches", json={"requests": [message]})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
     used = fleet.operator("GET", "/admin/usage?tenant=budgeted&by=tenant")["data"][0]
     assert used["input_tokens"] + used["output_tokens"] >= 100
 

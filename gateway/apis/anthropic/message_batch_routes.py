@@ -20,6 +20,7 @@ from gateway.apis.anthropic.new_message_batch import new_message_batch
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.incoming import Incoming
 from gateway.core.receiver import received
+from gateway.description.endpoint_route import LIMIT_ERRORS
 from gateway.description.schema import errors_in, ref, shows, takes
 from gateway.files.files import Files
 from gateway.http.body import check_type
@@ -51,7 +52,12 @@ router = APIRouter(
     openapi_extra=takes(ref("MessageBatchRequest"))
     | shows(
         "MessageBatch",
-        errors=(errors.StorageUnavailable, errors.StorageQuotaExceeded, errors.TooManyBatches),
+        errors=(
+            errors.StorageUnavailable,
+            errors.StorageQuotaExceeded,
+            errors.TooManyBatches,
+            *LIMIT_ERRORS,
+        ),
     ),
 )
 async def create(request: Request, gateway: GatewayDep) -> Response:

@@ -9,6 +9,7 @@ from gateway.apis.anthropic.batch_requests import ENDPOINT, BatchRequests
 from gateway.apis.anthropic.message_batch import KEPT_S, WINDOW_S
 from gateway.core.context import Gateway
 from gateway.core.incoming import Incoming
+from gateway.core.rate_limiter import take_request
 from gateway.core.receiver import quota_of
 from gateway.files.files import Files
 from gateway.http.body_parts import BodyParts
@@ -22,6 +23,7 @@ async def new_message_batch(gateway: Gateway, sent: Incoming, body: BodyParts) -
     """Store the requests and the batch. Raises what BatchRequests, Files and BatchRecords raise."""
     files, quota, tenant = gateway.of(Files), quota_of(gateway), sent.tenant
     await files.ready()
+    await take_request(gateway, sent.key)
     await files.records.check_room(tenant, quota)
     requests = BatchRequests(gateway.settings.max_body_bytes)
     batch_id, file_id = new_message_batch_id(), new_file_id()

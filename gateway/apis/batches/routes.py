@@ -14,7 +14,9 @@ from gateway.apis.batches.batch_request import BatchRequest, OutputExpiry, reque
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.incoming import Incoming
+from gateway.core.rate_limiter import take_request
 from gateway.description.api import Api
+from gateway.description.endpoint_route import LIMIT_ERRORS
 from gateway.description.schema import errors_in, shows, takes
 from gateway.files.files import Files
 from gateway.http import server_events as sse
@@ -49,7 +51,7 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 @router.post(
     "",
     openapi_extra=takes(request_schema())
-    | shows("BatchObject", errors=(errors.NotFound, errors.TooManyBatches)),
+    | shows("BatchObject", errors=(errors.NotFound, errors.TooManyBatches, *LIMIT_ERRORS)),
 )
 async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> BatchObject:
     """Run each line of a file as a request. The batch is checked first: its `status` tells."""
@@ -62,6 +64,7 @@ async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Ba
             "input_file_id",
         )
     await WebhookRecords(gateway.queue).check_ids(tenant, sent.webhooks, "webhooks")
+    await take_request(gateway, request.state.key)
     expiry = sent.output_expires_after
     batch = Batch(
         id=new_batch_id(),

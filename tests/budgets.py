@@ -108,8 +108,9 @@ def budgets() -> list[Budget]:
         # The audit trail adds 90 and 240; the append-only file that is written anew, 20.
         # Limits of keys and tenants (issue 33) add 470 lines of core, 820 of product: nothing
         # has counted by key or over several gateways before.
-        Budget("lines of the core", total(*CORE), 24_760, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_240, 34_000),
+        # What is used of budgets adds 75 and 160: two API plug-ins show it, so it is in the core.
+        Budget("lines of the core", total(*CORE), 24_840, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 65_405, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_880, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

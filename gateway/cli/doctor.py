@@ -20,6 +20,7 @@ from rich.text import Text
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.gateway_client import GatewayClient
+from gateway.cli.limits_text import nearly_used
 from gateway.cli.output import count, level, line
 from shared.fleet import limits
 from shared.fleet.limits import Level
@@ -87,6 +88,7 @@ def _findings(client: GatewayClient, checks: Mapping[str, str]) -> Iterator[Find
         ("webhooks", "/admin/webhooks", _webhooks, Level.WARNING, _OPERATOR),
         ("usage", "/admin/ledger", _ledger, Level.WARNING, _OPERATOR),
         ("keys", "/admin/keys?limit=1000", _keys, Level.WARNING, _OPERATOR),
+        ("budgets", "/admin/tenants", _budgets, Level.WARNING, _OPERATOR),
     ):  # fmt: skip
         try:
             body = client.get(path)
@@ -182,6 +184,15 @@ def _keys(body: Mapping[str, Any]) -> Iterator[Finding]:
     else:
         old = f", {peppers['old']} of them with the old pepper" if peppers["old"] else ""
         yield Finding("keys", Level.OK, f"{count(len(body['data']), 'key')} in Redis{old}")
+    yield from _budgets(body)
+
+
+def _budgets(body: Mapping[str, Any]) -> Iterator[Finding]:
+    """Who has used nearly all of a budget, for people; that is no fault of the fleet."""
+    for row in body["data"]:
+        for text in nearly_used(row.get("limits"), row.get("used")):
+            whose = f"the key {row['id']} of {row['tenant']}" if "id" in row else row["tenant"]
+            yield Finding("budgets", Level.OK, f"{whose} has used {text}")
 
 
 def _problems(problems: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:

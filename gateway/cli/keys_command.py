@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import key_ids, model_names
+from gateway.cli.limits_text import LIMITS, limits_text
 from gateway.cli.output import figure, note, since, table
 
 
@@ -38,13 +39,6 @@ _USED = ("requests", "failed", "prompt_tokens", "completion_tokens")
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="A key's id.", autocompletion=key_ids)]
 Reason = Annotated[str, typer.Option(help="Why; for the audit log.")]
 Most = Annotated[int, typer.Option(min=0, help="0: no limit.")]
-_LIMITS = {
-    "requests_per_minute": "requests/min",
-    "tokens_per_minute": "tokens/min",
-    "concurrent_requests": "concurrent",
-    "tokens_per_day": "tokens/day",
-    "tokens_per_month": "tokens/month",
-}
 
 
 @gateway_command(app, "ls", "flotilla keys ls", "flotilla keys ls --tenant team --json")
@@ -103,7 +97,7 @@ def create(
         requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
         tokens_per_month,
     )  # fmt: skip
-    sent |= {"limits": dict(zip(_LIMITS, numbers, strict=True))} if any(numbers) else {}
+    sent |= {"limits": dict(zip(LIMITS, numbers, strict=True))} if any(numbers) else {}
     sent |= {"scopes": scope} if scope else {}
     sent |= {"models": model} if model else {}
     sent |= {"expires_at": time.time() + days * _DAY_S} if days else {}
@@ -134,9 +128,9 @@ def limit(
         requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
         tokens_per_month,
     )  # fmt: skip
-    sent = {**dict(zip(_LIMITS, numbers, strict=True)), "reason": reason}
+    sent = {**dict(zip(LIMITS, numbers, strict=True)), "reason": reason}
     body = session.client.send("PUT", f"{path}/limits", body=sent).json()
-    session.show(body, lambda body: f"{whose}: {_limits(body['limits'])}")
+    session.show(body, lambda body: f"{whose}: {limits_text(body['limits'])}")
 
 
 @gateway_command(
@@ -166,11 +160,6 @@ def _secret(key: Mapping[str, Any]) -> str:
     return f"{key['id']}\n{key['secret']}"
 
 
-def _limits(limits: Mapping[str, int]) -> str:
-    found = [f"{figure(limits[name])} {word}" for name, word in _LIMITS.items() if limits.get(name)]
-    return ", ".join(found) or "no limits"
-
-
 def _keys(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     columns = (
         "KEY", "TENANT", "NAME", "BEGINS WITH", "SCOPES", "MODELS", "LIMITS", "AGE>",
@@ -187,7 +176,7 @@ def _key(row: Mapping[str, Any]) -> Sequence[Any]:
         row["hint"],
         " ".join(row["scopes"]),
         " ".join(row["models"]) or "any",
-        _limits(row.get("limits") or {}),
+        limits_text(row.get("limits"), row.get("used")),
         since(row["created_at"]),
         _date(row["expires_at"]),
         row["pepper"],
@@ -219,5 +208,5 @@ def _tenant(row: Mapping[str, Any]) -> Sequence[Any]:
         row["jobs_kept"],
         f"{since(last)} ago" if last else "",
         *(figure(used.get(name)) for name in _USED),
-        _limits(row.get("limits") or {}),
+        limits_text(row.get("limits"), row.get("used")),
     )

@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import key_ids, model_names
+from gateway.cli.limits_text import limits_text
 from gateway.cli.output import figure, table
 
 app = typer.Typer()
@@ -58,7 +60,17 @@ def usage(
         answer = session.client.send("GET", path, params=params | {"format": "csv"})
         print(answer.text.replace("\r\n", "\n"), end="")
     else:
-        session.show(session.client.get(path, **params), _table)
+        session.show(session.client.get(path, **params), _page)
+
+
+def _page(body: Mapping[str, Any]) -> RenderableType:
+    """The table; below it, with `--own`, the limits that hold for the caller."""
+    limits = [
+        Text(f"this {whose}: {limits_text(of['limits'], of['used'])}")
+        for whose, of in (body.get("limits") or {}).items()
+        if of
+    ]
+    return Group(_table(body), *limits)
 
 
 def _table(body: Mapping[str, Any]) -> RenderableType:

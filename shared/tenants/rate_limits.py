@@ -42,6 +42,13 @@ class RateLimits(NamedTuple):
 NO_LIMITS = RateLimits()
 
 
+class UsedTokens(NamedTuple):
+    """What a key or a tenant has used of its budgets: tokens of prompts and answers, UTC."""
+
+    tokens_today: int
+    tokens_this_month: int
+
+
 def limits_of(numbers: Sequence[int]) -> RateLimits:
     """As they are stored; NO_LIMITS itself if there is none. Raises ValueError and TypeError."""
     limits = RateLimits(*map(int, numbers))

@@ -308,7 +308,17 @@ def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
         refused = http.post("/v1/messages/batches", json={"requests": [message]})
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
     used = fleet.operator("GET", "/admin/usage?tenant=budgeted&by=tenant")["data"][0]
-    assert used["input_tokens"] + used["output_tokens"] >= 100
+    tokens = used["input_tokens"] + used["output_tokens"]
+    assert tokens >= 100
+    own = httpx.get(f"{gateway.url}/v1/usage", headers=headers(secret)).json()["limits"]
+    (key,) = fleet.operator("GET", "/admin/keys?tenant=budgeted")["data"]
+    rows = fleet.operator("GET", "/admin/tenants")["data"]
+    (tenant,) = (row for row in rows if row["tenant"] == "budgeted")
+    assert (own["key"]["limits"], own["key"]["used"]) == (key["limits"], key["used"])
+    assert (own["tenant"]["limits"], own["tenant"]["used"]) == (tenant["limits"], tenant["used"])
+    assert key["used"] == tenant["used"] == dict.fromkeys(key["used"], tokens)
+    of_settings = headers("s3cret")
+    assert httpx.get(f"{gateway.url}/v1/usage", headers=of_settings).json()["limits"]["key"] is None
 
 
 def test_a_lost_gateway_leaves_no_request_counted_for_ever(fleet: Fleet) -> None:

@@ -22,7 +22,7 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.rate_limit_records import RateLimitRecords
 from shared.store.redis.usage_records import UsageRecords
 from shared.tenants.rate_limits import Limited, RateLimits, Taken, key_name, tenant_name
-from shared.tenants.usage import OTHER, Owner, UsageEntry, UsageRow, UsageSums, day_of
+from shared.tenants.usage import OTHER, Owner, UsageEntry, UsageRow, UsageSums
 from tests.redis.conftest import (
     TENANT,
     answer,
@@ -253,7 +253,8 @@ async def test_an_entry_is_added_once_by_processes_that_are_killed_or_many(
     await asyncio.gather(*(add_up(queue) for _ in range(4)))
     assert (await sums(queue))[OWNER][:8] == (3, 3, 0, 0, 0, 6, 0, 9)
     assert (await records.backlog())[0::2] == (0, 3)
-    assert (await records.totals(day_of(datetime.now(UTC).timestamp())))["t:" + TENANT] == 15
+    (used,) = await records.used(["t:" + TENANT], datetime.now(UTC).timestamp())
+    assert used == (15, 15)
 
 
 async def test_rows_of_all_shards_are_one(redis_url: str, store: Redis) -> None:
@@ -390,10 +391,9 @@ async def test_the_sums_are_those_of_the_logs(queue: JobQueue, store: Redis, see
         assert sum(each[1:5]) == each.jobs
     assert +found == +play.logs
     assert sum(n for (_, what), n in found.items() if what == "out") > 0
-    tenants = {f"t:{tenant}" for tenant in "ab"}
-    month = day_of(datetime.now(UTC).timestamp())[:7]
-    totals = await UsageRecords(queue).totals(month)
-    assert sum(tokens for name, tokens in totals.items() if name in tenants) == sum(
+    names = [f"t:{tenant}" for tenant in "ab"]
+    used = await UsageRecords(queue).used(names, datetime.now(UTC).timestamp())
+    assert sum(each.tokens_this_month for each in used) == sum(
         n for (_, what), n in found.items() if what != "jobs"
     )
 

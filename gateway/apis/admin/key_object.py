@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gateway.core.limits_object import LimitsObject, UsedObject, limits_object
 from shared.job.errors import BadRequest
 from shared.tenants.api_key import ApiKey
 from shared.tenants.peppers import Peppers
-from shared.tenants.rate_limits import MOST, RateLimits, limits_of
 from shared.tenants.scopes import TENANT_SCOPES, Scope
 
 M = TypeVar("M", bound=BaseModel)
@@ -17,35 +17,6 @@ M = TypeVar("M", bound=BaseModel)
 TENANT = r"^[A-Za-z0-9_.-]{1,64}$"
 _MOST_MODELS = 100
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class LimitsObject(BaseModel):
-    """Limits of a key, or of all keys of a tenant together; 0: no limit."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    requests_per_minute: int = Field(0, ge=0, le=MOST)
-    tokens_per_minute: int = Field(0, ge=0, le=MOST)
-    """Of prompts and answers."""
-    concurrent_requests: int = Field(0, ge=0, le=MOST)
-    """Requests whose clients wait for an answer."""
-    tokens_per_day: int = Field(0, ge=0, le=MOST)
-    """From midnight to midnight, UTC."""
-    tokens_per_month: int = Field(0, ge=0, le=MOST)
-    """Of the calendar, UTC."""
-
-    @property
-    def limits(self) -> RateLimits:
-        """As they are stored."""
-        return limits_of(
-            (
-                self.requests_per_minute,
-                self.tokens_per_minute,
-                self.concurrent_requests,
-                self.tokens_per_day,
-                self.tokens_per_month,
-            )
-        )
 
 
 class NewLimits(LimitsObject):
@@ -148,7 +119,7 @@ def _shown(key: ApiKey, peppers: Peppers) -> dict[str, Any]:
         "created_at": int(key.created_at),
         "created_by": key.created_by,
         "expires_at": key.expires_at,
-        "limits": LimitsObject(**key.limits._asdict()),
+        "limits": limits_object(key.limits),
         "pepper": _which(key.pepper, peppers.names),
     }
 
@@ -159,11 +130,22 @@ def _which(name: str, names: list[str]) -> str:
     return "current" if name == names[0] else "old"
 
 
+class ListedKey(KeyObject):
+    """A key, and what it has used of its budgets."""
+
+    used: UsedObject
+
+    @classmethod
+    def with_use(cls, key: ApiKey, peppers: Peppers, used: UsedObject) -> Self:
+        """A key in the API's form."""
+        return cls(**_shown(key, peppers), used=used)
+
+
 class KeyObjectList(BaseModel):
     """A page of keys, newest first."""
 
     object: Literal["list"] = "list"
-    data: list[KeyObject]
+    data: list[ListedKey]
     has_more: bool
 
 

@@ -15,12 +15,14 @@ from gateway.apis.admin.key_object import (
     KeyObjectList,
     KeyRevoked,
     KeyWithSecret,
+    ListedKey,
     NewLimits,
 )
 from gateway.core.audit_trail import AuditTrail
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.key_refresh import KeyRefresh
+from gateway.core.limits_object import used_objects
 from gateway.core.operator_body import optional_body, taken_reason
 from gateway.description.schema import errors_in, shows, takes
 from gateway.http.query import known_only
@@ -34,6 +36,7 @@ from shared.tenants.api_key import (
     new_key_id,
     new_secret,
 )
+from shared.tenants.rate_limits import key_name
 
 router = APIRouter(
     prefix="/admin/keys",
@@ -108,7 +111,9 @@ async def list_keys(
         if after not in ids:
             raise _no_such_key(after)
         found = found[ids.index(after) + 1 :]
-    shown = [KeyObject.of(key, gateway.keys.peppers) for key in found[:limit]]
+    page, peppers = found[:limit], gateway.keys.peppers
+    used = await used_objects(gateway, [key_name(key.id) for key in page])
+    shown = [ListedKey.with_use(key, peppers, each) for key, each in zip(page, used, strict=True)]
     return KeyObjectList(data=shown, has_more=len(found) > limit)
 
 

@@ -9,19 +9,20 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 
-from gateway.apis.admin.key_object import TENANT, LimitsObject, NewLimits, TenantLimits
+from gateway.apis.admin.key_object import TENANT, NewLimits, TenantLimits
 from gateway.apis.admin.key_routes import NEW_LIMITS, check_configured
 from gateway.apis.admin.tenant_usage import usage
 from gateway.core.audit_trail import AuditTrail
 from gateway.core.call import read_object
 from gateway.core.context import GatewayDep, KeyDep
 from gateway.core.key_refresh import KeyRefresh
+from gateway.core.limits_object import LimitsObject, UsedObject, limits_object, used_objects
 from gateway.description.schema import errors_in
 from gateway.http.query import known_only
 from shared.job.errors import KeysNotConfigured
 from shared.store.interface import StoreError
 from shared.store.redis.tenants import kept_of
-from shared.tenants.rate_limits import NO_LIMITS, RateLimits
+from shared.tenants.rate_limits import NO_LIMITS, tenant_name
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
 
@@ -41,6 +42,8 @@ class TenantRow(BaseModel):
     last_job_at: float | None
     limits: LimitsObject
     """Of all its keys together."""
+    used: UsedObject
+    """By all its keys together."""
     usage: dict[str, Any] | None = Field(description="in the last hour")
 
 
@@ -71,11 +74,7 @@ async def limit_tenant(
         await refresh.refresh()  # this gateway knows it when it answers
     limits = sent.limits._asdict()
     await gateway.of(AuditTrail).write("tenant.limited", tenant, operator, sent.reason, **limits)
-    return TenantLimits(tenant=tenant, limits=_shown(sent.limits))
-
-
-def _shown(limits: RateLimits) -> LimitsObject:
-    return LimitsObject(**limits._asdict())
+    return TenantLimits(tenant=tenant, limits=limits_object(sent.limits))
 
 
 @router.get("/tenants")
@@ -87,7 +86,8 @@ async def list_tenants(gateway: GatewayDep) -> TenantRowList:
     queue, now_s = gateway.queue, gateway.fleet.now_s()
     tenants = gateway.keys.tenants
     kept = await kept_of(queue, [tenant.name for tenant in tenants])
-    used = await asyncio.gather(
+    used = await used_objects(gateway, [tenant_name(tenant.name) for tenant in tenants])
+    last_hour = await asyncio.gather(
         *(usage(queue, tenant.name, now_s) for tenant in tenants[:_MOST_TENANTS])
     )
     rows = [
@@ -99,8 +99,9 @@ async def list_tenants(gateway: GatewayDep) -> TenantRowList:
             conversations_kept=jobs.conversations,
             bytes_kept=jobs.bytes,
             last_job_at=jobs.last_at,
-            limits=_shown(gateway.keys.tenant_limits.get(tenant.name, NO_LIMITS)),
-            usage=used[number] if number < len(used) else None,
+            limits=limits_object(gateway.keys.tenant_limits.get(tenant.name, NO_LIMITS)),
+            used=used[number],
+            usage=last_hour[number] if number < len(last_hour) else None,
         )
         for number, (tenant, jobs) in enumerate(zip(tenants, kept, strict=True))
     ]

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.apis.usage.usage_query import UsageAnswer
+from gateway.core.limits_object import LimitsObject, UsedObject
 from shared.tenants.usage import UsageSums
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -64,8 +65,8 @@ class UsageTable(BaseModel):
     total: UsageFigures
 
     @classmethod
-    def of(cls, answer: UsageAnswer) -> Self:
-        """An answer in the API's form."""
+    def of(cls, answer: UsageAnswer, **more: Any) -> Self:
+        """An answer in the API's form. `more`: what a kind of tables has besides."""
         by = answer.query.by
         return cls(
             first=answer.query.first,
@@ -76,7 +77,30 @@ class UsageTable(BaseModel):
                 for groups, sums in answer.rows
             ],
             total=UsageFigures(**_figures(answer.total)),
+            **more,
         )
+
+
+class UsedLimits(BaseModel):
+    """Limits, and what is used of the budgets among them."""
+
+    limits: LimitsObject
+    used: UsedObject
+
+
+class OwnLimits(BaseModel):
+    """The limits that hold for a caller."""
+
+    tenant: UsedLimits
+    """Of all its keys together."""
+    key: UsedLimits | None
+    """Null: the key stands in the gateway's settings, or no keys are needed."""
+
+
+class OwnUsageTable(UsageTable):
+    """The use of one tenant, with its limits."""
+
+    limits: OwnLimits
 
 
 def csv_of(answer: UsageAnswer) -> bytes:

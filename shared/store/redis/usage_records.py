@@ -14,7 +14,7 @@ from shared.job.packing import pack
 from shared.job.states import JobState
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.tenants.rate_limits import key_name, tenant_name
+from shared.tenants.rate_limits import UsedTokens, key_name, tenant_name
 from shared.tenants.usage import (
     MOST_ROWS,
     OTHER,
@@ -22,6 +22,7 @@ from shared.tenants.usage import (
     UsageEntry,
     UsageRow,
     UsageSums,
+    day_of,
     month_of,
     rows_of,
 )
@@ -120,10 +121,22 @@ class UsageRecords:
             for at in range(0, len(tenants), _TENANTS_AT_ONCE):
                 yield await self._rows(day, tenants[at : at + _TENANTS_AT_ONCE])
 
-    async def totals(self, period: str) -> dict[str, int]:
-        """Prompt and output tokens of a day or a month: `t:<tenant>`, `k:<key id>` -> tokens."""
-        found = await self._redis.hgetall(keys.usage_totals(period))
-        return {field.decode(): int(tokens) for field, tokens in found.items()}
+    async def used(self, names: Sequence[str], now_s: float) -> list[UsedTokens]:
+        """What each has used of its budgets, by the names of limits (rate_limits.py).
+
+        `now_s`: the time by Redis' clock, in Unix seconds.
+        """
+        if not names:
+            return []
+        day = day_of(now_s)
+        pipeline = self._redis.pipeline(transaction=False)
+        for period in (day, month_of(day)):
+            pipeline.hmget(keys.usage_totals(period), names)
+        of_day, of_month = await pipeline.execute()
+        return [
+            UsedTokens(int(today or 0), int(this_month or 0))
+            for today, this_month in zip(of_day, of_month, strict=True)
+        ]
 
     async def _tenants(self, day: str) -> list[str]:
         found = await self._redis.smembers(keys.first(keys.USAGE_DAY, day))

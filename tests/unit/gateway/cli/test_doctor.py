@@ -35,6 +35,7 @@ def healthy(stub: StubGateway) -> StubGateway:
         "GET /admin/webhooks": WEBHOOKS,
         "GET /admin/ledger": LEDGER,
         "GET /admin/keys": {"data": []},
+        "GET /admin/tenants": {"data": []},
     }
     return stub
 
@@ -68,6 +69,9 @@ def test_what_is_no_problem_of_the_storage(
 
 READY, VERSION, MODELS, OVERVIEW = "/readyz", "/version", "/v1/models", "/admin/overview"
 FILES, HOOKS, KEYS = "/admin/storage", "/admin/webhooks", "/admin/keys"
+TENANTS = "/admin/tenants"
+NEARLY = {"tenant": "team", "limits": {"tokens_per_day": 5_000_000, "tokens_per_month": 9_000_000},
+          "used": {"tokens_today": 4_600_000, "tokens_this_month": 8_000_000}}  # fmt: skip
 USE = "/admin/ledger"
 UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker runs"}}
 
@@ -102,6 +106,9 @@ UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker ru
         (KEYS, {"data": [{"pepper": "old"}]}, "keys", "ok", "1 key in Redis, 1 of them with", ""),
         (KEYS, {"data": [{"pepper": "unknown"}]}, "keys", "warning", "1 key made with another",
          "FLOTILLA_KEY_PEPPERS"),
+        (KEYS, {"data": [NEARLY | {"id": "key_1", "pepper": "current"}]}, "budgets", "ok",
+         "the key key_1 of team has used 4.6M of 5.0M tokens/day", ""),
+        (TENANTS, {"data": [NEARLY]}, "budgets", "ok", "team has used 4.6M of 5.0M", ""),
     ],
 )  # fmt: skip
 def test_what_is_wrong_and_what_to_do(

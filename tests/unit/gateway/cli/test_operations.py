@@ -149,12 +149,13 @@ def test_tenants(flotilla: Flotilla, stub: StubGateway) -> None:
     }
     row = {"tenant": "team", "operator": True, "keys": 1, "jobs_kept": 3,
            "last_job_at": None, "usage": usage,
-           "limits": {"requests_per_minute": 60, "tokens_per_day": 1_000_000}}  # fmt: skip
+           "limits": {"requests_per_minute": 60, "tokens_per_day": 1_000_000},
+           "used": {"tokens_today": 25_000, "tokens_this_month": 70_000}}  # fmt: skip
     stub.answers["GET /admin/tenants"] = {"object": "list", "data": [row]}
     shown = flotilla("keys", "tenants").stdout
     words = shown.splitlines()[1].split()
     assert words[:8] == ["team", "yes", "1", "3", "12", "1", "9", "25.0k"]
-    assert " ".join(words[8:]) == "60 requests/min, 1.0M tokens/day"
+    assert " ".join(words[8:]) == "60 requests/min, 25.0k of 1.0M tokens/day"
     stub.answers["GET /admin/tenants"] = {"object": "list", "data": [row | {"keys": 0}]}
     assert flotilla("keys", "tenants").stdout.startswith("No keys are configured")
 

@@ -38,3 +38,13 @@ def test_the_options_are_the_query(flotilla: Flotilla, stub: StubGateway) -> Non
     assert {name: query[name] for name in ("by", "model")} == {"by": ["day,key"], "model": ["m"]}
     assert len(query["from"][0]) == len("2026-11-28")
     assert "tenant" not in query
+
+
+def test_own_use_ends_with_the_limits(flotilla: Flotilla, stub: StubGateway) -> None:
+    used = {"tokens_today": 1_200_000, "tokens_this_month": 3_000_000}
+    of_tenant = {"limits": {"tokens_per_day": 5_000_000}, "used": used}
+    own = table("model", model="m") | {"limits": {"tenant": of_tenant, "key": None}}
+    stub.answers["GET /v1/usage"] = own
+    shown = flotilla("usage", "--own").stdout.splitlines()
+    assert shown[-1] == "this tenant: 1.2M of 5.0M tokens/day"
+    assert shown[-2].split()[0] == "total"

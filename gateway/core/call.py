@@ -145,6 +145,8 @@ async def _checked_call(
         # The limits hold for what the worker gets, not only for what was sent last.
         limits, whole = _limits(gateway.settings), made.body
         await in_thread(lambda: check_size(whole, limits))
+        if not gateway.admission.memory.take(made.shard, len(whole)):
+            raise gateway.admission.memory.refusal(made.shard)
     call = NewCall(await _with_prefixes(gateway, made), prefer, background, bool(key))
     return call, request.output
 

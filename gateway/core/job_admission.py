@@ -128,6 +128,7 @@ class JobAdmission:
         if wait_s is None:
             return error
         self._promised.promise(queue, now_s + _bounded(wait_s))
+        error.args = (f"{error} There will be room in about {duration(wait_s)}.",)
         return error.after(_bounded(wait_s))
 
     async def _expected(self, job: NewJob) -> _Expected:

@@ -77,6 +77,7 @@ def test_openais_sdk_waits_for_as_long_as_it_is_told(api: httpx.Client) -> None:
     told_s = int(refused.headers["retry-after"])
     assert 1 <= told_s < 20
     assert "4 jobs wait" in refused.json()["error"]["message"]
+    assert "There will be room in about" in refused.json()["error"]["message"]
     began = time.monotonic()
     with openai.OpenAI(base_url=f"{api.base_url}/v1", api_key="3", timeout=60) as sdk:
         assert sdk.max_retries == 2

@@ -56,7 +56,10 @@ def parse_refusal(job: NewJob, status: bytes, value: Any) -> SubmitReply:
     """Why nothing was stored. `value`: the job of the idempotency key; of what is too much, how
     much there is."""
     if status == b"full":
-        return QueueFull(f"{value} jobs wait for {job.model!r} already; try again later.")
+        return QueueFull(
+            f"{value} jobs wait for {job.model!r} in the lane {job.lane} already, which is as many "
+            "as may."
+        )
     if status == b"joined":
         return JoinedJob(value.decode())
     if status == b"reused":
@@ -73,7 +76,7 @@ def parse_refusal(job: NewJob, status: bytes, value: Any) -> SubmitReply:
     if status == b"waiting":
         return TooManyWaiting(
             f"{value} of your jobs wait for {job.model!r} in the lane {job.lane} already, which is "
-            "as many as you may have; send this one when some of them have started."
+            "as many as you may have."
         )
     return QuotaExceeded.of(_QUOTAS[status], value)
 

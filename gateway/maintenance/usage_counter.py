@@ -16,7 +16,8 @@ from shared.tenants.usage import UsageEntry
 
 log = logging.getLogger("flotilla.maintenance")
 
-_AT_ONCE = 500
+_AT_ONCE = 250
+"""Redis does nothing else while they are added: 4 ms where each is of another tenant."""
 _ROUND_S = 10.0
 """A round takes no longer, however much there is: it continues in the next."""
 _PART_BYTES = 1 << 14

@@ -15,7 +15,7 @@ call('HSET', positions, shard, upto)
 call('HINCRBY', positions, 'entries', ARGV[4])
 
 local function add(day, tenant, owner, other, sums)
-  local tenants, rows = key('usage_day', day), key('usage_rows', day .. ':' .. tenant)
+  local rows = key('usage_rows', day .. ':' .. tenant)
   local packed = call('HGET', rows, owner)
   if not packed and call('HLEN', rows) >= tonumber(ARGV[7]) then
     owner, packed = other, call('HGET', rows, other)
@@ -27,15 +27,21 @@ local function add(day, tenant, owner, other, sums)
   end
   for i, value in ipairs(before) do sums[i] = (sums[i] or 0) + (tonumber(value) or 0) end
   call('HSET', rows, owner, cmsgpack.pack(sums))
-  redis.call('PEXPIRE', rows, ARGV[5])
-  if call('SADD', tenants, tenant) == 1 then redis.call('PEXPIRE', tenants, ARGV[5]) end
+  if not packed then
+    local tenants = key('usage_day', day)
+    call('SADD', tenants, tenant)
+    redis.call('PEXPIRE', rows, ARGV[5])
+    redis.call('PEXPIRE', tenants, ARGV[5])
+  end
 end
 
 for _, row in ipairs(cmsgpack.unpack(ARGV[8])) do add(unpack(row)) end
+local periods = {}
 for _, total in ipairs(cmsgpack.unpack(ARGV[9])) do
   local totals = key('usage_totals', total[1])
+  periods[totals] = true
   call('HINCRBY', totals, total[2], int(total[3]))
-  redis.call('PEXPIRE', totals, ARGV[6])
 end
+for totals in pairs(periods) do redis.call('PEXPIRE', totals, ARGV[6]) end
 for _, unused in ipairs(cmsgpack.unpack(ARGV[10])) do settle_tokens(unused[1], unused[2]) end
 return 1

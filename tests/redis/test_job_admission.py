@@ -28,6 +28,7 @@ from shared.job.idempotency import IdempotencyKey
 from shared.job.quotas import Quotas
 from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
+from shared.platform.tasks import end
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
@@ -258,4 +259,4 @@ async def test_the_room_is_looked_at_again_when_it_is_needed(door: Door, limited
                 except RedisMemoryFull:
                     await asyncio.sleep(0.01)
     finally:
-        looking.cancel()
+        await end([looking])

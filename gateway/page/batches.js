@@ -1,10 +1,11 @@
 /** The view #batches: this key's files of requests, how far each is, and what it has answered. */
 
-import { address, call, key, post, request } from "./api.js";
-import { confirm, notice } from "./dialog.js";
-import { bar, button, copyButton, ENDED, figure, gauge, h, list, listView, put, save, setState } from "./dom.js";
+import { call, post } from "./api.js";
+import { confirm } from "./dialog.js";
+import { bar, button, copyButton, ENDED, figure, gauge, h, list, listView, put, setState } from "./dom.js";
 import { now } from "./feed.js";
 import { count, duration, plural, rate, shortId, whole } from "./format.js";
+import { fileLink } from "./link.js";
 
 const PATH = "/v1/batches?limit=50";
 const READINGS = 13; // of a rate: the last minute
@@ -56,8 +57,11 @@ function batchRow({ id }, reload) {
       time.set(ended ? whole(took) : duration((total - lines) / perS));
       stop.hidden = ended || status === "cancelling";
       put(facts, `${batch.endpoint} · created ${whole(now() - created)} ago · window ${batch.completion_window} · ${plural(batch.usage.output_tokens, "output token")}`);
-      output.set("Output", batch.output_file_id, !ended && completed && `/v1/batches/${id}/output`);
-      errors.set("Errors", batch.error_file_id, !ended && bad && `/v1/batches/${id}/errors`);
+      for (const [link, name, file, soFar] of [[output, "output", batch.output_file_id, completed], [errors, "errors", batch.error_file_id, bad]]) {
+        const text = name[0].toUpperCase() + name.slice(1);
+        if (file) link.set(text, `/v1/files/${file}/content`);
+        else link.set(`${text} so far`, !ended && soFar && `/v1/batches/${id}/${name}`);
+      }
       const found = batch.errors?.data || [];
       const shown = found.slice(0, ERRORS).map(({ line, message }) => (line ? `Line ${line}: ${message}` : message));
       if (found.length > ERRORS) shown.push(`… and ${found.length - ERRORS} more: flotilla batch show ${id}`);
@@ -73,25 +77,6 @@ function speedOf(readings, began, lines) {
   if (readings.length > READINGS) readings.shift();
   const [at, before] = readings[0];
   return (lines - before) / Math.max(1, now() - at);
-}
-
-/** A link to lines of a batch. The browser fetches them by itself where no key has to be sent. */
-function fileLink(name) {
-  let path = "";
-  const element = h("a", { download: name, onclick: (event) => {
-    if (!key()) return;
-    event.preventDefault();
-    request(path).then(async (response) => save(name, await response.blob())).catch((error) => notice(error.message));
-  } });
-  return {
-    element,
-    set(text, file, soFar) {
-      path = file ? `/v1/files/${file}/content` : soFar || "";
-      element.hidden = !path;
-      element.href = address(path);
-      put(element, file ? text : `${text} so far`);
-    },
-  };
 }
 
 function cancel(id, after) {

@@ -13,7 +13,7 @@ export function show(dialog, closed) {
   return dialog;
 }
 
-/** A dialog with a title and a button that closes it. */
+/** A dialog with a title and a button that closes it; a click beside it does, too, without `data-stays`. */
 export function dialog(title, props, ...children) {
   const made = h("dialog", { "aria-label": title, ...props },
     h("div", "dialog-head", h("h2", null, title),
@@ -22,7 +22,7 @@ export function dialog(title, props, ...children) {
   made.addEventListener("click", (event) => {
     const { left, right, top, bottom } = made.getBoundingClientRect();
     const inside = event.clientX >= left && event.clientX <= right && event.clientY >= top && event.clientY <= bottom;
-    if (event.target === made && !inside) made.close();
+    if (event.target === made && !inside && !("stays" in made.dataset)) made.close();
   });
   return made;
 }

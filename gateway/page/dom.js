@@ -174,13 +174,17 @@ export function every(ms, work) {
   return () => clearInterval(timer);
 }
 
-/** A view of one list in a panel: `read(load)` fills `content` and returns its note; `live`: every 5 s, else by a button. */
+/**
+ * A view of one list in a panel: `read(load)` fills `content` and returns its note.
+ *
+ * `live`: it is read every 5 s, and the function that ends this is returned; else by a button, or by the function that is returned.
+ */
 export function listView(main, head, content, live, read, ...more) {
   const note = noteLine();
   const load = () => tried(note, async () => put(note, await read(load)));
-  main.append(panel(...head, live ? null : buttons(button("Refresh", load), more), note, content));
+  main.append(panel(...head, live ? null : buttons(button("Refresh", load), more), note, ...[content].flat()));
   load();
-  return live && every(5000, load);
+  return live ? every(5000, load) : load;
 }
 
 /** A panel: a section with a title, and the same data as a command to copy. */

@@ -16,7 +16,13 @@ export function rate(value) {
   if (!known(value)) return NONE;
   if (value < 100) return ONE.format(value);
   if (value < 1e4) return WHOLE.format(value);
-  return value < 1e6 ? `${ONE.format(value / 1e3)}k` : `${ONE.format(value / 1e6)}M`;
+  if (value < 1e6) return `${ONE.format(value / 1e3)}k`;
+  return value < 1e9 ? `${ONE.format(value / 1e6)}M` : `${ONE.format(value / 1e9)}G`;
+}
+
+/** A number of tokens: whole below 10,000, then as a rate. */
+export function amount(value) {
+  return value < 1e4 ? count(value) : rate(value);
 }
 
 /** 0.0042 -> "4 ms", 0.41 -> "410 ms", 9.8 -> "9.8 s", 75 -> "1 min 15 s". */

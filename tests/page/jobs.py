@@ -155,26 +155,3 @@ def request(job_id: str) -> dict[str, Any]:
         "endpoint": "/v1/chat/completions",
         "body": body,
     }
-
-
-def keys() -> list[dict[str, Any]]:
-    """Tenants, their keys and what they have used."""
-    usage = {
-        "since": AT - 86_400,
-        "jobs": 1_204_331,
-        "failed": 12,
-        "prompt_tokens": 1_234_567_890,
-        "completion_tokens": 1_234_567_890,
-        "complete": True,
-    }
-    return [
-        {
-            "tenant": tenant,
-            "operator": tenant == "ops",
-            "keys": 1,
-            "jobs_kept": 4_210,
-            "last_job_at": AT - 3,
-            "usage": usage,
-        }
-        for tenant in ("search", "support", "the-department-of-very-long-tenant-names", "ops")
-    ]

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from gateway.ops import page_route as page
 from tests.page import jobs as made_up
+from tests.page import sample_keys
 from tests.page.overviews import SCENES, Overview, autoscale, quiet
 from tests.page.sample_batches import batches
 from tests.page.sample_webhooks import deliveries, webhooks
@@ -88,7 +89,10 @@ class StandIn:
                 Route("/admin/stream", self._stream),
                 Route("/admin/dead", _list(made_up.dead_letters)),
                 Route("/admin/autoscale", _json(autoscale)),
-                Route("/admin/tenants", _list(made_up.keys)),
+                Route("/admin/tenants", _list(sample_keys.tenants)),
+                Route("/admin/keys", _list(sample_keys.keys)),
+                Route("/admin/audit", _list(sample_keys.changes)),
+                Route("/admin/usage", _usage),
                 Route("/v1/models", _list(_models)),
                 Route("/v1/batches", _list(batches)),
                 Route("/v1/webhook_endpoints", _list(webhooks)),
@@ -104,7 +108,7 @@ class StandIn:
                         Route(f"{start}/{{job_id}}/request", _about(made_up.request)),
                     )
                 ),
-                Route("/{path:path}", self._change, methods=["POST", "DELETE"]),
+                Route("/{path:path}", self._change, methods=["POST", "PUT", "DELETE"]),
             ]
         )
         return app
@@ -130,6 +134,9 @@ class StandIn:
     async def _change(self, request: Request) -> Response:
         body = await request.body()
         self.calls.append((request.method, request.url.path, json.loads(body) if body else None))
+        if request.method == "POST" and request.url.path.startswith("/admin/keys"):
+            made = sample_keys.key(sample_keys.CI, "ci")
+            return JSONResponse(made | {"secret": sample_keys.SECRET})
         matched = {"matched": 3, "done": 3, "ids": [made_up.WAITING]}
         return JSONResponse(matched | {"object": "list", "data": []})
 
@@ -157,6 +164,10 @@ def _about(make: Any) -> Any:
 
 async def _deliveries(request: Request) -> Response:
     return JSONResponse({"object": "list", "data": deliveries(request.path_params["id"])})
+
+
+async def _usage(request: Request) -> Response:
+    return JSONResponse(sample_keys.usage(request.query_params["by"]))
 
 
 async def _job(request: Request) -> Response:

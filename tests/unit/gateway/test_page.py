@@ -17,7 +17,8 @@ from gateway.ops import page_route as page
 from tests.test_architecture import ROOT
 
 FOLDER = ROOT / "gateway" / "page"
-MOST_BYTES = 121_000
+# Keys with limits, use and changes (issue 33) add 13,400.
+MOST_BYTES = 134_500
 SOURCES = sorted(FOLDER.iterdir())
 
 

@@ -10,24 +10,27 @@ import { usagePanel } from "./usage.js";
 
 const PATH = "/admin/keys";
 const SCOPES = ["infer", "jobs", "priority", "admin:read", "admin:write"];
-const MOST = 1000;
-const NOTHING = { limits: {}, used: { tokens_today: 0, tokens_this_month: 0 } };
+const MOST_KEYS = 1000;
+const MOST_TENANTS = 200;
 
 /** Show the view. */
 export function keysView(main) {
   const cards = h("div");
   const make = button("New key …", () => create("", load), { hidden: true });
-  let changes;
+  const search = h("input", { type: "search", "aria-label": "Only tenants with", placeholder: "Tenant", hidden: true, oninput: () => draw() });
+  let [tenants, changes] = [[]];
+  const draw = () => list(cards, tenants.filter((each) => each.tenant.includes(search.value.trim())).slice(0, MOST_TENANTS), "tenant", (each) => tenantCard(each, load));
   const load = listView(main, ["keys", "Keys and limits", PATH, "flotilla keys ls"], cards, false, async () => {
-    const [{ data }, { data: keys, has_more: more }] = await Promise.all([call("/admin/tenants"), call(`${PATH}?limit=${MOST}`)]);
-    make.hidden = false;
+    const [{ data }, { data: keys, has_more: more }] = await Promise.all([call("/admin/tenants"), call(`${PATH}?limit=${MOST_KEYS}`)]);
+    make.hidden = search.hidden = false;
     const of = Map.groupBy(keys, (each) => each.tenant);
-    const tenants = data.map((each) => ({ ...NOTHING, ...each, made: of.get(each.tenant) || [] }));
-    list(cards, tenants, "tenant", (each) => tenantCard(each, load));
+    tenants = data.map((each) => ({ ...each, made: of.get(each.tenant) || [] }));
+    draw();
     if (changes) changes();
     else if (cards.isConnected) changes = changesPanel(main); // operators may read them, too
-    return `${plural(data.length, "tenant")}, ${plural(keys.length, "key")} that can be changed here.${more ? " There are more: flotilla keys ls." : ""} Days and months are those of UTC.`;
-  }, make);
+    const few = data.length > MOST_TENANTS ? ` ${MOST_TENANTS} at most are shown: type a part of a name.` : "";
+    return `${plural(data.length, "tenant")}, ${plural(keys.length, "key")} that can be changed here.${few}${more ? " There are more keys: flotilla keys ls." : ""} Days and months are those of UTC.`;
+  }, make, search);
   usagePanel(main);
 }
 

@@ -44,7 +44,7 @@ export function usagePanel(main) {
     const most = Math.max(1, ...sorted.map(tokens));
     const body = h("tbody", null, sorted.slice(0, MOST).map((row) => usageRow(row, found.by, most)));
     const columns = [...found.by.map((name) => name[0].toUpperCase() + name.slice(1)), "Share", ...FIGURES];
-    rows.replaceChildren(table("Table of use", columns, body, "use"));
+    rows.replaceChildren(sorted.length ? table("Table of use", columns, body, "use") : "");
     return `${plural(found.total.jobs, "job")} with ${amount(tokens(found.total))} tokens from ${found.from} to ${found.to} (UTC).${
       sorted.length > MOST ? ` ${MOST} of ${count(sorted.length)} rows are shown; the CSV has all.` : ""}`;
   }, h("div", { class: "copies", role: "group", "aria-label": "Added up by" }, choices), h("span", "details", csv));

@@ -25,15 +25,16 @@ def tenants() -> list[dict[str, Any]]:
     """One with limits, one that has used nearly all, one with a long name, and the operator."""
     long = "the-department-of-very-long-tenant-names-and-of-what-comes-next"
     return [
-        _tenant("search", used(1_200_000, 31_400_000), tokens_per_day=5_000_000,
+        tenant("search", used(1_200_000, 31_400_000), tokens_per_day=5_000_000,
                 tokens_per_month=50_000_000, requests_per_minute=600),
-        _tenant("support", used(970_000, 2_100_000), tokens_per_day=1_000_000),
-        _tenant(long, used(1_234_567_890, 999_999_999_999), tokens_per_month=10**12),
-        _tenant("ops", used(0, 0), operator=True, usage=None, last_job_at=None),
+        tenant("support", used(970_000, 2_100_000), tokens_per_day=1_000_000),
+        tenant(long, used(1_234_567_890, 999_999_999_999), tokens_per_month=10**12),
+        tenant("ops", used(0, 0), operator=True, usage=None, last_job_at=None),
     ]  # fmt: skip
 
 
-def _tenant(name: str, has: dict[str, int], **changes: Any) -> dict[str, Any]:
+def tenant(name: str, has: dict[str, int], **changes: Any) -> dict[str, Any]:
+    """A tenant with two keys; its limits are among the changes."""
     limits = {each: changes.pop(each) for each in _LIMITS if each in changes}
     usage = {
         "since": AT - 3600,

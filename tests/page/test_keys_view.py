@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.e2e.processes import Process, Stack
 from tests.page.axe import violations
 from tests.page.conftest import OpenTab
-from tests.page.sample_keys import CI, EVIL, NIGHTLY, OLD, SECRET
+from tests.page.sample_keys import CI, EVIL, NIGHTLY, OLD, SECRET, tenant, used
 from tests.page.stand_in import StandIn
 from tests.page.views import show, sign_in
 from tests.redis_server import RedisServer
@@ -51,6 +51,19 @@ def test_tenants_and_keys_show_what_is_used_of_their_limits(
     expect(key_row(page, CI).locator(".pill")).to_be_hidden()
     expect(key_row(page, OLD)).to_contain_text("expired")
     expect(tenant_card(page, "ops")).to_contain_text(re.compile("operator.*no limits"))
+
+
+def test_of_many_tenants_those_are_shown_whose_name_is_typed(
+    open_tab: OpenTab, stand_in: StandIn
+) -> None:
+    tab = open_tab(stand_in.url)
+    many = [tenant(f"tenant-{number}", used(0, 0)) for number in range(1000)]
+    tab.page.route("**/admin/tenants", lambda route: route.fulfill(json={"data": many}))
+    page = show(tab, "keys")
+    expect(page.locator("[data-tenant]")).to_have_count(200)
+    expect(page.locator("[data-panel=keys] .note")).to_contain_text("type a part of a name")
+    page.get_by_role("searchbox", name="Only tenants with").fill("-99")
+    expect(page.locator("[data-tenant]")).to_have_count(11)
 
 
 def test_names_of_an_attacker_are_text(open_tab: OpenTab, stand_in: StandIn) -> None:

@@ -17,8 +17,8 @@ from gateway.ops import page_route as page
 from tests.test_architecture import ROOT
 
 FOLDER = ROOT / "gateway" / "page"
-# Keys with limits, use and changes (issue 33) add 13,400.
-MOST_BYTES = 134_500
+# Keys with limits, use and changes (issue 33) add 14,000.
+MOST_BYTES = 135_000
 SOURCES = sorted(FOLDER.iterdir())
 
 

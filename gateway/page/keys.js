@@ -2,7 +2,7 @@
 
 import { call, post } from "./api.js";
 import { confirm, dialog, show } from "./dialog.js";
-import { attr, button, buttons, copyButton, h, list, listView, put } from "./dom.js";
+import { button, buttons, copyButton, h, list, listView, put } from "./dom.js";
 import { now } from "./feed.js";
 import { clock, count, duration, jobsAt, plural } from "./format.js";
 import { limitFields, limitsLine } from "./limits.js";
@@ -71,23 +71,21 @@ function tenantCard({ tenant }, load) {
 }
 
 function keyRow({ id }, load) {
-  const [name, hint, state, about] = [h("b"), h("code"), h("span", { class: "pill", "data-level": "problem" }), h("span")];
+  const [name, state, about] = [h("b"), h("span", { class: "pill", "data-level": "problem" }), h("span")];
   const line = limitsLine();
   const path = `${PATH}/${encodeURIComponent(id)}`;
   const act = (verb, work) => button(`${verb} …`, work, { class: "quiet", "aria-label": `${verb} ${id}` });
   const row = {
-    element: h("li", { "data-key": id }, name, hint, state, about, line,
+    element: h("li", { "data-key": id }, name, h("span", "id", id), state, about, line,
       buttons(act("Limits", () => limit(id, path, row.key.limits, load)),
         act("Rotate", () => rotate(row.key, path, load)), act("Revoke", () => revoke(row.key, path, load)))),
     update(key) {
       row.key = key;
       const refused = key.expires_at && key.expires_at <= now() ? "expired" : key.pepper === "unknown" ? "refused: its pepper is unknown" : "";
-      put(name, key.name || id);
-      put(hint, `${key.hint}…`);
-      attr(hint, "title", id);
+      put(name, key.name);
       state.hidden = !refused;
       put(state, refused);
-      put(about, `${key.scopes.join(", ")} · ${key.models.join(", ") || "all models"} · made ${duration(Math.max(0, now() - key.created_at))} ago by ${key.created_by}${
+      put(about, `${key.hint}… · ${key.scopes.join(", ")} · ${key.models.join(", ") || "all models"} · made ${duration(Math.max(0, now() - key.created_at))} ago by ${key.created_by}${
         key.expires_at ? ` · expires ${clock(key.expires_at)}` : ""}`);
       line.update(key);
     },

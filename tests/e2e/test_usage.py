@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import csv
 import io
+import os
 import random
 import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,6 +31,8 @@ from tests.waiting import wait_for
 CHAT = "/v1/chat/completions"
 MODEL, FORMULA = "one", "=1+2"
 OPERATOR = {"authorization": "Bearer adm1n"}
+REQUESTS = int(os.environ.get("LEDGER_REQUESTS", "60"))
+"""Random ones, with something killed or paused each two seconds meanwhile."""
 SECRET_PROMPT = "a sentence that must not be kept"
 
 
@@ -43,10 +47,14 @@ class Fleet:
             disconnect_grace_s=0,
         )  # fmt: skip
         self.maintenance = stack.maintenance(usage_days=90)
-        self.worker = stack.worker(
+        self.worker = self.add_worker()
+        self.operator = httpx.Client(base_url=self.gateway.url, headers=OPERATOR, timeout=30)
+
+    def add_worker(self) -> Process:
+        """A worker with both models."""
+        return self.stack.worker(
             served_model_name=f"{MODEL},{FORMULA}", sim_step_ms=20, sim_step_us_per_seq=0
         )
-        self.operator = httpx.Client(base_url=self.gateway.url, headers=OPERATOR, timeout=30)
 
     def client(self, tenant: str) -> tuple[httpx.Client, str]:
         """A client with a key of its own, and the key's id."""
@@ -254,16 +262,17 @@ def play(client: httpx.Client, seed: int) -> None:
     chance = random.Random(seed)
     model, n = chance.choice([MODEL, FORMULA]), chance.choice([1, 1, 3])
     body = request(chance.choice([5, 40, 400]), model=model, n=n)
-    match chance.choice(["whole", "leaves", "stream", "leaves the stream", "job"]):
+    match chance.choice(["whole", "leaves", "stream", "leaves the stream", "job", "retry"]):
         case "whole":
             client.post(CHAT, json=body | {"max_tokens": 5})
         case "leaves":
             with contextlib.suppress(httpx.ReadTimeout):
                 client.post(CHAT, json=body, timeout=chance.uniform(0.1, 1.5))
-        case "job":
+        case "job" | "retry" as way:
             job = client.post("/jobs", json={"endpoint": CHAT, "body": body}).json()["id"]
             time.sleep(chance.uniform(0, 1.5))
-            client.post(f"/jobs/{job}/cancel")
+            if client.post(f"/jobs/{job}/cancel").status_code == 200 and way == "retry":
+                client.post(f"/jobs/{job}/retry", json={"body": body | {"max_tokens": 5}})
         case way:
             most = chance.randrange(1, 30) if way == "leaves the stream" else 1000
             body |= {"stream": True} | ({} if most < 1000 else {"max_tokens": 5})
@@ -284,26 +293,46 @@ async def in_logs(url: str, tenants: list[str]) -> dict[tuple[str, str, str], li
                 assert stored is not None
                 assert stored.job.state.terminal
                 logged = Logged.of(stored)
-                row = found[tuple(logged.owner)]
+                row = found[logged.owner]
                 for number, added in enumerate((1, *logged[1:])):
                     row[number] += added
     return dict(found)
 
 
+def disturb(fleet: Fleet, worker: Process, ended: threading.Event) -> None:
+    """Kill a worker or maintenance, or pause the pool for a moment, again and again."""
+    chance = random.Random(33)
+    while not ended.wait(chance.uniform(1, 3)):
+        match chance.choice(["worker", "maintenance", "pause"]):
+            case "worker":
+                worker.kill()  # its jobs go on with the other one
+                worker = fleet.add_worker()
+            case "maintenance":
+                fleet.maintenance.kill()
+                fleet.maintenance = fleet.stack.maintenance(usage_days=90)
+            case "pause":
+                fleet.operator.post(f"/admin/pools/{MODEL}/pause")
+                ended.wait(0.5)
+                wait_for(lambda: resumed(fleet), "the pool goes on")
+
+
+def resumed(fleet: Fleet) -> bool:
+    """A worker that was just killed does not answer."""
+    return fleet.operator.post(f"/admin/pools/{MODEL}/resume").status_code == 200
+
+
 def test_the_ledger_equals_the_logs_whoever_leaves_or_is_killed(fleet: Fleet) -> None:
-    tenants = ["red", "green"]
+    tenants, ended = ["red", "green"], threading.Event()
     clients = [fleet.client(tenant)[0] for tenant in (*tenants, "red")]
-    second = fleet.stack.worker(
-        served_model_name=f"{MODEL},{FORMULA}", sim_step_ms=20, sim_step_us_per_seq=0
-    )
-    with ThreadPoolExecutor(12) as threads:
-        played = [threads.submit(play, clients[n % len(clients)], n) for n in range(60)]
-        time.sleep(1.0)
-        second.kill()  # its jobs go on with the other worker
-        fleet.maintenance.kill()
-        fleet.maintenance = fleet.stack.maintenance(usage_days=90)
-        for each in played:
-            each.result()
+    with ThreadPoolExecutor(13) as threads:
+        disturbing = threads.submit(disturb, fleet, fleet.add_worker(), ended)
+        played = [threads.submit(play, clients[n % len(clients)], n) for n in range(REQUESTS)]
+        try:
+            for each in played:
+                each.result()
+        finally:
+            ended.set()
+        disturbing.result()
 
     def rows() -> dict[tuple[str, ...], list[int]]:
         answer = fleet.operator.get("/admin/usage", params={"by": "tenant,key,model"}).json()
@@ -318,15 +347,18 @@ def test_the_ledger_equals_the_logs_whoever_leaves_or_is_killed(fleet: Fleet) ->
     def jobs_counted() -> int:
         return sum(jobs for jobs, _, _ in rows().values())
 
-    def ended() -> bool:
-        listed = [client.get("/jobs", params={"limit": 100}).json() for client in clients]
-        return all(
-            job["state"] not in ("queued", "in_progress") for each in listed for job in each["data"]
-        )
+    def is_idle() -> bool:
+        listed = [
+            client.get("/jobs", params={"limit": 1, "state": state}).json()
+            for client in clients
+            for state in ("queued", "in_progress")
+        ]
+        return not any(each["data"] for each in listed)
 
-    wait_for(ended, "all jobs have ended", 30)
+    wait_for(is_idle, "all jobs have ended", 30)
     expected = asyncio.run(in_logs(fleet.stack.redis_url, tenants))
-    assert sum(jobs for jobs, _, _ in expected.values()) == 60
-    wait_for(lambda: jobs_counted() >= 60, "all jobs are counted")
+    jobs = sum(row[0] for row in expected.values())
+    assert jobs >= REQUESTS
+    wait_for(lambda: jobs_counted() >= jobs, "all jobs are counted")
     assert rows() == expected
     assert sum(output for _, _, output in expected.values()) > 500

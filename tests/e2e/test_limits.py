@@ -226,6 +226,13 @@ def test_a_keys_limits_are_changed_while_it_is_used(fleet: Fleet) -> None:
     changed = fleet.operator("PUT", path, requests_per_minute=600, reason="more")
     assert changed["limits"]["requests_per_minute"] == 600
     assert "secret" not in changed
+    entry = fleet.operator("GET", "/admin/audit?limit=1")["data"][0]
+    assert (entry["action"], entry["subject"], entry["reason"]) == (
+        "key.limited",
+        made["id"],
+        "more",
+    )
+    assert entry["details"]["limits"] == {"requests_per_minute": 600}
 
     def left() -> str:
         return str(chat(fleet.gateways[0], secret).headers.get("x-ratelimit-limit-requests"))

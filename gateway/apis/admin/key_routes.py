@@ -214,5 +214,6 @@ def _no_such_key(key_id: str) -> errors.NotFound:
 async def _done(gateway: Gateway, what: str, key: ApiKey, operator: ApiKey, reason: str) -> None:
     with contextlib.suppress(StoreError):
         await gateway.of(KeyRefresh).refresh()  # this gateway knows it when it answers
-    details = {"of_tenant": key.tenant, "scopes": sorted(key.scopes)}
+    limits = {name: most for name, most in key.limits._asdict().items() if most}
+    details = {"of_tenant": key.tenant, "scopes": sorted(key.scopes), "limits": limits}
     await gateway.of(AuditTrail).write(f"key.{what}", key.id, operator, reason, **details)

@@ -28,10 +28,10 @@ _MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 def most_output(fields: Mapping[str, Any]) -> int | None:
     """The tokens that a request allows all its choices together; None: it does not say."""
-    for name in _MAX_TOKENS:
-        if tokens := _number(fields.get(name)):
-            return tokens * max(1, _number(fields.get("n")))
-    return None
+    get = fields.get
+    asked = get("max_completion_tokens") or get("max_output_tokens") or get("max_tokens")
+    tokens = _number(asked) if asked else 0
+    return tokens * max(1, _number(get("n"))) if tokens else None
 
 
 def check_answer_size(

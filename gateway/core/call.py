@@ -54,7 +54,7 @@ from shared.job.placement import LEAST_BYTES
 from shared.job.replies import JoinedJob
 from shared.job.states import JobState
 from shared.store.redis.webhook_records import WebhookRecords
-from shared.tenants.rate_limits import estimate
+from shared.tenants.rate_limits import Limited, estimate
 from shared.webhooks.webhook_delivery import notify_of
 
 T = TypeVar("T")
@@ -80,19 +80,28 @@ async def new_call(
     `attached`: its client waits for the answer. Raises what each step in the order above raises.
     """
     call, output = await _checked_call(gateway, incoming, source, attached=attached)
-    return await limited(gateway, incoming, call, output)
-
-
-async def limited(
-    gateway: Gateway, incoming: Incoming, call: NewCall, output: int | None = None
-) -> NewCall:
-    """The call, taken from the limits of its key and tenant. `output`: as in CheckedRequest.
-
-    Raises MissingScope, RateLimited, BudgetExceeded, and StoreError.
-    """
     check_lane(incoming.key, call.job.lane)
-    limits = () if call.joined else gateway.keys.limits_of(incoming.key)
-    if not limits:
+    limits = gateway.keys.limits_of(incoming.key)
+    return await _limited(gateway, call, limits, output) if limits else call
+
+
+async def repeated_call(gateway: Gateway, incoming: Incoming, job: Job) -> NewCall:
+    """The call that repeats a job for its tenant. Raises as `new_call` and `repeat`."""
+    new = await repeat(gateway, job, incoming=incoming)
+    check_lane(incoming.key, new.lane)
+    call = NewCall(new, None, None, keyed=new.idempotency is not None)
+    limits = gateway.keys.limits_of(incoming.key)
+    return await _limited(gateway, call, limits, None) if limits else call
+
+
+async def _limited(
+    gateway: Gateway, call: NewCall, limits: tuple[Limited, ...], output: int | None
+) -> NewCall:
+    """The call, taken from these limits. `output`: as in CheckedRequest.
+
+    Raises RateLimited, BudgetExceeded, and StoreError.
+    """
+    if call.joined:
         return call
     job, model = call.job, gateway.fleet.models.get(call.job.model)
     context = (model.card.get("max_model_len") if model else None) or 0

@@ -29,6 +29,7 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.next_place import NextPlace, next_place
 
+_NO_BOUNDS: Final = (None, None, None)
 _READ_AGAIN_S: Final = 0.25
 _MOST_PLACES: Final = 1_000
 _LEAST_S, _MOST_S = 1.0, 120.0
@@ -79,7 +80,14 @@ class JobAdmission:
         job already is never refused, as it joins that. Raises RedisMemoryFull, DeadlineUnreachable,
         Overloaded, IdempotencyKeyReused, and StoreError.
         """
-        refusal = await self._refusal(job, attached)
+        sheds = attached and self._max_call_wait_s > 0 and job.lane != FLEX
+        refusal: FlotillaError | None
+        if not self.memory.take_job(job):
+            refusal = self.memory.refusal(job.shard)
+        elif not sheds and (job.queue_deadline_s, job.deadline_s, job.max_wait_s) == _NO_BOUNDS:
+            return job
+        else:
+            refusal = await self._refusal(job, sheds=sheds)
         if refusal is not None and await self._queue.find_keyed(job) is None:
             raise refusal
         if job.max_wait_s is None:
@@ -87,13 +95,8 @@ class JobAdmission:
         most_s = min(job.max_wait_s, job.queue_deadline_s or job.max_wait_s)
         return job._replace(queue_deadline_s=most_s)
 
-    async def _refusal(self, job: NewJob, attached: bool) -> FlotillaError | None:
-        if not self.memory.take_job(job):
-            return self.memory.refusal(job.shard)
+    async def _refusal(self, job: NewJob, *, sheds: bool) -> FlotillaError | None:
         deadline_s = min(filter(None, (job.queue_deadline_s, job.deadline_s)), default=None)
-        sheds = attached and self._max_call_wait_s > 0 and job.lane != FLEX
-        if deadline_s is None and job.max_wait_s is None and not sheds:
-            return None
         expected = await self._expected(job)
         wait_s, least_s = expected.estimate.wait_s, expected.least_s
         # What could still be met is not refused; who names a longest wait wants to know it now.

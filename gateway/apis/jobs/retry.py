@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.apis.jobs.accepted_job import accepted
-from gateway.core.call import limited, new_call, repeat
+from gateway.core.call import new_call, repeated_call
 from gateway.core.context import GatewayDep, TenantDep
 from gateway.core.incoming import Incoming
 from gateway.core.job_lookup import job_of
-from gateway.core.new_call import JobOptions, NewCall, Unwrap, Wrapped
+from gateway.core.new_call import JobOptions, Unwrap, Wrapped
 from gateway.description.endpoint_route import CALL_ERRORS
 from gateway.description.schema import ref, shows, takes
 from gateway.http.body import has_body, raw_member
@@ -43,9 +43,7 @@ async def retry(job_id: str, request: Request, gateway: GatewayDep, tenant: Tena
     if has_body(request.scope["headers"]):
         source = _edited(job)
         return await accepted(gateway, await new_call(gateway, incoming, source, attached=False))
-    new = await repeat(gateway, job, incoming=incoming)
-    call = NewCall(new, None, None, keyed=new.idempotency is not None)
-    return await accepted(gateway, await limited(gateway, incoming, call))
+    return await accepted(gateway, await repeated_call(gateway, incoming, job))
 
 
 def _edited(job: Job) -> Unwrap:

@@ -37,6 +37,7 @@ class MemoryMonitor:
         self._rooms = [MemoryRoom(mark) for _ in queue.servers.groups]
         self._answers: dict[str, float] = {}  # bytes of a pool's answers
         self._outdated = asyncio.Event()
+        self._is_limited = False  # any server
 
     def room(self, shard: int) -> MemoryRoom:
         """That of the shard's server."""
@@ -52,7 +53,7 @@ class MemoryMonitor:
 
     def take_job(self, job: NewJob) -> bool:
         """Take the room that a job needs; False: there is none."""
-        if not self.room(job.shard).limit:
+        if not self._is_limited:
             return True
         answer = self._answers.get(pool_of(job.pool), answer_bytes(None))
         return self.take(job.shard, job_bytes(len(job.body)) + answer)
@@ -87,7 +88,8 @@ class MemoryMonitor:
         with contextlib.suppress(StoreError):
             infos = await asyncio.gather(*map(_memory, clients))
             owed = [0.0] * len(groups)
-            if any(limit for _, limit in infos):
+            self._is_limited = any(limit for _, limit in infos)
+            if self._is_limited:
                 owed = await self._owed()
             for room, (used, limit), bytes_ in zip(self._rooms, infos, owed, strict=True):
                 room.looked(used, limit, bytes_)

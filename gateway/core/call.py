@@ -87,7 +87,7 @@ async def new_call(
 
 async def repeated_call(gateway: Gateway, incoming: Incoming, job: Job) -> NewCall:
     """The call that repeats a job for its tenant. Raises as `new_call` and `repeat`."""
-    new = await repeat(gateway, job, incoming=incoming)
+    new = await gateway.admission.admit(await repeat(gateway, job, incoming=incoming))
     check_lane(incoming.key, new.lane)
     call = NewCall(new, None, None, keyed=new.idempotency is not None)
     limits = gateway.keys.limits_of(incoming.key)
@@ -97,10 +97,7 @@ async def repeated_call(gateway: Gateway, incoming: Incoming, job: Job) -> NewCa
 async def _limited(
     gateway: Gateway, call: NewCall, limits: tuple[Limited, ...], output: int | None
 ) -> NewCall:
-    """The call, taken from these limits. `output`: as in CheckedRequest.
-
-    Raises RateLimited, BudgetExceeded, and StoreError.
-    """
+    """The call, taken from these limits. `output`: as in CheckedRequest."""
     if call.joined:
         return call
     job, model = call.job, gateway.fleet.models.get(call.job.model)
@@ -132,10 +129,8 @@ async def _checked_call(
         key = IdempotencyKey.of(
             incoming.tenant, incoming.scope["path"], sent.idempotency_key, same, conversation
         )
-    new = gateway.factory.new
-    job = new(
-        endpoint, incoming.tenant, model, request, body, on_disconnect, key, attached=attached
-    )
+    of = incoming.tenant, model, request, body, on_disconnect, key
+    job = gateway.factory.new(endpoint, *of, attached=attached)
     job = _with_options(job, sent, options).sent_with(incoming.key.id, incoming.request_id)
     waits = attached and not (prefer or (prepared and prepared.background))
     job = await gateway.admission.admit(job, attached=waits)
@@ -144,8 +139,7 @@ async def _checked_call(
     elif not attached or prefer or on_disconnect == "keep":  # else its client waits for the end
         job = job._replace(notify=notify_of("job", options.webhooks))
     if prepared is None:
-        call = NewCall(await _with_prefixes(gateway, job), prefer, None, bool(key))
-        return call, request.output
+        return NewCall(await _with_prefixes(gateway, job), prefer, None, bool(key)), request.output
     step = gateway.steps[endpoint.path]
     made, background = await step.complete(job, prepared), step if prepared.background else None
     if isinstance(made, JoinedJob):
@@ -156,8 +150,8 @@ async def _checked_call(
         await in_thread(lambda: check_size(whole, limits))
         if not gateway.admission.memory.take(made.shard, len(whole)):
             raise gateway.admission.memory.refusal(made.shard)
-    call = NewCall(await _with_prefixes(gateway, made), prefer, background, bool(key))
-    return call, request.output
+    made = await _with_prefixes(gateway, made)
+    return NewCall(made, prefer, background, bool(key)), request.output
 
 
 async def line_job(context: CallContext, tenant: str, endpoint: Endpoint, body: bytes) -> NewJob:

@@ -114,7 +114,7 @@ def test_an_unknown_field_of_a_job_is_refused(api: httpx.Client) -> None:
     assert error_of(answer) == {
         "message": "There is no field `webhook`; "
         "known: endpoint, body, lane, on_disconnect, deadline_s, queue_deadline_s, run_deadline_s, "
-        "metadata, webhooks.",
+        "max_wait_s, metadata, webhooks.",
         "type": "invalid_request_error",
         "param": "webhook",
         "code": None,

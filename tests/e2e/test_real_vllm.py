@@ -481,6 +481,7 @@ async def test_the_prompts_of_an_embedding_are_journalled_before_it_is_computed(
 
     from worker.engines.vllm.journal import JournalledEngine
 
+    output = SimpleNamespace(finished=True, num_cached_tokens=0)
     prompts: list[tuple[int, int]] = []
     seen_by_engine: list[list[tuple[int, int]]] = []
 
@@ -489,9 +490,9 @@ async def test_the_prompts_of_an_embedding_are_journalled_before_it_is_computed(
             prompts.append((call, n_tokens))
 
     class StubEngine:
-        async def encode(self, *_: Any, **__: Any) -> AsyncIterator[str]:
+        async def encode(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
             seen_by_engine.append(list(prompts))
-            yield "output"
+            yield output
 
     engine = JournalledEngine(StubEngine())
     JOURNAL.set(Recorder())
@@ -501,5 +502,5 @@ async def test_the_prompts_of_an_embedding_are_journalled_before_it_is_computed(
             pooling_params=PoolingParams(task="embed"),
             request_id=f"embd-job_000-{number}",
         )
-        assert [output async for output in outputs] == ["output"]
+        assert [each async for each in outputs] == [output]
     assert seen_by_engine == [[(0, 3)], [(0, 3), (1, 1)]]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from load_tests.faults.batches.fault_schedule import BatchFault, PlannedFault
+from load_tests.faults.batches.history import keep
 from load_tests.faults.batches.storages import RunStorage
 from load_tests.harness.fleet import Fleet, FleetShape
 from load_tests.harness.processes import Process, Processes, process_tree, python_command
@@ -35,6 +36,7 @@ class MaintainedFleet:
         self.fleet = Fleet(folder, replace(shape, settings=settings))
         self.storage = storage
         self.redis_folder = folder / "redis"
+        keep(self.redis_folder)
         self.unexpected: list[str] = []
         """Processes that have ended by themselves, in words."""
         self._processes = processes
@@ -56,6 +58,7 @@ class MaintainedFleet:
             elif fault is BatchFault.STORAGE:
                 await self._without_storage(planned.lasts_s)
             else:
+                keep(self.redis_folder)
                 await asyncio.to_thread(self.fleet.kill_redis, planned.lasts_s)
 
     def supervise(self) -> None:

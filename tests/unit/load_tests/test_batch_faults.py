@@ -107,9 +107,11 @@ def test_ends_are_read_from_the_append_only_file(tmp_path: Path) -> None:
     end = b"$18\r\nflotilla:{0}:job:job_0a\r\n$5\r\nstate\r\n$9\r\n%b\r\n"
     folder = tmp_path / "appendonlydir"
     folder.mkdir()
-    (folder / "empty.aof").touch()
+    (folder / "empty.incr.aof").touch()
     begun, done = b"*1\r\n$5\r\nMULTI\r\n" + end % b"completed", b"*1\r\n$4\r\nEXEC\r\n"
-    (folder / "a.aof").write_bytes(begun + done + end % b"cancelled" + done + begun + begun + done)
+    (folder / "a.incr.aof").write_bytes(
+        begun + done + end % b"cancelled" + done + begun + begun + done
+    )
     assert completions(tmp_path) == {"job_0a": 2}, "one was cut off by a kill"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -44,6 +45,8 @@ class LocalProcesses:
             return subprocess.Popen(
                 argv, cwd=self.folder, env=environment, stdout=output, stderr=output,
                 stdin=subprocess.DEVNULL, start_new_session=True,
+                # Of tests that run in the background of a shell SIGINT is ignored.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )  # fmt: skip
 
     def running(self) -> dict[int, str]:

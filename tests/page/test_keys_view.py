@@ -94,6 +94,7 @@ def test_a_new_key_and_its_secret(open_tab: OpenTab, stand_in: StandIn) -> None:
     page.mouse.click(2, 2)  # beside it: a secret is not lost by that
     expect(page.locator(".secret")).to_be_visible()
     press(page, "Close")
+    expect(page.locator(".secret")).to_have_count(0)
     assert SECRET not in page.content()
     (_, path, sent) = stand_in.calls[0]
     assert (path, sent["tenant"], sent["models"]) == (PATH, "search", ["a", "b"])

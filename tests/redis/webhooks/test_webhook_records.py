@@ -173,7 +173,7 @@ async def test_a_deleted_endpoint_leaves_nothing(
     await records.delete(TENANT, endpoint.id)
     assert not await deliveries.end_try(two, DELIVERED, state=DeliveryState.DELIVERED)
     await deliveries.add([(event(), endpoint.id)])
-    assert store.keys("flotilla:{0}:*") == [keys.first(keys.WEBHOOK_COUNTS).encode()]
+    assert store.keys(f"{keys.base(0)}*") == [keys.first(keys.WEBHOOK_COUNTS).encode()]
 
 
 async def test_logs_and_backlogs_are_bounded(

@@ -136,10 +136,11 @@ def test_a_full_fleet_shows_jobs_waits_and_rates(fleet: Fleet) -> None:
         found = fleet.overview()
         (pool,) = found["pools"]
         shown = [job for worker in found["workers"] for job in worker["jobs"]]
-        done = (pool["running"], pool["waiting"], pool["busy"], len(shown)) == (4, 2, 4, 4)
+        counts = pool["running"], pool["waiting"], pool["busy"], len(shown)
+        print(counts, found["rates"], found["verdict"])  # shown if the test has failed
         # That of what was submitted falls to 0 again.
         rates.update(name for name, rate in found["rates"].items() if rate)
-        return found if done and rates >= {"submitted", "output_tokens"} else None
+        return found if counts == (4, 2, 4, 4) and rates >= {"submitted", "output_tokens"} else None
 
     found = wait_for(busy, "the overview shows them")
     assert found is not None

@@ -57,3 +57,36 @@ class Answer(Protocol):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, which has been read to its end."""
+
+
+class WrappedAnswer:
+    """An answer around another one."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    @property
+    def job_id(self) -> str:
+        """See Answer."""
+        return self._answer.job_id
+
+    @property
+    def tenant(self) -> str:
+        """See Answer."""
+        return self._answer.tenant
+
+    @property
+    def status(self) -> int:
+        """See Answer."""
+        return self._answer.status
+
+    @property
+    def error(self) -> str:
+        """See Answer."""
+        return self._answer.error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See Answer."""
+        await self._answer(scope, receive, send)

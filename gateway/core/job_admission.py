@@ -116,7 +116,8 @@ class JobAdmission:
     async def with_time(self, job: NewJob, error: FlotillaError) -> FlotillaError:
         """The error of a job that was refused as too many wait, with the time until there is room.
 
-        Each that is told comes after those that were told before it. Absent where it is not known.
+        Each refused job gets a later time than those that were refused before it. Without an
+        estimate the error has no time.
         """
         own = isinstance(error, TooManyWaiting)
         queue = (job.pool, job.lane, job.tenant) if own else (job.pool, job.lane)

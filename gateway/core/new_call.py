@@ -27,7 +27,7 @@ class JobOptions(NamedTuple):
     metadata: Mapping[str, str] | None = None
     retried_from: str = ""
     webhooks: Sequence[str] = ()
-    """Endpoints that its end is told to; empty: all that have subscribed to it."""
+    """Endpoints that get an event when it ends; empty: all that have subscribed to it."""
 
 
 NO_OPTIONS = JobOptions()

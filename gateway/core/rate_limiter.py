@@ -17,7 +17,7 @@ from collections.abc import Callable
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.context import Gateway
-from gateway.core.incoming import Answer
+from gateway.core.incoming import Answer, WrappedAnswer
 from shared.job.errors import BudgetExceeded, RateLimited
 from shared.job.job import NewJob
 from shared.store.interface import StoreError
@@ -120,39 +120,19 @@ async def take_request(gateway: Gateway, key: ApiKey) -> None:
         await gateway.of(RateLimiter).take(limited, "", 0)
 
 
-class LimitedAnswer:
-    """An ASGI application: an answer that counts as a concurrent request until it has ended."""
+class LimitedAnswer(WrappedAnswer):
+    """An answer that counts as a concurrent request until it has ended."""
 
-    __slots__ = ("_answer", "_limiter", "_taken")
+    __slots__ = ("_limiter", "_taken")
 
     def __init__(self, answer: Answer, limiter: RateLimiter, taken: Taken) -> None:
-        self._answer = answer
+        super().__init__(answer)
         self._limiter = limiter
         self._taken = taken
-
-    @property
-    def job_id(self) -> str:
-        """See Answer."""
-        return self._answer.job_id
-
-    @property
-    def tenant(self) -> str:
-        """See Answer."""
-        return self._answer.tenant
-
-    @property
-    def status(self) -> int:
-        """See Answer."""
-        return self._answer.status
-
-    @property
-    def error(self) -> str:
-        """See Answer."""
-        return self._answer.error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
         try:
-            await self._answer(scope, receive, send)
+            await super().__call__(scope, receive, send)
         finally:
             self._limiter.release(self._taken)

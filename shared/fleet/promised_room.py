@@ -1,7 +1,7 @@
-"""How many refused clients were told to come back, and have not had the time to. Pure.
+"""How many refused clients have a `retry-after` that is not over yet. Pure.
 
-When a lane is full, one more slot does not make room for all who were refused: the next one is told
-to come when there is room for those before it, and for itself.
+When a lane is full, one free slot is no room for all clients that were refused: the next one gets
+the time at which there is room for those before it, and for itself.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class UsageEntry(NamedTuple):
 
     @property
     def sums(self) -> UsageSums:
-        """What it adds to its row. A job whose tokens nobody knows any more is `uncounted`."""
+        """What it adds to its row. A job without token counts is `uncounted`."""
         known = self.prompt_tokens is not None
         return UsageSums(
             1,

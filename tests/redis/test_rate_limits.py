@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -177,14 +178,15 @@ async def test_budgets_end_with_their_day_or_month(
 
 
 async def test_many_at_once_get_exactly_what_the_limits_allow(records: RateLimitRecords) -> None:
-    limited = of_key(50, 0, 30)
+    limited, started = of_key(50, 0, 30), time.monotonic()
     found = await asyncio.gather(
         *(records.take(f"job_{n}", 1, [limited], NOW_S) for n in range(200))
     )
     assert sum(isinstance(each, Taken) for each in found) == 30
     await records.release([("k:key_1", f"job_{n}") for n in range(200)])
     found = await asyncio.gather(*(records.take(f"j{n}", 1, [limited], NOW_S) for n in range(200)))
-    assert sum(isinstance(each, Taken) for each in found) in (20, 21)  # a second refills a part
+    refilled = (time.monotonic() - started) * 50 / 60
+    assert 20 <= sum(isinstance(each, Taken) for each in found) <= 20 + refilled + 1
 
 
 async def test_what_is_damaged_is_set_aside(

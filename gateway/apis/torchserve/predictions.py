@@ -18,7 +18,7 @@ from gateway.apis.torchserve.prediction import (
 )
 from gateway.core.answer_call import answer_call
 from gateway.core.context import Gateway
-from gateway.core.incoming import Answer, Incoming
+from gateway.core.incoming import Answer, Incoming, WrappedAnswer
 from gateway.core.new_call import Wrapped
 from gateway.core.plain_route import PlainRoute
 from gateway.description.endpoint_route import ANSWER_ERRORS, CALL_ERRORS, CALL_HEADERS
@@ -44,26 +44,14 @@ def is_prediction(scope: Scope) -> bool:
     return not path.endswith("/v1/models")
 
 
-class PredictionAnswer:
+class PredictionAnswer(WrappedAnswer):
     """The answer of /v1/completions in TorchServe's shape; errors as they are."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self.job_id, self.tenant = answer.job_id, answer.tenant
-
-    @property
-    def status(self) -> int:
-        """The status of the response."""
-        return self._answer.status
-
-    @property
-    def error(self) -> str:
-        """The code of the error that the request ended with; empty: none."""
-        return self._answer.error
+    __slots__ = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
-        await self._answer(scope, receive, torchserve_send(send))
+        await super().__call__(scope, receive, torchserve_send(send))
 
 
 def torchserve_send(send: Send) -> Send:

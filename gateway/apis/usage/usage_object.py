@@ -38,7 +38,7 @@ class UsageFigures(BaseModel):
     wasted_s: float
     """That of attempts that were taken back and have added nothing to the answer."""
     uncounted_jobs: int
-    """Jobs whose tokens nobody knows: their log was gone before they were counted."""
+    """Jobs without token counts: their log was gone before their tokens were counted."""
 
 
 class UsageRowObject(UsageFigures):

@@ -3,7 +3,7 @@
 Maintenance has a Redis that was started write its file anew, so what it has written before is kept
 by hard links, which are made before each of its ends. A Redis that is killed while it writes a
 transaction may leave its beginning in the file (7.0.15: at the next start it cuts off only a last
-command that is not complete). Nobody has got a reply to such a transaction.
+command that is not complete). Redis has not answered such a transaction, so it does not count.
 """
 
 from __future__ import annotations

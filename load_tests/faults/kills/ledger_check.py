@@ -31,7 +31,7 @@ class Logged(NamedTuple):
 
 
 async def ledger_errors(url: str, shards: int, logged: Mapping[str, Logged]) -> list[str]:
-    """Return what is wrong with the ledger, which nobody has added up. Raises StoreError."""
+    """Return what is wrong with the ledger. No maintenance process may run. Raises StoreError."""
     entries: list[UsageEntry] = []
     async with Servers(url, shards) as servers:
         queue = JobQueue(servers)
@@ -45,7 +45,7 @@ async def ledger_errors(url: str, shards: int, logged: Mapping[str, Logged]) -> 
 
 
 def compare(entries: Iterable[UsageEntry], logged: Mapping[str, Logged]) -> list[str]:
-    """Return what is wrong, in words. Pure. Entries of jobs that nobody looked at count nothing."""
+    """Return what is wrong, in words. Pure. Entries of other jobs than these are left out."""
     of_jobs: dict[str, list[UsageEntry]] = defaultdict(list)
     for entry in entries:
         of_jobs[entry.job].append(entry)

@@ -23,7 +23,7 @@ from shared.tenants.rate_limits import RateLimits, limits_of
 SHARD = 0
 
 _TENANT = b"tenant:"
-"""No digest of 32 bytes begins so, but for one of 2^56."""
+"""A digest, 32 random bytes, begins with these seven in one of 2^56 keys."""
 
 OnMalformed = Callable[[bytes, Exception], None]
 

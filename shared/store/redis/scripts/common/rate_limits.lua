@@ -1,5 +1,5 @@
 -- Limits of keys and tenants (rate_limits.py). Rates are token buckets, refilled by Redis' clock.
-local RATE_MS = 3600000 -- a bucket that nobody uses for so long is forgotten: it is full long before
+local RATE_MS = 3600000 -- a bucket that no request has used for so long is deleted: it is full by then
 
 -- What a bucket held at a time: requests and tokens, false where that is not limited; nothing if it is full.
 local function read_rate(name)
@@ -22,7 +22,7 @@ end
 -- What a bucket with so many for each minute holds now.
 local function refilled(level, most, minutes) return math.min(most, (level or most) + minutes * most) end
 
--- Of all refusals the one that lasts longest is told.
+-- The reply names the limit with the longest wait.
 local function refuse(request, name, number, wait_ms, left)
   local refused = request.refused
   if not refused or wait_ms > refused[3] then request.refused = {name, number, math.ceil(wait_ms), math.max(0, math.floor(left))} end

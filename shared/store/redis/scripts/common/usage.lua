@@ -1,6 +1,6 @@
 -- The ledger: an entry for each job's end, in the call that ends it. Maintenance adds it up (add_usage.lua), by day of the
 -- entry's id, tenant, key and model. It has no text of the request or of the answer.
--- An entry is a msgpack array in the field `u` (usage_entry.py): id, tenant, key, model, state, tokens of the prompt, those of it
+-- An entry is a msgpack array in the field `u` (usage_records.py): id, tenant, key, model, state, tokens of the prompt, those of it
 -- that were cached, tokens of the answer (all three false: no worker has reported them, the job's log tells), microseconds
 -- in the queue, with an engine, and of these wasted, reserved tokens.
 

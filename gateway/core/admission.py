@@ -55,10 +55,10 @@ class CheckedRequest(NamedTuple):
     """What the endpoint's API has read in the body, if it adds a step (endpoint_step.py)."""
     start: str = ""
     """As in prompt_prefixes.py, where that decides about the job's shard; else empty."""
-    output: int | None = None
-    """The tokens that it allows its answer; None: it does not say."""
     max_wait_s: float | None = None
     """The longest wait that its client accepts; None: the request does not set it."""
+    output: int | None = None
+    """The tokens that it allows its answer; None: it does not say."""
 
 
 def check_request(
@@ -79,9 +79,8 @@ def check_request(
     check_shapes(policy.input, fields)
     restricted = check_fields(fields, settings)
     size, ours = prompt_size(policy.input, fields), member_in(fields)
-    output = most_output(fields)
-    request = CheckedRequest(model, stream is True, lane, size, ours.on_disconnect, restricted)
-    return request._replace(output=output, max_wait_s=ours.max_wait_s)
+    of = model, stream is True, lane, size, ours.on_disconnect, restricted
+    return CheckedRequest(*of, max_wait_s=ours.max_wait_s, output=most_output(fields))
 
 
 def check_stored_items(items: Any, allowed: Collection[str]) -> None:

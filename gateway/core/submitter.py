@@ -53,7 +53,8 @@ class Submitter:
         self._metrics = metrics
         self._with_time = with_time
         self.on_unused: Callable[[NewJob], None] = lambda job: None
-        """Called with each job that was not queued, or has joined another."""
+        """Called with each job that the queue has refused, or that has joined another. After an
+        error of the store it may be queued."""
         # By shard, so that one that does not answer delays only its own jobs.
         self._waiting: defaultdict[int, list[_Waiting]] = defaultdict(list)
         self._calls: Counter[int] = Counter()  # in flight
@@ -123,7 +124,7 @@ class Submitter:
                 return
             cancelled = StoreUnavailable("the call was cancelled")  # the callers were not
             for each in batch:
-                self._fail(each, error if isinstance(error, Exception) else cancelled)
+                _fail(each, error if isinstance(error, Exception) else cancelled)
         self._calls[shard] -= 1
         if self._waiting[shard] and not self._calls[shard]:
             self._send(shard)
@@ -138,28 +139,34 @@ class Submitter:
                 joined = result.id
                 self.on_unused(each.job)
             elif self._with_time and isinstance(result, QueueFull | TooManyWaiting):
-                task = self._loop.create_task(self._refuse(each, self._with_time(each.job, result)))
+                task = self._loop.create_task(self._refuse(each, result, self._with_time))
                 self._refusals.add(task)
                 task.add_done_callback(self._refusals.discard)
+                self.on_unused(each.job)
                 continue
             else:
-                self._fail(each, result)
+                _fail(each, result)
+                self.on_unused(each.job)
             if not each.queued.done():
                 each.queued.set_result(joined)
 
-    async def _refuse(self, waiting: _Waiting, error: Awaitable[FlotillaError]) -> None:
-        self._fail(waiting, await error)
+    async def _refuse(self, waiting: _Waiting, error: FlotillaError, with_time: WithTime) -> None:
+        found = error
+        try:
+            found = await with_time(waiting.job, error)
+        finally:  # whatever happens, the client gets an answer
+            _fail(waiting, found)
 
-    def _fail(self, waiting: _Waiting, error: Exception) -> None:
-        self.on_unused(waiting.job)
-        queued = waiting.queued
-        if queued.done():
-            return
-        queued.set_exception(error)
-        # A callback of the future would also be called for every job that was queued.
-        if waiting.on_error is not None:
-            queued.exception()  # mark it as retrieved
-            waiting.on_error(error)
+
+def _fail(waiting: _Waiting, error: Exception) -> None:
+    queued = waiting.queued
+    if queued.done():
+        return
+    queued.set_exception(error)
+    # A callback of the future would also be called for every job that was queued.
+    if waiting.on_error is not None:
+        queued.exception()  # mark it as retrieved
+        waiting.on_error(error)
 
 
 def _batches(batch: list[_Waiting]) -> list[list[_Waiting]]:

@@ -43,8 +43,18 @@ def gateway(
     for _ in range(4):
         answer = httpx.post(gateway.url + CHAT, headers=key("1"), json=body(), timeout=60)
         assert answer.status_code == 200
+    wait_for(lambda: _estimates(gateway), "the gateway knows the pace of the worker")
     yield gateway
     stack.close()
+
+
+def _estimates(gateway: Process) -> bool:
+    """Whether a job that waits has an estimate: the gateway has read the worker's pace."""
+    jobs = [
+        httpx.post(f"{gateway.url}/jobs", headers=key(secret), json={"body": body()}).json()
+        for secret in "12"
+    ]
+    return any(job.get("estimated_wait_s") is not None for job in jobs)
 
 
 def key(secret: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.core import submitter as module
 from gateway.core.submitter import Submitter
-from shared.job.errors import QueueFull
+from shared.job.errors import FlotillaError, QueueFull
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob, SubmitReply
 from shared.platform.metrics.gateway import GatewayMetrics
@@ -184,6 +184,32 @@ async def test_a_job_that_joins_another_one_gets_its_id(
     first, second = submitter.submit(job(1)), submitter.submit(job(2))
     assert (await first, await second) == (None, "job_earlier")
     assert counted(registry) == 1
+
+
+async def test_what_was_taken_is_given_back_only_of_jobs_that_are_not_queued(
+    submitter: Submitter, queue: Queue
+) -> None:
+    unused: list[NewJob] = []
+    submitter.on_unused = unused.append
+    queue.full, queue.joins[2] = {1}, JoinedJob("job_earlier")
+    await asyncio.gather(*(submitter.submit(job(n)) for n in range(3)), return_exceptions=True)
+    assert unused == [job(1), job(2)]
+    queue.error = StoreTimeout("no answer")  # the job may be queued
+    await asyncio.gather(submitter.submit(job(3)), return_exceptions=True)
+    assert unused == [job(1), job(2)]
+
+
+async def test_a_refusal_without_an_estimate_is_a_refusal(
+    queue: Queue, registry: CollectorRegistry
+) -> None:
+    async def fail(job: NewJob, error: FlotillaError) -> FlotillaError:
+        raise TypeError("a mistake")
+
+    as_queue: Any = queue
+    submitter = Submitter(as_queue, DEPTH, GatewayMetrics(registry), None, fail)
+    queue.full = {1}
+    with pytest.raises(QueueFull):
+        await submitter.submit(job(1))
 
 
 async def test_a_failed_call_fails_all_its_jobs_and_the_next_call_is_sent(

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from shared.platform.tasks import end
 from tests.redis_server import free_port
+from tests.tcp_server import tcp_server
 
 
 class StallingProxy:
@@ -21,8 +21,6 @@ class StallingProxy:
         self._target_port = target_port
         self._passing = asyncio.Event()
         self._passing.set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._near = contextlib.ExitStack()
 
     def stall(self) -> None:
         """Fall silent; connections made from now on are silent too."""
@@ -35,20 +33,11 @@ class StallingProxy:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[StallingProxy]:
         """Listen until the context is left."""
-        server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        with contextlib.ExitStack() as self._near:
-            try:
-                yield self
-            finally:
-                server.close()
-                await end(self._tasks)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self._near.callback(writer.close)  # a task that is cancelled before it runs closes nothing
-        self._tasks.add(asyncio.create_task(self._pass_on(reader, writer)))
+        async with tcp_server(self._pass_on, "127.0.0.1", self.port):
+            yield self
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         with contextlib.closing(writer), contextlib.suppress(OSError):
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
             with contextlib.closing(far_writer):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.platform.tasks import end
+from tests.tcp_server import tcp_server
 
 Answer = Callable[["Call", asyncio.StreamWriter], Awaitable[None]]
 
@@ -36,7 +36,6 @@ async def receiver(
 ) -> AsyncIterator[Receiver]:
     """Listens until the end of the context."""
     calls: list[Call] = []
-    tasks: list[asyncio.Task[None]] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -54,22 +53,10 @@ async def receiver(
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A connection that was accepted just before the end arrives here behind it.
-        if server.is_serving():
-            tasks.append(asyncio.create_task(handle(reader, writer)))
-        else:
-            writer.transport.abort()
-
-    server = await asyncio.start_server(connected, host, 0, ssl=tls)
-    port = server.sockets[0].getsockname()[1]
     scheme = "http" if tls is None else "https"
     shown = f"[{host}]" if ":" in host else host
-    try:
+    async with tcp_server(handle, host, tls=tls) as port:
         yield Receiver(f"{scheme}://{shown}:{port}/hook", calls)
-    finally:
-        server.close()
-        await end(tasks)
 
 
 def answers(status: int, *headers: str) -> Answer:

@@ -32,6 +32,8 @@ _PROMPT_TOKENS = 64
 STEP_MS = 10.0
 _PREFILL_US = 20.0
 """Of a prompt token: an H200 with a model of 8 billion parameters."""
+_CACHE_BLOCKS = 2048
+"""Of 512 tokens: all that its KV cache holds. vLLM's default is to keep what it has computed."""
 _DEADLINE_S = 900.0
 _NO_HAND_BACKS = '{"hand_backs_s": 0}'
 
@@ -93,7 +95,11 @@ def _run(
     processes: Processes, name: str, calls: list[Call], settings: dict[str, Any] | None
 ) -> tuple[ChatRun, dict[str, str]]:
     timing = EngineTiming(STEP_MS, 0, _SLOTS)
-    more = {"sim_prefill_us_per_token": _PREFILL_US, **(settings or {})}
+    more: dict[str, Any] = {
+        "sim_prefill_us_per_token": _PREFILL_US,
+        "sim_cache_blocks": _CACHE_BLOCKS,
+        **(settings or {}),
+    }
     fleet = BatchFleet(processes, timing, **more)
     fleet.start()
     batch: Any = None

@@ -93,6 +93,8 @@ class ControlKind(IntEnum):
     """Redis' time, the worker's fencing token, and jobs leased to it, as `acquire` replies them."""
     OPERATE = 2
     """An operator call: its id, the action's name, and the options as JSON."""
+    LOOK = 3
+    """The id of a job that has to wait: one of the lane flex that the worker runs may make room."""
 
 
 def encode_operation(operation_id: str, action: str, options: bytes) -> bytes:

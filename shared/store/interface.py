@@ -200,9 +200,13 @@ class Store(Protocol):
         """
 
     async def next_turn(
-        self, shard: int, pool: str, accounts: Collection[Account]
+        self, shard: int, pool: str, accounts: Collection[Account], yielding: str = ...
     ) -> NextTurn | None:
-        """Whose turn it is in the pool's best lane with waiting jobs; None: no one's."""
+        """Whose turn it is in the pool's best lane with waiting jobs; None: no one's.
+
+        `yielding`: the full worker that asks, if it has jobs of the lane flex: for a while it is
+        told on its control channel of jobs of other lanes that have to wait.
+        """
 
     async def release(
         self, jobs: Iterable[LeasedJob], reason: str, *, blame: bool, in_turn: bool = ...

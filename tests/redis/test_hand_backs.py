@@ -10,11 +10,21 @@ import pytest
 from redis import Redis
 
 from shared.job.fair_shares import Account, ShareRules
+from shared.job.frames import ControlKind, decode_control
 from shared.job.job import Job, LeasedJob, NewJob
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from tests.redis.conftest import LEASE_S, POOL, WORKER, claim, claim_one, repair, submit
+from tests.redis.conftest import (
+    LEASE_S,
+    POOL,
+    WORKER,
+    ChannelSubscriber,
+    claim,
+    claim_one,
+    repair,
+    submit,
+)
 from tests.redis.worker_loops import chat, serving
 from tests.waiting import eventually
 from worker.core import hand_backs
@@ -97,6 +107,26 @@ async def test_whose_turn_is_next(queue: JobQueue) -> None:
     assert turn is not None
     assert turn.account == Account(POOL, PRIORITY, "c")
     assert turn.levels == {}
+
+
+async def test_a_full_worker_is_told_of_a_job_that_has_to_wait(
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
+) -> None:
+    await submit(queue)
+    assert control.messages() == [], "no worker has asked"
+    assert await queue.next_turn(0, POOL, [A], yielding=WORKER) is not None
+    assert await queue.next_turn(0, POOL, [A], yielding="w-2") is not None
+    assert 0 < store.pttl(keys.yielding(0, POOL)) <= 2000
+    await submit(queue, lane=FLEX)
+    assert control.messages() == [], "it makes no room for its own lane"
+    job = await submit(queue)
+    (message,) = control.messages()
+    assert decode_control(message) == (ControlKind.LOOK, [job.id.encode()])
+    await claim(queue)
+    await claim(queue, slots=1)
+    await submit(queue)
+    kinds = [decode_control(message)[0] for message in control.messages()]
+    assert kinds == [ControlKind.JOBS], "it need not wait"
 
 
 @pytest.mark.parametrize(
@@ -183,6 +213,19 @@ async def test_a_flex_job_makes_room_for_the_default_lane_of_its_own_tenant(
             await is_answered(queue, [urgent])
             assert (await shown(queue, flex)).attempts[0].outcome == "handed_back"
             await is_answered(queue, [flex])
+
+
+async def test_a_flex_job_makes_room_at_once(
+    queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_backs, "_FLEX_LOOK_S", 3600.0)
+    with rules(queue, hand_backs_s=0.001):
+        async with serving(queue, slots=1) as loop:
+            (flex,) = await fill(queue, loop, 1, lane=FLEX)
+            store.set(keys.yielding(0, POOL), WORKER)
+            urgent = await submit(queue, tenant="a", stream=False, gateway="", body=SHORT)
+            await is_answered(queue, [urgent])
+            assert (await shown(queue, flex)).attempts[0].outcome == "handed_back"
 
 
 async def test_a_flex_job_makes_room_without_the_bounds_of_other_hand_backs(

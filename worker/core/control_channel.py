@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from shared.job.frames import ControlKind, decode_control
-from shared.job.job import LeasedJob
+from shared.job.job import LeasedJob, checked_shard
 from shared.platform.malformed import MalformedValues
 from shared.store.interface import StoreError
 from shared.store.redis.scripts.acquire import parse_jobs
@@ -32,7 +32,8 @@ _REMEMBERED = 256
 class ControlChannel:
     """Handles the messages of one worker's control channel.
 
-    `start(job)` is called for each assigned job.
+    `start(job)` is called for each assigned job, `look(shard)` where a job waits that one of the
+    lane flex may make room for.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ControlChannel:
         advertised_slots: AdvertisedSlots,
         runs: Runs,
         start: Callable[[LeasedJob], None],
+        look: Callable[[int], None],
         malformed: MalformedValues,
     ) -> None:
         self.operator_calls: asyncio.Queue[tuple[str, str, bytes]] = asyncio.Queue()
@@ -50,6 +52,7 @@ class ControlChannel:
         self._advertised_slots = advertised_slots
         self._runs = runs
         self._start = start
+        self._look = look
         self._malformed = malformed
         self._rejecting: asyncio.Task[None] | None = None
 
@@ -59,6 +62,8 @@ class ControlChannel:
             kind, parts = decode_control(message)
             jobs = parse_jobs(*parts) if kind is ControlKind.JOBS else []
             ended_id = parts[0].decode() if kind is ControlKind.DROP else ""
+            if kind is ControlKind.LOOK:
+                self._look(checked_shard(parts[0].decode()))
             if kind is ControlKind.OPERATE:
                 call = parts[0].decode(), parts[1].decode(), parts[2]
                 if call[0] not in self._received:  # the gateway repeats it until it has the answer

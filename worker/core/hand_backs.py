@@ -103,13 +103,25 @@ class HandBacks:
         releases: Releases,
         charges: Charges,
     ) -> None:
-        self._queue, self._pool = member.queue, member.pool
+        self._queue, self._pool, self._worker_id = member.queue, member.pool, member.worker_id
         self._runs = runs
         self._slots = slots
         self._releases = releases
         self._charges = charges
         self._per_s = member.queue.share_rules.hand_backs_s
         self._next_look = self._next_hand_back = self._next_flex_look = 0.0
+        self._urgent: set[int] = set()
+
+    def look_at(self, shard: int) -> None:
+        """A job has to wait in this shard that one of the lane flex may make room for."""
+        self._urgent.add(shard)
+        self._slots.changed()
+
+    def next_urgent(self, shards: range) -> int | None:
+        """One of these shards that `look_at` was called for; each is returned once."""
+        shard = next(iter(self._urgent.intersection(shards)), None)
+        self._urgent.discard(-1 if shard is None else shard)
+        return shard
 
     async def find(self, shard: int) -> list[JobRun]:
         """The runs that make room for waiting jobs of the shard. Raises StoreError.
@@ -124,7 +136,10 @@ class HandBacks:
         if flex_only:
             found = [run for run in found if run.job.share.lane == FLEX]
         accounts = list(dict.fromkeys(account_of(run, self._pool) for run in found))
-        turn = await self._queue.next_turn(shard, self._pool, accounts) if found else None
+        yielding = self._worker_id if any(each.lane == FLEX for each in accounts) else ""
+        turn = None
+        if found:
+            turn = await self._queue.next_turn(shard, self._pool, accounts, yielding)
         if turn is None or not self._slots.may_claim:
             return []
         # Some may have ended meanwhile.

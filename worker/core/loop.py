@@ -80,17 +80,18 @@ class WorkerLoop:
         self.charges = Charges(member.pool, self.runs, queue.share_rules)
         self.lease = Lease(member, self.runs.buffers, self.runs.lease_lost, self.charges.take)
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
+        hand_backs = HandBacks(member, self.runs, self.slots, self.releases, self.charges)
         self.control = ControlChannel(
             member,
             self.advertised_slots,
             self.runs,
             self._start,
+            hand_backs.look_at,
             MalformedValues(metrics.malformed),
         )
         self._isolation = Isolation(
             member, self.advertised_slots, self.slots, self.runs, self._start_suspect
         )
-        hand_backs = HandBacks(member, self.runs, self.slots, self.releases, self.charges)
         self._consumers = [self._consumer(shards) for shards in queue.servers.groups]
         self._claimers = [
             Claimer(each, self.slots, self.homes, hand_backs, len(self._consumers), self._start)

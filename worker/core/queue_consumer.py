@@ -58,14 +58,16 @@ class QueueConsumer:
         """
         return len(self.shards) if self._connection.tenants_share else 1
 
-    def next_look(self) -> int | None:
-        """A shard to look for a reason to hand a job back, another one at each call.
+    def next_look(self, first: int | None = None) -> int | None:
+        """A shard to look for a reason to hand a job back: `first`, else another at each call.
 
         None: there are adapter queues, which have turns of their own, or the claim after it would
         have to wait for the end of a blocking pop.
         """
         if self._adapter_queues.names or self._blocking_pop is not None:
             return None
+        if first is not None:
+            return first
         self._looks.rotate(-1)
         return self._looks[0]
 

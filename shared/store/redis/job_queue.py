@@ -204,9 +204,9 @@ class JobQueue(JobReader, Store):
         return states
 
     async def next_turn(
-        self, shard: int, pool: str, accounts: Collection[Account]
+        self, shard: int, pool: str, accounts: Collection[Account], yielding: str = ""
     ) -> NextTurn | None:
-        arguments = pack_next_turn(pool, accounts, self.share_rules)
+        arguments = pack_next_turn(pool, accounts, self.share_rules, yielding)
         return parse_next_turn(pool, accounts, await self.run("next_turn", shard, arguments))
 
     async def release(

@@ -29,6 +29,7 @@ LEVEL_CLOCK: Final = "level_clock"
 WARM: Final = "warm"
 WARM_BEFORE: Final = "warm_before"
 WAKE_UPS: Final = "wake_ups"
+YIELDING: Final = "yielding"
 ADVERTISED: Final = "advertised"
 ISOLATION: Final = "isolation"
 DEADLINES: Final = "deadlines"
@@ -84,7 +85,7 @@ RUNNING: Final = "running"
 PROBE_WORD: Final = "probe"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAITING_OF, TURNS, LEVELS, LEVEL_CLOCK, WARM,
-    WARM_BEFORE, WAKE_UPS, ADVERTISED, ISOLATION, DEADLINES, JOBS, EXPIRING, POOL_NAMES,
+    WARM_BEFORE, WAKE_UPS, YIELDING, ADVERTISED, ISOLATION, DEADLINES, JOBS, EXPIRING, POOL_NAMES,
     DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
     UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
@@ -174,6 +175,11 @@ def wake_ups(shard: int, pool: str) -> str:
 def own_wake_ups(shard: int, worker: str) -> str:
     """A wake-up list that only this worker reads."""
     return wake_ups(shard, f"@{worker}")
+
+
+def yielding(shard: int, pool: str) -> str:
+    """A full worker of the pool whose jobs of the lane flex would make room."""
+    return f"{base(shard)}{YIELDING}:{pool}"
 
 
 def advertised(shard: int, pool: str) -> str:

@@ -86,11 +86,12 @@ class Batch:
         """How many tokens of an admitted sequence must be prefilled."""
         if self._cache is None:
             return sequence.n_tokens
-        blocks, n_prompt = sequence.prompt.blocks, sequence.prompt.n_tokens
-        cached = min(n_prompt, BLOCK_TOKENS * self._cache.use(blocks))
+        held = self._cache.use(sequence.blocks)
+        n_prompt, of_answer = sequence.prompt.n_tokens, max(0, held - len(sequence.prompt.blocks))
+        cached = min(n_prompt, BLOCK_TOKENS * held)
         if sequence.cached_tokens is None:
             sequence.note_cached(cached)
-        return max(1, sequence.n_tokens - cached)
+        return max(1, sequence.n_tokens - cached - BLOCK_TOKENS * of_answer)
 
     def _prefill(self) -> int:
         """Prefill what one step can, in order of admission; returns the number of tokens."""
@@ -106,3 +107,5 @@ class Batch:
             gone = set(leaving)
             self.running = [sequence for sequence in self.running if sequence not in gone]
             self.kv_used -= sum(sequence.n_tokens for sequence in leaving)
+            for sequence in leaving if self._cache is not None else ():
+                self._cache.use(sequence.blocks)

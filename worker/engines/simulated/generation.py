@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -224,6 +224,13 @@ class Sequence:
     def generation(self) -> Generation:
         """The request that it belongs to."""
         return self._generation
+
+    @property
+    def blocks(self) -> tuple[Hashable, ...]:
+        """Those of its prompt, and the whole ones of its answer so far, for a prefix cache."""
+        answer = self.prompt.digest, self._sampling.seed, self._index
+        n_blocks = self.n_generated // BLOCK_TOKENS
+        return (*self.prompt.blocks, *((*answer, n) for n in range(n_blocks)))
 
     def note_cached(self, n_tokens: int) -> None:
         """The prefix cache held so many tokens of the prompt; journaled once for each call."""

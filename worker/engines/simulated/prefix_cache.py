@@ -1,4 +1,4 @@
-"""Which blocks of prompts the simulated engine's KV cache still holds: an LRU of chained hashes.
+"""Which blocks of prompts and answers the simulated engine still holds: an LRU of chained hashes.
 
 It is for load tests of one tenant: tenants with equal prompts share blocks, which vLLM's cache
 salts prevent.

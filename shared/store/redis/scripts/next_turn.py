@@ -13,11 +13,11 @@ from shared.store.redis.pipelined_connection import Argument
 
 
 def pack_next_turn(
-    pool: str, accounts: Collection[Account], rules: ShareRules
+    pool: str, accounts: Collection[Account], rules: ShareRules, yielding: str
 ) -> tuple[Argument, ...]:
     """The script's arguments."""
     words = [word for each in accounts for word in (each.lane, each.tenant)]
-    return (pool, rules.half_life_us, *words)
+    return (pool, rules.half_life_us, yielding, *words)
 
 
 def parse_next_turn(

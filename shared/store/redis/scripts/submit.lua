@@ -21,7 +21,7 @@ share_rules.lift = tonumber(ARGV[6])
 local MOST_BLOCKS = DEPTHS[#DEPTHS]
 local LARGE = 65536 -- a longer request waits to be claimed: channels have little room
 local replies, made, depths, wake_ups, someone_waits = {}, {}, {}, {}, {}
-local connected, chosen, reserved, kept, woken, own_depths = {}, {}, {}, {}, {}, {}
+local connected, chosen, reserved, kept, woken, own_depths, urgent = {}, {}, {}, {}, {}, {}, {}
 
 local function subtract_reserved(pool, worker)
   call('ZINCRBY', key('advertised', pool), worker.left - worker.slots, worker.member)
@@ -112,6 +112,7 @@ local function wait(job)
     own_depths[tenant_key(job.queue, job.tenant)] = own_depth(job.queue, job.tenant) + 1
   end
   join_turns(job.queue, job.tenant, job.created_us, job.id)
+  if job.lane ~= CLIENT_LANES[#CLIENT_LANES] then urgent[job.pool] = job.id end
   if not wake_ups[job.pool] then call('SADD', base .. WORD.pool_names, job.pool) end
   depths[job.queue], someone_waits[job.pool] = (depths[job.queue] or 0) + 1, true
   wake_ups[job.pool] = (wake_ups[job.pool] or 0) + 1
@@ -219,6 +220,11 @@ for worker, jobs in pairs(reserved) do assignments[worker] = assign(worker, jobs
 flush_writes()
 for pool, times in pairs(wake_ups) do wake_workers(pool, times) end
 for worker, pool in pairs(woken) do wake_worker(pool, worker) end
+-- A full worker with jobs of the worst lane, which make room (next_turn.lua).
+for pool, id in pairs(urgent) do
+  local worker = call('GET', key('yielding', pool))
+  if worker then redis.call(PUBLISH, CHANNEL.control .. worker, cmsgpack.pack({CONTROL.look, id})) end
+end
 for worker, assignment in pairs(assignments) do
   redis.call(PUBLISH, CHANNEL.control .. worker, cmsgpack.pack(assignment))
 end

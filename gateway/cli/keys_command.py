@@ -35,7 +35,7 @@ app = typer.Typer(
 _PATH = "/admin/keys"
 _PAGE = 1000
 _DAY_S = 86_400.0
-_USED = ("requests", "failed", "prompt_tokens", "completion_tokens")
+_USED = ("tokens_today", "tokens_this_month")
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="A key's id.", autocompletion=key_ids)]
 Reason = Annotated[str, typer.Option(help="Why; for the audit log.")]
 Most = Annotated[int, typer.Option(min=0, help="0: no limit.")]
@@ -192,14 +192,14 @@ def _tenants(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     if not any(row["keys"] for row in rows):
         return Text("No keys are configured: everyone who reaches the gateway is an operator.")
     columns = (
-        "TENANT", "OPERATOR", "KEYS>", "JOBS KEPT>", "LAST JOB>", "REQUESTS>", "FAILED>",
-        "PROMPT TOKENS>", "OUTPUT TOKENS>", "LIMITS",
+        "TENANT", "OPERATOR", "KEYS>", "JOBS KEPT>", "LAST JOB>", "TOKENS TODAY>",
+        "THIS MONTH>", "LIMITS",
     )  # fmt: skip
     return table(columns, map(_tenant, rows))
 
 
 def _tenant(row: Mapping[str, Any]) -> Sequence[Any]:
-    used = row.get("usage") or {}
+    used = row.get("used") or {}
     last = row.get("last_job_at")
     return (
         row["tenant"],
@@ -208,5 +208,5 @@ def _tenant(row: Mapping[str, Any]) -> Sequence[Any]:
         row["jobs_kept"],
         f"{since(last)} ago" if last else "",
         *(figure(used.get(name)) for name in _USED),
-        limits_text(row.get("limits"), row.get("used")),
+        limits_text(row.get("limits"), used),
     )

@@ -4,7 +4,7 @@ import { call, post } from "./api.js";
 import { confirm, dialog, show } from "./dialog.js";
 import { button, buttons, copyButton, h, list, listView, put } from "./dom.js";
 import { now } from "./feed.js";
-import { clock, count, duration, jobsAt, plural } from "./format.js";
+import { clock, duration, jobsAt, plural } from "./format.js";
 import { limitFields, limitsLine } from "./limits.js";
 import { usagePanel } from "./usage.js";
 
@@ -61,8 +61,7 @@ function tenantCard({ tenant }, load) {
       row.limits = found.limits;
       operator.hidden = !found.operator;
       const last = found.last_job_at ? ` · last job ${clock(found.last_job_at)}` : "";
-      const hour = found.usage?.requests ? ` · in the last hour ${plural(found.usage.requests, "request")}, ${count(found.usage.failed)} failed` : "";
-      put(about, `${plural(found.keys, "key")} · ${plural(found.jobs_kept, "job")} kept${last}${hour}`);
+      put(about, `${plural(found.keys, "key")} · ${plural(found.jobs_kept, "job")} kept${last}`);
       line.update(found);
       list(rows, found.made, "id", (each) => keyRow(each, load));
     },

@@ -260,8 +260,6 @@ def test_tenants_and_usage(fleet: Fleet) -> None:
     assert "s3cret" not in found.text
     rows = {row["tenant"]: row for row in found.json()["data"]}
     assert (rows["ops"]["operator"], rows["team"]["operator"]) == (True, False)
-    assert rows["ops"]["usage"]["requests"] == 0
-    assert rows["team"]["usage"]["completion_tokens"] >= 3
     assert rows["team"]["jobs_kept"] >= 1
     assert rows["team"]["conversations_kept"] == 0
     assert rows["ops"]["bytes_kept"] == 0 <= rows["team"]["bytes_kept"]

@@ -194,10 +194,25 @@ def normal_form(body: bytes) -> dict[Any, tuple[list[str], dict[str, Any]]]:
             new = _cut_out(chunk)
             for path, value in new.items():
                 grown[path] = grown[path] + value if path in grown else value
-            shape = json.dumps(chunk)
-            if not any(new.values()) or shapes[-1:] != [shape]:
-                shapes.append(shape)
+            for shape in _shapes(chunk, grows=any(new.values())):
+                if not any(new.values()) or shapes[-1:] != [shape]:
+                    shapes.append(shape)
     return choices
+
+
+def _shapes(chunk: dict[str, Any], *, grows: bool) -> Iterator[str]:
+    """A chunk as text. What grows in a choice's last chunk counts as one of its own before it: on a
+    busy machine nothing but that one may be left of an answer."""
+    whole = json.dumps(chunk)
+    if not (grows and chunk["choices"]):
+        yield whole
+        return
+    choice = chunk["choices"][0]
+    has_ended, choice["finish_reason"] = bool(choice["finish_reason"]), None
+    choice.pop("stop_reason", None)  # chats have it in the last one only
+    yield json.dumps(chunk)
+    if has_ended:
+        yield whole
 
 
 def _one_tool_call_each(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:

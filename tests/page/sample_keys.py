@@ -29,21 +29,13 @@ def tenants() -> list[dict[str, Any]]:
                 tokens_per_month=50_000_000, requests_per_minute=600),
         tenant("support", used(970_000, 2_100_000), tokens_per_day=1_000_000),
         tenant(long, used(1_234_567_890, 999_999_999_999), tokens_per_month=10**12),
-        tenant("ops", used(0, 0), operator=True, usage=None, last_job_at=None),
+        tenant("ops", used(0, 0), operator=True, last_job_at=None),
     ]  # fmt: skip
 
 
 def tenant(name: str, has: dict[str, int], **changes: Any) -> dict[str, Any]:
     """A tenant with two keys; its limits are among the changes."""
     limits = {each: changes.pop(each) for each in _LIMITS if each in changes}
-    usage = {
-        "since": AT - 3600,
-        "requests": 1_204,
-        "failed": 12,
-        "prompt_tokens": 1_234_567_890,
-        "completion_tokens": 1_234_567_890,
-        "complete": True,
-    }
     return {
         "tenant": name,
         "operator": False,
@@ -54,7 +46,6 @@ def tenant(name: str, has: dict[str, int], **changes: Any) -> dict[str, Any]:
         "last_job_at": AT - 3,
         "limits": _LIMITS | limits,
         "used": has,
-        "usage": usage,
     } | changes
 
 

@@ -31,6 +31,7 @@ from worker.core import hand_backs
 
 LONG = chat(1500, ignore_eos=True)
 SHORT = chat(40, ignore_eos=True)
+YIELDING = f"{keys.base(0)}{keys.YIELDING}:{POOL}"
 A, B = Account(POOL, DEFAULT, "a"), Account(POOL, DEFAULT, "b")
 
 
@@ -116,7 +117,7 @@ async def test_a_full_worker_is_told_of_a_job_that_has_to_wait(
     assert control.messages() == [], "no worker has asked"
     assert await queue.next_turn(0, POOL, [A], yielding=WORKER) is not None
     assert await queue.next_turn(0, POOL, [A], yielding="w-2") is not None
-    assert 0 < store.pttl(keys.yielding(0, POOL)) <= 2000
+    assert 0 < store.pttl(YIELDING) <= 2000
     await submit(queue, lane=FLEX)
     assert control.messages() == [], "it makes no room for its own lane"
     job = await submit(queue)
@@ -222,7 +223,7 @@ async def test_a_flex_job_makes_room_at_once(
     with rules(queue, hand_backs_s=0.001):
         async with serving(queue, slots=1) as loop:
             (flex,) = await fill(queue, loop, 1, lane=FLEX)
-            store.set(keys.yielding(0, POOL), WORKER)
+            store.set(YIELDING, WORKER)
             urgent = await submit(queue, tenant="a", stream=False, gateway="", body=SHORT)
             await is_answered(queue, [urgent])
             assert (await shown(queue, flex)).attempts[0].outcome == "handed_back"

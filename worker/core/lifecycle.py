@@ -51,9 +51,6 @@ from worker.worker_settings import WorkerSettings
 log = logging.getLogger("flotilla.worker")
 
 _CHECK_S = 0.25
-_NEW_OBJECTS = 10_000
-"""Containers between two collections of garbage. By default they are 700, fewer than the jobs of
-one call make: their collections cost a worker 3 % of a short job. One takes 0.5 ms at most."""
 
 
 class EngineDied(Exception):
@@ -158,7 +155,7 @@ class Worker:
         engine, registration, settings = self._engine, self._registration, self._settings
         gc.collect()
         gc.freeze()  # exclude what loading created from later collections
-        gc.set_threshold(_NEW_OBJECTS)
+        gc.set_threshold(10_000)  # more than the jobs of one call make: 3 % of a short job
         # Not before the engine is loaded, which may fork.
         tracing.set_up(settings.otlp_traces_endpoint, "worker", self._id)
         registration.loaded(await model_cards(engine))
@@ -167,13 +164,9 @@ class Worker:
         await registration.reserve_id()
         # Before the worker is ready: clients may ask for the model as soon as it is.
         await registration.register_models()
-        return WorkerLoop(
-            self._member,
-            engine,
-            self._metrics,
-            kv_high_watermark=settings.kv_high_watermark,
-            around=self._around,
-        )
+        watermark, around = settings.kv_high_watermark, self._around
+        member, metrics = self._member, self._metrics
+        return WorkerLoop(member, engine, metrics, kv_high_watermark=watermark, around=around)
 
     async def _serve(self, loop: WorkerLoop, loading_s: float) -> None:
         """Claim and run jobs until `stop`. Raises EngineDied, Stalled and WorkerIdTaken."""

@@ -1,17 +1,15 @@
-"""The tenants that have API keys, what is kept of each, and what it has used."""
+"""The tenants that have API keys, what is kept of each, and what it has used of its budgets."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from gateway.apis.admin.key_object import TENANT, NewLimits, TenantLimits
 from gateway.apis.admin.key_routes import NEW_LIMITS, check_configured
-from gateway.apis.admin.tenant_usage import usage
 from gateway.core.audit_trail import AuditTrail
 from gateway.core.call import read_object
 from gateway.core.context import GatewayDep, KeyDep
@@ -25,9 +23,6 @@ from shared.store.redis.tenants import kept_of
 from shared.tenants.rate_limits import NO_LIMITS, tenant_name
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
-
-_MOST_TENANTS = 50
-"""With more tenants only these, the first by name, have their usage read."""
 
 
 class TenantRow(BaseModel):
@@ -44,7 +39,6 @@ class TenantRow(BaseModel):
     """Of all its keys together."""
     used: UsedObject
     """By all its keys together."""
-    usage: dict[str, Any] | None = Field(description="in the last hour")
 
 
 class TenantRowList(BaseModel):
@@ -79,17 +73,10 @@ async def limit_tenant(
 
 @router.get("/tenants")
 async def list_tenants(gateway: GatewayDep) -> TenantRowList:
-    """Each tenant that has keys: what is kept of it, and its use in the last hour.
-
-    The usage is of the latest 1000 jobs at most; `complete` is true if these were all.
-    """
-    queue, now_s = gateway.queue, gateway.fleet.now_s()
+    """Each tenant that has keys: what is kept of it, and what it has used today and this month."""
     tenants = gateway.keys.tenants
-    kept = await kept_of(queue, [tenant.name for tenant in tenants])
+    kept = await kept_of(gateway.queue, [tenant.name for tenant in tenants])
     used = await used_objects(gateway, [tenant_name(tenant.name) for tenant in tenants])
-    last_hour = await asyncio.gather(
-        *(usage(queue, tenant.name, now_s) for tenant in tenants[:_MOST_TENANTS])
-    )
     rows = [
         TenantRow(
             tenant=tenant.name,
@@ -100,9 +87,8 @@ async def list_tenants(gateway: GatewayDep) -> TenantRowList:
             bytes_kept=jobs.bytes,
             last_job_at=jobs.last_at,
             limits=limits_object(gateway.keys.tenant_limits.get(tenant.name, NO_LIMITS)),
-            used=used[number],
-            usage=last_hour[number] if number < len(last_hour) else None,
+            used=of_budgets,
         )
-        for number, (tenant, jobs) in enumerate(zip(tenants, kept, strict=True))
+        for tenant, jobs, of_budgets in zip(tenants, kept, used, strict=True)
     ]
     return TenantRowList(data=rows)

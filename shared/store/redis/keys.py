@@ -177,11 +177,6 @@ def own_wake_ups(shard: int, worker: str) -> str:
     return wake_ups(shard, f"@{worker}")
 
 
-def yielding(shard: int, pool: str) -> str:
-    """A full worker of the pool whose jobs of the lane flex would make room."""
-    return f"{base(shard)}{YIELDING}:{pool}"
-
-
 def advertised(shard: int, pool: str) -> str:
     """The advertised slots of a pool's workers."""
     return f"{base(shard)}{ADVERTISED}:{pool}"

@@ -107,5 +107,6 @@ class Batch:
             gone = set(leaving)
             self.running = [sequence for sequence in self.running if sequence not in gone]
             self.kv_used -= sum(sequence.n_tokens for sequence in leaving)
-            for sequence in leaving if self._cache is not None else ():
-                self._cache.use(sequence.blocks)
+            if self._cache is not None:
+                for sequence in leaving:
+                    self._cache.use(sequence.blocks)

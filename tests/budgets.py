@@ -110,9 +110,10 @@ def budgets() -> list[Budget]:
         # has counted by key or over several gateways before.
         # What is used of budgets adds 75 and 160: two API plug-ins show it, so it is in the core.
         # A full worker with lines of batches is told of a chat that has to wait: 40 lines of core.
-        # Looks at fixed times came too late for it, and more of them would cost Redis more.
-        Budget("lines of the core", total(*CORE), 24_900, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_395, 34_000),
+        # Looks at fixed times came too late for it, and more of them would cost Redis more. That a
+        # worker knows what is left of its slots after a lost connection: 13.
+        Budget("lines of the core", total(*CORE), 24_910, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 65_405, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_880, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

@@ -44,7 +44,11 @@ async def serving(
     # Looked up at each message, so that a test may replace it.
     controls = [
         worker_subscription(
-            queue.servers, shards[0], worker, lambda data: loop.control.on_message(data)
+            queue.servers,
+            shards[0],
+            worker,
+            lambda data: loop.control.on_message(data),
+            lambda: loop.control.on_reconnect(),
         )
         for shards in queue.servers.groups
     ]

@@ -55,6 +55,7 @@ class ControlChannel:
         self._look = look
         self._malformed = malformed
         self._rejecting: asyncio.Task[None] | None = None
+        self._was_connected = False
 
     def on_message(self, message: bytes) -> None:
         """Handle one message. A malformed one is skipped and counted."""
@@ -83,21 +84,29 @@ class ControlChannel:
     def on_reconnect(self) -> None:
         """The channel is subscribed (again): messages may have been lost before."""
         self.stop()
-        self._rejecting = asyncio.create_task(self._reject_unreceived(), name="reject_unreceived")
+        # Before it is subscribed for the first time a worker has advertised nothing.
+        rejecting = self._reject_unreceived(has_advertised=self._was_connected)
+        self._rejecting = asyncio.create_task(rejecting, name="reject_unreceived")
+        self._was_connected = True
 
     def stop(self) -> None:
         """Reject no more jobs."""
         if self._rejecting is not None:
             self._rejecting.cancel()
 
-    async def _reject_unreceived(self) -> None:
+    async def _reject_unreceived(self, *, has_advertised: bool) -> None:
+        queue, pool, worker_id, lease_s = self._member
+        if has_advertised:
+            self._advertised_slots.pause()
+            with contextlib.suppress(StoreError):
+                await queue.withdraw_slots(pool, worker_id, lease_s)
         await asyncio.sleep(2 * _DELIVERY_S)
         # Two turns of the event loop: if it was blocked, messages that have arrived are read first.
         for _ in range(2):
             await asyncio.sleep(0)
-        self._advertised_slots.reset()
+        if has_advertised:
+            self._advertised_slots.reset()
         with contextlib.suppress(StoreError):  # then their leases expire
-            queue, pool, worker_id, _ = self._member
             known = self._runs.known_jobs()
             lost = await queue.reject_unreceived(pool, worker_id, known, _DELIVERY_S)
             for job_id, state in lost.items():

@@ -37,7 +37,7 @@ class AdvertisedSlots:
         self._settled = [asyncio.Event() for _ in range(shards)]  # no update is in flight
         for settled in self._settled:
             settled.set()
-        self._stopped = False
+        self._stopped = self._paused = False
 
     async def wait_until_settled(self, shard: int) -> None:
         """Return when no update of the shard is in flight: updates must not overtake each other."""
@@ -69,7 +69,7 @@ class AdvertisedSlots:
 
     def _share(self, shard: int) -> int:
         homes = self._homes.shards
-        return self._free() // len(homes) if shard in homes else 0
+        return self._free() // len(homes) if shard in homes and not self._paused else 0
 
     def acked(self, shard: int, assigned: int | None = 0) -> None:
         """Redis applied the update and assigned `assigned` of its slots (None: unknown)."""
@@ -95,9 +95,13 @@ class AdvertisedSlots:
         """Send the next update of each shard even if nothing changed: Redis may have lost them."""
         self._stale = [True] * len(self._stale)
 
+    def pause(self) -> None:
+        """Advertise no slot until `reset`: messages were lost, so what is left is not known."""
+        self._paused = True
+
     def reset(self) -> None:
         """Jobs that were on their way have arrived or are lost: what is left is unknown."""
-        self._advertised = [None] * len(self._advertised)
+        self._advertised, self._paused = [None] * len(self._advertised), False
 
     def stop(self) -> None:
         """Advertise nothing any more."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+
+import pytest
 
 from shared.job.advertised_slots import UNKNOWN
+from worker.core import control_channel
+from worker.core.control_channel import ControlChannel
 from worker.core.membership import Membership
 from worker.core.slot_adverts import AdvertisedSlots
 
@@ -161,3 +165,42 @@ def test_only_home_shards_are_advertised() -> None:
     ]  # fmt: skip
     worker.homes.shards = {2}
     assert [worker.send_update(shard) for shard in range(4)] == [None, (0, 4), (8, 4), None]
+
+
+class Queue:
+    """Of a worker that has its slots, as of calls to Redis."""
+
+    shards = 1
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.worker: Worker
+
+    async def withdraw_slots(self, *of: Any) -> None:
+        self.calls.append(f"withdraw, then {self.worker.send_update()}")
+
+    async def reject_unreceived(self, *of: Any) -> dict[str, str]:
+        self.calls.append("reject")
+        return {}
+
+
+async def test_what_is_left_is_unknown_after_a_lost_connection_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job that is on its way while it is unknown would not be subtracted."""
+    monkeypatch.setattr(control_channel, "_DELIVERY_S", 0.0)
+    worker, queue, nothing = Worker(), Queue(), cast(Any, None)
+    queue.worker = worker
+    runs: Any = SimpleNamespace(known_jobs=list)
+    member = Membership(cast(Any, queue), "p", "w", 1.5)
+    control = ControlChannel(member, worker.slots, runs, nothing, nothing, nothing)
+    worker.send_update()
+    for calls, update in (
+        (["reject"], None),
+        (["reject", "withdraw, then (0, 8)", "reject"], (8, UNKNOWN)),
+    ):
+        control.on_reconnect()
+        assert control._rejecting is not None
+        await control._rejecting
+        assert queue.calls == calls
+        assert worker.send_update() == update

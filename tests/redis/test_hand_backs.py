@@ -263,7 +263,7 @@ async def test_a_flex_job_makes_room_without_the_bounds_of_other_hand_backs(
     ("hand_backs_s", "level"), [(0.0, 1e6), (20.0, 0.0)], ids=["switched off", "not far behind"]
 )
 async def test_the_slot_is_kept(
-    queue: JobQueue, redis_url: str, hand_backs_s: float, level: float
+    queue: JobQueue, store: Redis, hand_backs_s: float, level: float
 ) -> None:
     lane = DEFAULT if hand_backs_s else FLEX
     with rules(queue, hand_backs_s=hand_backs_s):
@@ -271,6 +271,7 @@ async def test_the_slot_is_kept(
             await charge(queue, "a", level)
             await charge(queue, "b", 0.0 if level else 1e6)
             (running,) = await fill(queue, loop, 1, lane=lane)
+            store.set(YIELDING, WORKER)
             late = await submit(queue, tenant="b", stream=False, gateway="", body=SHORT)
             await is_answered(queue, [running, late])
             assert len((await shown(queue, running)).attempts) == 1

@@ -106,9 +106,9 @@ class Claimer:
 
     async def _exchange(self) -> bool:
         """Hand jobs back and claim as many others; False if there is no reason to."""
-        urgent, shard = self._hand_backs.next_urgent(self._consumer.shards), None
-        if urgent is not None or self._hand_backs.is_due:
-            shard = self._consumer.next_look(urgent)
+        shard = self._hand_backs.next_urgent(self._consumer.shards)
+        if shard is not None or self._hand_backs.is_due:
+            shard = self._consumer.next_look(shard)
         runs = [] if shard is None else await self._hand_backs.find(shard)
         if not runs:
             return False

@@ -114,14 +114,16 @@ class HandBacks:
 
     def look_at(self, shard: int) -> None:
         """A job has to wait in this shard that one of the lane flex may make room for."""
-        self._urgent.add(shard)
-        self._slots.changed()
+        if self._per_s:
+            self._urgent.add(shard)
+            self._slots.changed()
 
     def next_urgent(self, shards: range) -> int | None:
         """One of these shards that `look_at` was called for; each is returned once."""
-        shard = next(iter(self._urgent.intersection(shards)), None)
-        self._urgent.discard(-1 if shard is None else shard)
-        return shard
+        for shard in self._urgent.intersection(shards):
+            self._urgent.remove(shard)
+            return shard
+        return None
 
     async def find(self, shard: int) -> list[JobRun]:
         """The runs that make room for waiting jobs of the shard. Raises StoreError.
@@ -136,10 +138,8 @@ class HandBacks:
         if flex_only:
             found = [run for run in found if run.job.share.lane == FLEX]
         accounts = list(dict.fromkeys(account_of(run, self._pool) for run in found))
-        yielding = self._worker_id if any(each.lane == FLEX for each in accounts) else ""
-        turn = None
-        if found:
-            turn = await self._queue.next_turn(shard, self._pool, accounts, yielding)
+        yields = self._worker_id if any(each.lane == FLEX for each in accounts) else ""
+        turn = await self._queue.next_turn(shard, self._pool, accounts, yields) if found else None
         if turn is None or not self._slots.may_claim:
             return []
         # Some may have ended meanwhile.

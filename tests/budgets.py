@@ -109,9 +109,9 @@ def budgets() -> list[Budget]:
         # Limits of keys and tenants (issue 33) add 470 lines of core, 820 of product: nothing
         # has counted by key or over several gateways before.
         # What is used of budgets adds 75 and 160: two API plug-ins show it, so it is in the core.
-        # A full worker with lines of batches is told of a chat that has to wait: 40 lines of core.
-        # Looks at fixed times came too late for it, and more of them would cost Redis more. That a
-        # worker knows what is left of its slots after a lost connection: 13.
+        # `submit` tells a full worker with jobs of the lane flex of a job that has to wait (LOOK):
+        # 40 lines of core. Looks at fixed times came up to 37 ms later, and more looks cost Redis
+        # more. What is left of advertised slots after a lost connection: 15.
         Budget("lines of the core", total(*CORE), 24_910, 14_000),
         Budget("lines of the product", total(*PRODUCT), 65_405, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_880, 9_000),

@@ -63,8 +63,7 @@ class ControlChannel:
             kind, parts = decode_control(message)
             jobs = parse_jobs(*parts) if kind is ControlKind.JOBS else []
             ended_id = parts[0].decode() if kind is ControlKind.DROP else ""
-            if kind is ControlKind.LOOK:
-                self._look(checked_shard(parts[0].decode()))
+            shard = checked_shard(parts[0].decode()) if kind is ControlKind.LOOK else None
             if kind is ControlKind.OPERATE:
                 call = parts[0].decode(), parts[1].decode(), parts[2]
                 if call[0] not in self._received:  # the gateway repeats it until it has the answer
@@ -77,6 +76,8 @@ class ControlChannel:
         for job in jobs:
             self._advertised_slots.job_assigned(job.shard)
             self._start(job)
+        if shard is not None:
+            self._look(shard)
         if ended_id:
             # Redis would refuse the job's next write anyway; the engine need not go on until then.
             self._runs.abort(ended_id)
@@ -84,7 +85,7 @@ class ControlChannel:
     def on_reconnect(self) -> None:
         """The channel is subscribed (again): messages may have been lost before."""
         self.stop()
-        # Before it is subscribed for the first time a worker has advertised nothing.
+        # Without a subscription no job is leased to advertised slots (submit.lua).
         rejecting = self._reject_unreceived(has_advertised=self._was_connected)
         self._rejecting = asyncio.create_task(rejecting, name="reject_unreceived")
         self._was_connected = True

@@ -155,7 +155,7 @@ class Worker:
         engine, registration, settings = self._engine, self._registration, self._settings
         gc.collect()
         gc.freeze()  # exclude what loading created from later collections
-        gc.set_threshold(10_000)  # more than the jobs of one call make: 3 % of a short job
+        gc.set_threshold(10_000)  # by default 700: 3 % of the CPU of a short job
         # Not before the engine is loaded, which may fork.
         tracing.set_up(settings.otlp_traces_endpoint, "worker", self._id)
         registration.loaded(await model_cards(engine))

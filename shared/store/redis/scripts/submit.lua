@@ -220,7 +220,7 @@ for worker, jobs in pairs(reserved) do assignments[worker] = assign(worker, jobs
 flush_writes()
 for pool, times in pairs(wake_ups) do wake_workers(pool, times) end
 for worker, pool in pairs(woken) do wake_worker(pool, worker) end
--- A full worker with jobs of the worst lane, which make room (next_turn.lua).
+-- Tell a full worker, whose jobs of the worst lane make room for others (next_turn.lua).
 for pool, id in pairs(urgent) do
   local worker = call('GET', key('yielding', pool))
   if worker then redis.call(PUBLISH, CHANNEL.control .. worker, cmsgpack.pack({CONTROL.look, id})) end

@@ -1,6 +1,6 @@
 """A TCP server of a test's own event loop that leaves no connection open behind it.
 
-`asyncio.start_server` of Python 3.11 does: a connection that was accepted in the moment when the
+`asyncio.start_server` of Python 3.11 may leave some: a connection that was accepted just before the
 server is closed is neither handled nor closed.
 """
 
@@ -25,15 +25,17 @@ async def tcp_server(
     """Gives the port on which each connection is handled, until the context is left."""
     loop = asyncio.get_running_loop()
     tasks: list[asyncio.Task[None]] = []
+    transports: list[asyncio.Transport] = []
 
     async def serve(connection: socket.socket) -> None:
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls)
+        transports.append(transport)
         try:
             await handle(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
         finally:
-            transport.abort()
+            transport.close()  # what was written is sent
 
     def accept() -> None:
         with contextlib.suppress(BlockingIOError):
@@ -53,4 +55,6 @@ async def tcp_server(
         finally:
             loop.remove_reader(listener)
             await end(tasks)
-            await asyncio.sleep(0)  # in which transports that were aborted close
+            for transport in transports:
+                transport.abort()
+            await asyncio.sleep(0)  # in which they close

@@ -45,13 +45,9 @@ async def receiver(
             calls.append(call := Call(head, headers, body))
             await answer(call, writer)
             writer.close()
+            await writer.wait_closed()
         except (OSError, asyncio.IncompleteReadError):
             pass
-        finally:
-            if not writer.is_closing():
-                writer.transport.abort()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
 
     scheme = "http" if tls is None else "https"
     shown = f"[{host}]" if ":" in host else host

@@ -65,10 +65,11 @@ class WebhookWork:
         """End. A try that does not end in time is made again by another process."""
         self._until = 0.0
         self._changed.set()
-        tasks = [*self._tries, *([self._work] if self._work else [])]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_GRACE_S)
-        await end(tasks)
+        ends_at = time.monotonic() + _GRACE_S
+        for tasks in ([self._work] if self._work else [], self._tries):  # the work starts tries
+            if tasks:
+                await asyncio.wait(tasks, timeout=max(0.0, ends_at - time.monotonic()))
+            await end(list(tasks))
         self._sender.close()
 
     async def _run(self) -> None:

@@ -298,6 +298,31 @@ async def test_a_killed_process_leaves_its_deliveries_to_the_next(
     assert json.loads(there.calls[0].body) == json.loads(there.calls[1].body)
 
 
+async def test_a_try_that_begins_as_the_work_ends_is_ended_too(
+    queue: JobQueue, records: WebhookRecords, work: WebhookWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_work, "_GRACE_S", 0.2)
+    take, closing = work._records.take, list[asyncio.Task[None]]()
+
+    async def closed_meanwhile(counts: dict[str, int]) -> Any:
+        closing.append(asyncio.create_task(work.close()))
+        await asyncio.sleep(0.05)
+        return await take(counts)
+
+    monkeypatch.setattr(work._records, "take", closed_meanwhile)
+    async with receiver(hangs) as there:
+        await create(records, url=there.url)
+        await end_a_job(queue)
+        await work.keep_working()
+
+        async def is_closing() -> bool:
+            return bool(closing)
+
+        await eventually(is_closing, "a delivery is taken")
+        await closing[0]
+        assert not work._tries
+
+
 async def test_it_works_only_as_long_as_celery_asks_for_it(
     queue: JobQueue,
     records: WebhookRecords,

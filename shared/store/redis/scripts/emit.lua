@@ -41,7 +41,7 @@ if new then
 end
 
 local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers, frame, inline, result, response, headers,
-                       first_us)
+                       first_us, prompt_tokens, cached_tokens, bytes)
   local job = load_job(id, TO_END)
   if not job or not held(job, lease_id) then
     -- The reply to the first call was lost: this worker has ended the job itself.
@@ -71,9 +71,8 @@ local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers
       fields[#fields + 1] = int(first_us)
     end
     -- A long answer is there already, in pieces (store_piece.lua).
-    local info = cmsgpack.unpack(response) -- a ResponseInfo
-    job.result_bytes = result == '' and info[5] or #result
-    job.reported = {info[3], info[6] or 0, tokens}
+    job.result_bytes = bytes
+    job.reported = {prompt_tokens, cached_tokens, tokens}
     finish(id, job, event, code, seq, fields, segment ~= '' and segment, tokens)
   end
   for gateway in string.gmatch(watchers, '%S+') do

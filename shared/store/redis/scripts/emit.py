@@ -134,6 +134,7 @@ def pack_result(
         job.id, job.lease_id, seq, segment, result.completion_tokens, result.event,
         result.error_code, watchers, frame, inline, stored, response.pack(),
         pack_headers(result.headers) if result.headers else "", int(result.first_output_s * 1e6),
+        result.prompt_tokens, result.cached_tokens, len(result.body),
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 -- or a batch of jobs cost a fraction of what they would one by one. A script does not read what it deferred.
 local drafts, draft_names
 
-local function defer(command, name, ...)
+-- One or two words of a member.
+local function defer(command, name, word, second)
   local id = command .. name
   local draft = drafts[id]
   if not draft then
@@ -11,8 +12,10 @@ local function defer(command, name, ...)
     drafts[id] = draft
     draft_names[#draft_names + 1] = id
   end
-  for _, word in ipairs({...}) do draft[#draft + 1] = word end
-  if #draft > 4000 then call(unpack(draft)); drafts[id] = nil end
+  local n = #draft + 1
+  draft[n] = word
+  if second then draft[n + 1] = second end
+  if n > 4000 then call(unpack(draft)); drafts[id] = nil end
 end
 
 local function flush_writes()

@@ -7,9 +7,10 @@ local function unpacked(names, packed, least)
   local fine, words = pcall(cmsgpack.unpack, packed)
   if not fine or type(words) ~= 'table' or #words < least then return nil end
   local result = {}
-  for i, name in ipairs(names) do
-    if type(words[i]) == 'table' then return nil end
-    result[name] = words[i] == nil and '' or words[i]
+  for i = 1, #names do -- `ipairs` costs three times as much
+    local word = words[i]
+    if type(word) == 'table' then return nil end
+    result[names[i]] = word == nil and '' or word
   end
   return result
 end
@@ -113,10 +114,13 @@ local function damage(job, values, fields)
   if not STATE[values[1]] then return 'state' end
   if not job.pool then return 'request' end
   if values[5] == 'damaged' or FROM.complete[values[1]] and not values[5] then return 'lease' end
-  for i, name in ipairs(fields) do
-    local value = values[5 + i]
-    if REQUIRED[name] and not value then return name end
-    if NUMBER[name] and value and not tonumber(value) then return name end
+  for i = 1, #fields do
+    local name, value = fields[i], values[5 + i]
+    if value then
+      if NUMBER[name] and not tonumber(value) then return name end
+    elseif REQUIRED[name] then
+      return name
+    end
   end
 end
 
@@ -142,7 +146,7 @@ local function load_job(id, fields)
   local problem = damage(job, values, fields)
   if problem then return set_aside_job(id, 'damaged ' .. problem) end
   job.state, job.entry, job.queue = values[1], values[3] or '', values[4] or job.pool .. ':' .. job.lane
-  for i, name in ipairs(fields) do job[name] = values[5 + i] or '' end
+  for i = 1, #fields do job[fields[i]] = values[5 + i] or '' end
   return job
 end
 

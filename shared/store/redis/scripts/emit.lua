@@ -9,8 +9,9 @@
 --       log flushes: flat id, segment of its log, ...
 --       results: of {id, lease_id, number of the last entry, segment before it or '', tokens generated, event,
 --       error code, watchers, frame, inline, result, response, headers or '', microseconds from the lease to the
---       first output (0: there was none)}; response and headers are as the record stores them; inline: the frame
---       ends with the result, whose bytes the script appends (their msgpack head is there).
+--       first output (0: there was none), tokens of the prompt, those of it that were cached, bytes of the answer};
+--       response and headers are as the record stores them; inline: the frame ends with the result, whose bytes the
+--       script appends (their msgpack head is there).
 -- Reply: nil if the worker may not write until it has renewed; else flat id, state, ... of the results that
 --       came too late
 -- A job may occur in a call only once.
@@ -71,8 +72,7 @@ local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers
       fields[#fields + 1] = int(first_us)
     end
     -- A long answer is there already, in pieces (store_piece.lua).
-    job.result_bytes = bytes
-    job.reported = {prompt_tokens, cached_tokens, tokens}
+    job.result_bytes, job.reported = bytes, {prompt_tokens, cached_tokens, tokens}
     finish(id, job, event, code, seq, fields, segment ~= '' and segment, tokens)
   end
   for gateway in string.gmatch(watchers, '%S+') do

@@ -2,8 +2,7 @@
 -- or a batch of jobs cost a fraction of what they would one by one. A script does not read what it deferred.
 local drafts, draft_names
 
--- One or two words of a member.
-local function defer(command, name, word, second)
+local function defer(command, name, word, second) -- one word of a member, or two
   local id = command .. name
   local draft = drafts[id]
   if not draft then
@@ -13,8 +12,7 @@ local function defer(command, name, word, second)
     draft_names[#draft_names + 1] = id
   end
   local n = #draft + 1
-  draft[n] = word
-  if second then draft[n + 1] = second end
+  draft[n], draft[n + 1] = word, second
   if n > 4000 then call(unpack(draft)); drafts[id] = nil end
 end
 

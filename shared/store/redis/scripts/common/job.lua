@@ -8,9 +8,8 @@ local function unpacked(names, packed, least)
   if not fine or type(words) ~= 'table' or #words < least then return nil end
   local result = {}
   for i = 1, #names do -- `ipairs` costs three times as much
-    local word = words[i]
-    if type(word) == 'table' then return nil end
-    result[names[i]] = word == nil and '' or word
+    if type(words[i]) == 'table' then return nil end
+    result[names[i]] = words[i] == nil and '' or words[i]
   end
   return result
 end
@@ -116,11 +115,7 @@ local function damage(job, values, fields)
   if values[5] == 'damaged' or FROM.complete[values[1]] and not values[5] then return 'lease' end
   for i = 1, #fields do
     local name, value = fields[i], values[5 + i]
-    if value then
-      if NUMBER[name] and not tonumber(value) then return name end
-    elseif REQUIRED[name] then
-      return name
-    end
+    if not value and REQUIRED[name] or value and NUMBER[name] and not tonumber(value) then return name end
   end
 end
 

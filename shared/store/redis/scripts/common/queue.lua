@@ -7,9 +7,8 @@ local function leave_queue(job)
   -- Delivered or not. (The group's lag is not known for a while after an undelivered entry was deleted.
   -- Depths are counted by the `waiting` sets, which are exact.)
   if not is_entry_id(job.entry) then return end
-  local stream = queue_key(job.queue)
-  defer('XACK', stream, job.entry)
-  defer('XDEL', stream, job.entry)
+  defer('XACK', queue_key(job.queue), job.entry)
+  defer('XDEL', queue_key(job.queue), job.entry)
 end
 
 local function delete_entry(name, entry_id)

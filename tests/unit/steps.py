@@ -126,9 +126,11 @@ def _ended(
     packed: bytes,
     headers: bytes,
     first_us: int,
+    *counted: int,
 ) -> SentResult:
     ending = ResponseInfo(*msgpack.unpackb(packed))
     assert tokens == ending.completion_tokens
+    assert counted == (ending.prompt_tokens, ending.cached_tokens, ending.result_bytes)
     assert first_us >= 0
     stored = ending._asdict()
     assert stored.pop("result_bytes") == len(body) or not body  # that is in pieces

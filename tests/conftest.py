@@ -28,6 +28,11 @@ ROOT = Path(__file__).parent.parent
 # Before any test imports torch: threads of vLLM that spin would take the cores from each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# `httpx.get` makes a client for each call, which reads all certificates of the machine in 20 ms: a
+# test that polled did little else. Here is none, and no test calls a server that needs one.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
+
 # A loaded machine is no failure.
 hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import re
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import certifi
 import hypothesis
 import pytest
 import pytest_asyncio
@@ -28,10 +31,19 @@ ROOT = Path(__file__).parent.parent
 # Before any test imports torch: threads of vLLM that spin would take the cores from each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# `httpx.get` makes a client for each call, which reads all certificates of the machine in 20 ms: a
-# test that polled did little else. Here is none, and no test calls a server that needs one.
-os.environ.pop("SSL_CERT_FILE", None)
-os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
+
+def _one_certificate() -> Path:
+    """The first of those that httpx trusts; no test calls a server that needs another."""
+    number, path = tempfile.mkstemp(prefix="flotilla-tests-", suffix=".pem")
+    atexit.register(os.unlink, path)
+    with os.fdopen(number, "w") as file:
+        file.write(certifi.contents().split("-----END", 1)[0] + "-----END CERTIFICATE-----\n")
+    return Path(path)
+
+
+# `httpx.get` makes a client for each call, which reads all certificates in 20 ms: a test that
+# polled did little else.
+os.environ["SSL_CERT_FILE"] = str(_one_certificate())
 
 # A loaded machine is no failure.
 hypothesis.settings.register_profile(

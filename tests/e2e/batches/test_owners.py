@@ -105,7 +105,7 @@ async def test_a_stopped_owner_changes_nothing_later(
 
 async def test_without_storage_it_pauses(batches: Batches, maintenance: Process) -> None:
     """As a volume that is not mounted any more: what is written then is not counted."""
-    batch = await create(batches, max_tokens=100, ignore_eos=True)
+    batch = await create(batches, max_tokens=40, ignore_eos=True)
     await until_completed(batches, batch, 1)
     folder = batches.context.settings.storage_url
     shutil.move(folder, f"{folder}-away")

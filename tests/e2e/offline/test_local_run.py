@@ -84,7 +84,7 @@ def interrupt(local: LocalProcesses, command: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("end", [kill_everything, interrupt])
 def test_an_ended_run_goes_on(local: LocalProcesses, end: Killer) -> None:
-    every = write_input(local.folder, 200, 60)
+    every = write_input(local.folder, 240, 80)
     command = local.start(*RUN)
     wait_for(lambda: completed(local) or has_ended(command), "lines are answered")
     end(local, command)
@@ -101,7 +101,7 @@ def test_an_ended_run_goes_on(local: LocalProcesses, end: Killer) -> None:
 
 
 def test_a_killed_worker_is_no_error(local: LocalProcesses) -> None:
-    every = write_input(local.folder, 160, 80)
+    every = write_input(local.folder, 200, 120)
     command = local.start(*RUN, "--workers", "2")
     wait_for(lambda: completed(local) or has_ended(command), "lines are answered")
     os.kill(local.worker(), signal.SIGKILL)

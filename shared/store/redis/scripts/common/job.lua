@@ -7,7 +7,7 @@ local function unpacked(names, packed, least)
   local fine, words = pcall(cmsgpack.unpack, packed)
   if not fine or type(words) ~= 'table' or #words < least then return nil end
   local result = {}
-  for i = 1, #names do -- `ipairs` costs three times as much
+  for i = 1, #names do -- faster than `ipairs`: this is for each job
     if type(words[i]) == 'table' then return nil end
     result[names[i]] = words[i] == nil and '' or words[i]
   end

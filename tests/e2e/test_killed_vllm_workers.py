@@ -5,9 +5,12 @@ The other worker continues the answers, and `flotilla up` starts a new one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +89,35 @@ class Fleet:
         """Send all requests."""
         return [Call(self, body(fields), ANSWER_S) for fields in REQUESTS]
 
-    def in_the_middle(self, calls: list[Call]) -> Call:
-        """Wait until all streams have begun; return the one that is furthest from its end: the
-        others may have ended by then, as an engine compiles a regular expression first."""
-        streams = [call for call, of in zip(calls, REQUESTS, strict=True) if "stream" in of]
-        wait_for(lambda: all(tokens(call) > 40 for call in streams), "all have begun", ANSWER_S)
-        return min(streams, key=tokens)
+    @contextlib.contextmanager
+    def in_the_middle(self) -> Iterator[tuple[list[Call], Call]]:
+        """Send all requests. Gives them, and of the streams the one that is furthest from its end,
+        while the engines stand still: else it may end before anything is killed."""
+        going: list[Call] = []
+        while not going:
+            calls = self.calls()
+            streams = [call for call, of in zip(calls, REQUESTS, strict=True) if "stream" in of]
+            wait_for(lambda s=streams: all(tokens(call) > 40 for call in s), "all begin", ANSWER_S)  # type: ignore[misc]
+            engines = self.engines()
+            self.signal(engines, signal.SIGSTOP)
+            sent, before = sum(map(tokens, streams)), -1
+            while sent > before:  # what the engines have made arrives
+                time.sleep(0.3)
+                before, sent = sent, sum(map(tokens, streams))
+            going = [call for call in streams if call.is_alive()]
+            if not going:
+                self.signal(engines, signal.SIGCONT)
+        try:
+            yield calls, min(going, key=tokens)
+        finally:
+            self.signal(engines, signal.SIGCONT)
+
+    @staticmethod
+    def signal(pids: list[int], number: int) -> None:
+        """Send a signal to those that are there."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def worker_of(self, call: Call) -> int:
         """Return the process that runs the call's job."""
@@ -131,19 +157,19 @@ def test_answers_outlive_a_killed_worker_and_a_killed_engine(tmp_path: Path) -> 
         assert MODEL_NAME in up.text()
         undisturbed = answers(fleet.calls())
 
-        calls = fleet.calls()
-        victim = fleet.worker_of(hit := fleet.in_the_middle(calls))
-        (engine,) = fleet.engines(victim)
-        os.kill(victim, signal.SIGKILL)
+        with fleet.in_the_middle() as (calls, hit):
+            victim = fleet.worker_of(hit)
+            (engine,) = fleet.engines(victim)
+            os.kill(victim, signal.SIGKILL)
         wait_for(lambda: not is_alive(engine), "its engine ends, too")
         assert same(answers(calls), undisturbed)
         # A worker without CPU time for 1.5 s counts as lost, too, and the engines take all of it.
         assert set(fleet.outcomes(hit)[:-1]) == {"worker_lost"}
         up.wait_for_output(r"worker-\d +\| is ready again", 1, LOADING_S)
 
-        calls = fleet.calls()
-        (engine,) = fleet.engines(fleet.worker_of(hit := fleet.in_the_middle(calls)))
-        os.kill(engine, signal.SIGKILL)
+        with fleet.in_the_middle() as (calls, hit):
+            (engine,) = fleet.engines(fleet.worker_of(hit))
+            os.kill(engine, signal.SIGKILL)
         assert same(answers(calls), undisturbed)
         assert "engine_died" in fleet.outcomes(hit)
         up.wait_for_output(r"worker-\d +\| .* the engine is dead")

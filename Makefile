@@ -5,6 +5,8 @@
 .PHONY: help up install check test test-cluster test-models test-page test-clients test-compose test-deletions lint docs load faults tour clean
 # Only the installer reads this one; Flotilla refuses FLOTILLA_ variables that are no settings.
 unexport FLOTILLA_BACKEND
+# Without stored bytecode each process compiles all modules anew, a gateway for 0.3 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -14,9 +16,6 @@ up: install ## Redis, gateway and workers in this terminal; Ctrl-C stops them (A
 
 install: ## .venv with everything in it (PYTHON, FLOTILLA_BACKEND: see compose/install.sh)
 	@FLOTILLA_BACKEND='$(FLOTILLA_BACKEND)' PYTHON='$(PYTHON)' sh compose/install.sh
-
-# Without stored bytecode each process compiles all modules anew, a gateway for 0.3 s.
-unexport PYTHONDONTWRITEBYTECODE
 
 # Five processes for two cores, as tests wait for more than half of their time; at most six. Each
 # starts a Redis of its own, and one of them vLLM.

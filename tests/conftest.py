@@ -33,7 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _one_certificate() -> Path:
-    """The first of those that httpx trusts; no test calls a server that needs another."""
+    """A file with the first certificate that httpx trusts. No test calls a server that needs
+    another, nor does any process that a test starts: they inherit the variable."""
     number, path = tempfile.mkstemp(prefix="flotilla-tests-", suffix=".pem")
     atexit.register(os.unlink, path)
     with os.fdopen(number, "w") as file:

@@ -19,7 +19,7 @@ from tests.e2e.strict_client import CHUNK_ID, ProtocolViolation, StrictClient, r
 from tests.redis_server import RedisServer
 from tests.waiting import eventually, wait_for
 
-ROUNDS = int(os.environ.get("FAULT_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", "3"))
 LEAVING = 4
 """Connections that end in one round."""
 STEP_S = 0.012
@@ -76,7 +76,7 @@ WAYS = [
     (behind, end)
     for behind in BEHIND
     for end in ENDS
-    if ROUNDS > 2 or end == "close" or behind in {"nothing", "a_request", "an_upgrade"}
+    if ROUNDS > 3 or end == "close" or behind in {"nothing", "a_request", "an_upgrade"}
 ]
 
 

@@ -12,14 +12,13 @@ from typing import NamedTuple
 class Ended(NamedTuple):
     """An entry of the outbox: a job, a response or a batch has ended."""
 
-    entry: str
-    """Its id in the stream of its shard; begins with the time in ms."""
     id: str
     """Of the job or batch."""
     state: str
-    tenant: str
+    at_us: int
     notify: str
     """As `notify_of` made it."""
+    tenant: str
 
     @property
     def kind(self) -> str:
@@ -30,11 +29,6 @@ class Ended(NamedTuple):
     def endpoints(self) -> tuple[str, ...]:
         """Those that it names; empty: all that have subscribed to the event."""
         return tuple(self.notify.split(" ")[1:])
-
-    @property
-    def at_us(self) -> int:
-        """When it ended."""
-        return int(self.entry.partition("-")[0]) * 1000
 
 
 def notify_of(kind: str, endpoints: Sequence[str] = ()) -> str:
@@ -108,3 +102,14 @@ class Delivery(NamedTuple):
     """The latest of all tries."""
     next_at: float | None = None
     """When it is tried next; None: it has ended."""
+
+
+class TryResult(NamedTuple):
+    """What follows from one try."""
+
+    done: Try
+    state: DeliveryState
+    next_at: float | None = None
+    """Of a pending delivery: when it is tried again."""
+    disabled: str = ""
+    """Why nothing is sent to its endpoint any more; empty: nothing has changed."""

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.store.redis import keys
+from shared.store.redis.outbox import outbox_key
 from shared.tenants.tenant import DEFAULT_TENANT
 from tests.e2e.processes import Process, Stack
 from tests.e2e.test_storage_route import doctor
@@ -34,9 +34,9 @@ async def test_events_without_maintenance(stack: Stack, redis_server: RedisServe
     assert gateway.metric("flotilla_webhook_events") == 0
     async with client_of(gateway) as client, subscribed(client) as there:
         with redis_server.client() as redis:  # an hour ago a job has ended
-            hour_ago_ms = (int(redis.time()[0]) - 3600) * 1000
-            ended = {"id": f"job_{'0' * 27}", "state": "completed", "tenant": DEFAULT_TENANT}
-            redis.xadd(keys.base(0) + keys.OUTBOX, ended | {"notify": "job"}, f"{hour_ago_ms}-0")
+            at_us = (int(redis.time()[0]) - 3600) * 1_000_000
+            ended = (f"job_{'0' * 27}", "completed", str(at_us), "job", DEFAULT_TENANT)
+            redis.rpush(outbox_key(0), "\n".join(ended))
         async with httpx.AsyncClient(base_url=gateway.url) as http:
             (await http.post("/jobs", json={"body": BODY})).raise_for_status()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
+from shared.store.redis.delivery_format import new_delivery
+from shared.store.redis.delivery_records import Taken
 from shared.store.redis.webhook_records import WebhookRecords
-from shared.webhooks.webhook_delivery import Event
+from shared.webhooks.webhook_delivery import Event, TryResult
 from shared.webhooks.webhook_endpoint import EVENT_TYPES, WebhookEndpoint, new_endpoint_id
 from shared.webhooks.webhook_signature import new_secret
 from tests.redis.conftest import TENANT
@@ -36,6 +39,12 @@ async def create(records: WebhookRecords, **changes: Any) -> WebhookEndpoint:
     return endpoint
 
 
-def event() -> Event:
-    """A new one."""
-    return Event("job.completed", f"job_{next(_numbers):027x}", 1_000_000)
+def told(endpoint: WebhookEndpoint, *, claim: str = "") -> Taken:
+    """A new event of the outbox that goes to an endpoint."""
+    event = Event("job.completed", f"job_{next(_numbers):027x}", 1_000_000)
+    return Taken(endpoint, new_delivery(event, endpoint.id), claim)
+
+
+def ended(taken: Taken, result: TryResult) -> Taken:
+    """With the result of its try."""
+    return replace(taken, result=result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -9,8 +10,8 @@ from redis import Redis
 
 from shared.job.states import JobEvent
 from shared.store.redis import keys
-from shared.store.redis.delivery_records import DeliveryRecords
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.outbox import LOCK_S, Outbox, outbox_key, parse_ended
 from shared.webhooks.webhook_delivery import Ended, notify_of
 from tests.redis.conftest import (
     TENANT,
@@ -27,8 +28,8 @@ from tests.redis.conftest import (
 TENANTS = keys.base(0) + keys.WEBHOOK_TENANTS
 
 
-async def ended(queue: JobQueue) -> list[Ended]:
-    return await DeliveryRecords(queue).ended(0, 100)
+def ended(store: Redis) -> list[Ended]:
+    return list(map(parse_ended, store.lrange(outbox_key(0), 0, -1)))  # type: ignore[arg-type]
 
 
 async def completes(queue: JobQueue, store: Redis, notify: str) -> str:
@@ -116,8 +117,9 @@ async def test_an_end_is_told_once(
 ) -> None:
     store.sadd(TENANTS, TENANT)
     job_id = await way(queue, store, notify_of("job"))
-    (told,) = await ended(queue)
-    assert told[1:] == (job_id, WAYS[way], TENANT, "job")
+    (told,) = ended(store)
+    assert told == (job_id, WAYS[way], told.at_us, "job", TENANT)
+    assert abs(told.at_us / 1e6 - time.time()) < 60
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -126,21 +128,49 @@ async def test_an_end_that_nobody_wants_to_know_is_not_told(
 ) -> None:
     store.sadd(TENANTS, TENANT, "another")
     await way(queue, store, "")
-    assert await ended(queue) == []
+    assert ended(store) == []
     store.srem(TENANTS, TENANT)
     await way(queue, store, notify_of("job"))
-    assert await ended(queue) == []
+    assert ended(store) == []
 
 
 async def test_endpoints_that_a_job_names_are_told_without_a_look_at_the_tenant(
-    queue: JobQueue,
+    queue: JobQueue, store: Redis
 ) -> None:
     job = await submit(queue, notify=notify_of("job", ["we_1", "we_2"]))
     await queue.cancel(job.id, TENANT)
-    (told,) = await ended(queue)
+    (told,) = ended(store)
     assert (told.kind, told.endpoints) == ("job", ("we_1", "we_2"))
-    await DeliveryRecords(queue).forget(0, [told])
-    assert await ended(queue) == []
+
+
+async def test_what_was_read_is_deleted_with_the_next_call(queue: JobQueue, store: Redis) -> None:
+    for _ in range(3):
+        await is_cancelled_as_it_waits(queue, store, notify_of("job", ["we_1"]))
+    three, outbox = ended(store), Outbox(queue)
+    some = await outbox.read(0, 2)
+    assert some == three[:2]
+    assert ended(store) == three
+    for _ in range(2):  # the second time is a repeated call
+        assert await outbox.read(0, 2, some) == three[2:]
+        assert ended(store) == three[2:]
+    assert await outbox.read(0, 0, three[2:]) == []
+    assert not store.exists(outbox_key(0), keys.base(0) + keys.OUTBOX_READER)
+
+
+async def test_one_process_reads_at_a_time_until_it_stops(queue: JobQueue, store: Redis) -> None:
+    await is_cancelled_as_it_waits(queue, store, notify_of("job", ["we_1"]))
+    first, second = Outbox(queue), Outbox(queue)
+    of_first = await first.read(0, 2)
+    assert await second.read(0, 2) == []
+    assert 0 < store.pttl(keys.base(0) + keys.OUTBOX_READER) <= LOCK_S * 1000
+    store.delete(keys.base(0) + keys.OUTBOX_READER)  # the first has stopped, its lock has run out
+    of_second = await second.read(0, 2)
+    assert of_second == of_first
+    assert await first.read(0, 2, of_first) == []
+    await is_cancelled_as_it_waits(queue, store, notify_of("job", ["we_1"]))
+    (last,) = await second.read(0, 2, of_second)
+    store.delete(keys.base(0) + keys.OUTBOX_READER)
+    assert await first.read(0, 2, of_first) == [last]  # it deletes no entry of the second's
 
 
 async def test_a_job_that_is_requeued_has_not_ended(queue: JobQueue, store: Redis) -> None:
@@ -148,8 +178,8 @@ async def test_a_job_that_is_requeued_has_not_ended(queue: JobQueue, store: Redi
     leased = await lease(queue, notify="job")
     expire_lease(store, leased)
     await queue.reap(0, 0.001)
-    assert await ended(queue) == []
+    assert ended(store) == []
     again = await claim_one(queue)
     await finish(queue, again, 1, answer())
-    assert len(await ended(queue)) == 1
+    assert len(ended(store)) == 1
     assert (await queue.get(leased.id)).notify == "job"  # type: ignore[union-attr]

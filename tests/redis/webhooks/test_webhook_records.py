@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from redis import Redis
 
 from shared.job.errors import BadRequest, TooManyWebhooks
 from shared.store.redis import delivery_records, keys
-from shared.store.redis.delivery_records import DeliveryRecords
+from shared.store.redis.delivery_records import DeliveryRecords, Taken
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.webhook_records import WebhookRecords
-from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Try
+from shared.webhooks.webhook_delivery import DeliveryState, Try, TryResult
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS, WebhookEndpoint
 from tests.redis.conftest import TENANT, open_queue
-from tests.redis.webhooks.conftest import create, event, make_endpoint
+from tests.redis.webhooks.conftest import create, ended, make_endpoint, told
 
-FAILED, DELIVERED = Try(1.0, 500, "", 3), Try(2.0, 200, "", 4)
+FAILED, DELIVERED = Try(time.time(), 500, "", 3), Try(time.time() + 1, 200, "", 4)
+HAS_FAILED = TryResult(FAILED, DeliveryState.FAILED)
+IS_DELIVERED = TryResult(DELIVERED, DeliveryState.DELIVERED)
 
 
 @pytest.fixture
@@ -28,11 +32,13 @@ def deliveries(queue: JobQueue) -> DeliveryRecords:
     return DeliveryRecords(queue)
 
 
-async def take_one(
-    deliveries: DeliveryRecords, endpoint: WebhookEndpoint
-) -> tuple[WebhookEndpoint, Delivery]:
+async def take_one(deliveries: DeliveryRecords, endpoint: WebhookEndpoint) -> Taken:
     (taken,) = await deliveries.take({endpoint.id: 4})
     return taken
+
+
+async def due(deliveries: DeliveryRecords) -> list[str]:
+    return (await deliveries.due())[1]
 
 
 async def test_an_endpoint_is_its_tenants(records: WebhookRecords) -> None:
@@ -91,61 +97,74 @@ async def test_every_shard_knows_who_has_endpoints(redis_url: str, store: Redis)
 async def test_a_delivery_is_taken_once_until_its_claim_has_run_out(
     records: WebhookRecords, deliveries: DeliveryRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    endpoint, told = await create(records), event()
-    assert await deliveries.due() == []
+    endpoint = await create(records)
+    new = told(endpoint)
+    assert await due(deliveries) == []
     for _ in range(2):  # the second time is a repeated call
-        assert await deliveries.add([(told, endpoint.id)]) == 0
-    assert await deliveries.due() == [endpoint.id]
+        assert await deliveries.add([new]) == 0
+    assert await due(deliveries) == [endpoint.id]
     monkeypatch.setattr(delivery_records, "CLAIM_S", 0.0)
-    found, delivery = await take_one(deliveries, endpoint)
-    assert found == endpoint
-    assert (delivery.id, delivery.event) == (told.webhook_id(endpoint.id), told)
+    first = await take_one(deliveries, endpoint)
+    assert first.endpoint == endpoint
+    assert first.delivery == new.delivery
     monkeypatch.setattr(delivery_records, "CLAIM_S", 30.0)
-    assert (await take_one(deliveries, endpoint))[1] == delivery  # its process was killed
+    second = await take_one(deliveries, endpoint)  # the process of the first was killed
+    assert second.delivery == first.delivery
     assert await deliveries.take({endpoint.id: 4}) == []
-    assert await deliveries.due() == []
+    assert await due(deliveries) == []
+    assert await deliveries.end_tries([ended(first, HAS_FAILED)]) == 0  # or it had only stopped
+    assert await deliveries.end_tries([ended(second, IS_DELIVERED)]) == 1
 
 
 async def test_a_delivery_has_an_end(
     records: WebhookRecords, deliveries: DeliveryRecords, store: Redis
 ) -> None:
-    endpoint, told = await create(records), event()
-    await deliveries.add([(told, endpoint.id)])
-    _, first = await take_one(deliveries, endpoint)
-    assert await deliveries.end_try(first, FAILED, next_at=await deliveries.now_s())
-    assert not await deliveries.end_try(first, DELIVERED, state=DeliveryState.DELIVERED)
-    _, second = await take_one(deliveries, endpoint)
-    assert (second.n_tries, second.tries) == (1, (FAILED,))
-    assert await deliveries.end_try(second, DELIVERED, state=DeliveryState.DELIVERED)
-    assert not await deliveries.end_try(second, FAILED, next_at=0)
-    ((ended,), more) = await deliveries.list(endpoint.id, "", 10)
+    endpoint = await create(records)
+    new = told(endpoint)
+    await deliveries.add([new])
+    first = await take_one(deliveries, endpoint)
+    now_s, _ = await deliveries.due()
+    retried = TryResult(FAILED, DeliveryState.PENDING, next_at=now_s)
+    assert await deliveries.end_tries([ended(first, retried)]) == 1
+    assert await deliveries.end_tries([ended(first, IS_DELIVERED)]) == 0
+    ((shown,), _) = await deliveries.list(endpoint.id, "", 10)
+    assert shown.next_at == pytest.approx(now_s)
+    second = await take_one(deliveries, endpoint)
+    assert (second.delivery.n_tries, second.delivery.tries) == (1, (FAILED,))
+    assert await deliveries.end_tries([ended(second, IS_DELIVERED)]) == 1
+    assert await deliveries.end_tries([ended(second, retried)]) == 0
+    ((shown,), more) = await deliveries.list(endpoint.id, "", 10)
     assert not more
-    assert (ended.state, ended.tries, ended.next_at) == ("delivered", (FAILED, DELIVERED), None)
-    assert await deliveries.due() == []
-    await deliveries.add([(told, endpoint.id)])  # a process was killed before it deleted the entry
-    assert await deliveries.due() == []
-    assert 0 < store.ttl(keys.first(keys.DELIVERY, ended.id)) <= 7 * 86_400
+    assert shown == second.delivery._replace(
+        state=DeliveryState.DELIVERED, n_tries=2, tries=(FAILED, DELIVERED)
+    )
+    assert await due(deliveries) == []
+    assert 0 < store.ttl(keys.first(keys.DELIVERY_LOG, endpoint.id)) <= 7 * 86_400
+    assert not store.exists(keys.first(keys.TRIES, endpoint.id))
     assert (await deliveries.backlog()).counts == {"retried": 1, "delivered": 1}
 
 
 async def test_a_delivery_is_sent_again_with_its_id(
-    records: WebhookRecords, deliveries: DeliveryRecords, store: Redis
+    records: WebhookRecords, deliveries: DeliveryRecords
 ) -> None:
     endpoint, other = await create(records), await create(records)
-    told = event()
-    await deliveries.add([(told, endpoint.id)])
-    _, delivery = await take_one(deliveries, endpoint)
-    await deliveries.end_try(delivery, FAILED, state=DeliveryState.FAILED)
-    assert await deliveries.resend(other.id, delivery.id) is None
-    again = await deliveries.resend(endpoint.id, delivery.id)
-    assert again is not None
-    assert (again.id, again.state, again.n_tries, again.tries) == (
-        delivery.id, DeliveryState.PENDING, 0, (FAILED,),
-    )  # fmt: skip
-    assert again.begun_at > delivery.begun_at
-    assert store.ttl(keys.first(keys.DELIVERY, delivery.id)) == -1
-    _, taken = await take_one(deliveries, endpoint)
-    assert await deliveries.end_try(taken, DELIVERED, state=DeliveryState.DELIVERED)
+    new = told(endpoint)
+    await deliveries.add([new])
+    taken = await take_one(deliveries, endpoint)
+    await deliveries.end_tries([ended(taken, HAS_FAILED)])
+    assert await deliveries.resend(other.id, taken.delivery.id) is None
+    for _ in range(2):  # the second one is pending
+        again = await deliveries.resend(endpoint.id, taken.delivery.id)
+        assert again is not None
+        assert (again.id, again.state, again.n_tries, again.tries) == (
+            taken.delivery.id, DeliveryState.PENDING, 0, (FAILED,),
+        )  # fmt: skip
+        assert again.begun_at > taken.delivery.begun_at
+        assert again.next_at == again.begun_at
+    ((shown,), _) = await deliveries.list(endpoint.id, "", 10)
+    assert shown.begun_at == again.begun_at
+    taken = await take_one(deliveries, endpoint)
+    assert await deliveries.end_tries([ended(taken, IS_DELIVERED)]) == 1
     ((shown,), _) = await deliveries.list(endpoint.id, "", 10)
     assert shown.tries == (FAILED, DELIVERED)
 
@@ -154,9 +173,10 @@ async def test_a_failed_try_can_disable_the_endpoint(
     records: WebhookRecords, deliveries: DeliveryRecords
 ) -> None:
     endpoint = await create(records)
-    await deliveries.add([(event(), endpoint.id)])
-    _, delivery = await take_one(deliveries, endpoint)
-    await deliveries.end_try(delivery, FAILED, state=DeliveryState.FAILED, disabled="410")
+    await deliveries.add([told(endpoint), told(endpoint)])
+    one, two = await deliveries.take({endpoint.id: 2})
+    gone = HAS_FAILED._replace(disabled="410")
+    assert await deliveries.end_tries([ended(one, gone), ended(two, HAS_FAILED)]) == 2
     found = await records.get(TENANT, endpoint.id)
     assert found is not None
     assert found.disabled == "410"
@@ -165,14 +185,17 @@ async def test_a_failed_try_can_disable_the_endpoint(
 async def test_a_deleted_endpoint_leaves_nothing(
     records: WebhookRecords, deliveries: DeliveryRecords, store: Redis
 ) -> None:
-    endpoint = await create(records)
-    await deliveries.add([(event(), endpoint.id), (event(), endpoint.id)])
-    ((_, one),) = await deliveries.take({endpoint.id: 1})
-    ((_, two),) = await deliveries.take({endpoint.id: 1})
-    await deliveries.end_try(one, DELIVERED, state=DeliveryState.DELIVERED)
+    endpoint, other = await create(records), await create(records)
+    await deliveries.add(map(told, (endpoint, endpoint, other)))
+    (one,) = await deliveries.take({endpoint.id: 1})
+    (two,) = await deliveries.take({endpoint.id: 1})
+    (three,) = await deliveries.take({other.id: 1})
+    await deliveries.end_tries([ended(one, IS_DELIVERED)])
     await records.delete(TENANT, endpoint.id)
-    assert not await deliveries.end_try(two, DELIVERED, state=DeliveryState.DELIVERED)
-    await deliveries.add([(event(), endpoint.id)])
+    gone = HAS_FAILED._replace(disabled="410")
+    assert await deliveries.end_tries([ended(two, gone), ended(three, IS_DELIVERED)]) == 1
+    await records.delete(TENANT, other.id)
+    await deliveries.add([told(endpoint)])
     assert store.keys(f"{keys.base(0)}*") == [keys.first(keys.WEBHOOK_COUNTS).encode()]
 
 
@@ -185,34 +208,97 @@ async def test_logs_and_backlogs_are_bounded(
     monkeypatch.setattr(delivery_records, "MOST_PENDING", 5)
     monkeypatch.setattr(delivery_records, "MOST_KEPT", 3)
     endpoint = await create(records)
-    assert await deliveries.add([(event(), endpoint.id) for _ in range(8)]) == 3
-    assert (await deliveries.backlog()).counts == {"dropped": 3}
-    for _, delivery in await deliveries.take({endpoint.id: 8}):
-        await deliveries.end_try(delivery, DELIVERED, state=DeliveryState.DELIVERED)
+    events = [told(endpoint) for _ in range(8)]
+    assert await deliveries.add(events) == 3
+    assert await deliveries.add(events[:6]) == 1
+    assert (await deliveries.backlog()).counts == {"dropped": 4}
+    taken = await deliveries.take({endpoint.id: 8})
+    assert await deliveries.end_tries(ended(each, IS_DELIVERED) for each in taken) == 5
+    assert store.llen(keys.first(keys.DELIVERY_LOG, endpoint.id)) == 3
     found, more = await deliveries.list(endpoint.id, "", 2)
     assert more
     rest, more = await deliveries.list(endpoint.id, found[-1].id, 2)
     assert not more
-    assert len({each.id for each in (*found, *rest)}) == 3
-    assert len(store.keys(keys.first(keys.DELIVERY, "*"))) == 3
+    assert [each.id for each in (*found, *rest)] == [each.delivery.id for each in taken[:1:-1]]
 
 
-async def test_the_backlog_tells_how_old_it_is(
-    records: WebhookRecords, deliveries: DeliveryRecords, store: Redis
+@pytest.mark.parametrize("kept_s", [50.0, 150.0])
+async def test_what_ended_long_ago_is_neither_shown_nor_kept(
+    records: WebhookRecords,
+    deliveries: DeliveryRecords,
+    store: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    kept_s: float,
 ) -> None:
-    assert await deliveries.backlog() == (0, 0.0, 0, 0.0, {})
     endpoint = await create(records)
-    await deliveries.add([(event(), endpoint.id)])
-    store.zincrby(keys.first(keys.DUE), -100 * 1e6, endpoint.id)
-    store.xadd(keys.base(0) + keys.OUTBOX, {"id": "job"}, id="1000-1")
-    found = await deliveries.backlog()
-    assert (found.events, found.endpoints) == (1, 1)
-    assert found.oldest_s > 1e9
-    assert 90 <= found.overdue_s < 200
+    await deliveries.add([told(endpoint) for _ in range(3)])
+    one, two, three = await deliveries.take({endpoint.id: 3})
+    now = IS_DELIVERED._replace(done=DELIVERED._replace(at=time.time()))
+    earlier = IS_DELIVERED._replace(done=DELIVERED._replace(at=time.time() - 100))
+    await deliveries.end_tries([ended(one, earlier), ended(two, earlier)])
+    monkeypatch.setattr(delivery_records, "KEPT_S", kept_s)
+    (_, *found), _ = await deliveries.list(endpoint.id, "", 10)
+    assert len(found) == (0 if kept_s < 100 else 2)
+    await deliveries.end_tries([ended(three, now)])
+    assert store.llen(keys.first(keys.DELIVERY_LOG, endpoint.id)) == (1 if kept_s < 100 else 3)
 
 
-def test_an_unsaved_endpoint_has_one_secret_or_two() -> None:
-    endpoint = make_endpoint(secret="a", old_secret="b", old_until=5.0)
-    assert endpoint.secrets(4.0) == ("a", "b")
-    assert endpoint.secrets(5.0) == ("a",)
-    assert make_endpoint(secret="a").secrets(0.0) == ("a",)
+async def test_lists_of_many(
+    records: WebhookRecords, deliveries: DeliveryRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_records, "_READ_AT_ONCE", 2)
+    endpoint = await create(records)
+    await deliveries.add([told(endpoint) for _ in range(7)])
+    taken = await deliveries.take({endpoint.id: 4})
+    await deliveries.end_tries(ended(each, IS_DELIVERED) for each in taken[:2])
+    found, more = await deliveries.list(endpoint.id, "", 10)
+    everything = list(found)
+    assert [each.state for each in everything] == ["pending"] * 5 + ["delivered"] * 2
+    assert not more
+    for n in range(7):
+        page, more = await deliveries.list(endpoint.id, everything[n].id, 3)
+        assert [*page] == everything[n + 1 : n + 4]
+        assert more == (n + 4 < 7)
+    page, more = await deliveries.list(endpoint.id, "wh_unknown", 3)
+    assert ([*page], more) == (everything[:3], True)
+
+
+async def test_events_of_the_outbox_with_a_result_are_stored_with_it(
+    records: WebhookRecords,
+    deliveries: DeliveryRecords,
+    store: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is delivered at once is only in the log."""
+    endpoint, gone = await create(records), make_endpoint()
+    retried = TryResult(FAILED, DeliveryState.PENDING, next_at=1.0)
+    fresh = [told(endpoint) for _ in range(4)]
+    results = (IS_DELIVERED, HAS_FAILED, retried, retried)
+    monkeypatch.setattr(delivery_records, "MOST_PENDING", 1)
+    done = [ended(each, result) for each, result in zip(fresh, results, strict=True)]
+    assert await deliveries.end_tries([*done, ended(told(gone), IS_DELIVERED)]) == 4
+    found, _ = await deliveries.list(endpoint.id, "", 10)
+    assert [(each.id, each.state, each.tries) for each in found] == [
+        (fresh[2].delivery.id, "pending", (FAILED,)),
+        (fresh[1].delivery.id, "failed", (FAILED,)),
+        (fresh[0].delivery.id, "delivered", (DELIVERED,)),
+    ]
+    assert (await deliveries.backlog()).counts == {
+        "delivered": 1, "failed": 1, "retried": 1, "dropped": 1,
+    }  # fmt: skip
+    assert await due(deliveries) == [endpoint.id]
+    assert not store.exists(keys.first(keys.DELIVERY_LOG, gone.id))
+
+
+async def test_an_event_of_the_outbox_is_stored_with_its_claim(
+    records: WebhookRecords, deliveries: DeliveryRecords
+) -> None:
+    endpoint = await create(records)
+    now_s, _ = await deliveries.due()
+    fresh = told(endpoint, claim=str(int((now_s + 30) * 1e6)))
+    await deliveries.add([fresh])
+    assert await due(deliveries) == []
+    assert await deliveries.end_tries([ended(fresh, IS_DELIVERED)]) == 1
+    ((shown,), _) = await deliveries.list(endpoint.id, "", 10)
+    assert shown.state == "delivered"
+    assert (await deliveries.backlog()).endpoints == 0

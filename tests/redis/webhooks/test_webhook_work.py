@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,23 @@ import pytest
 from openai import OpenAI
 
 from gateway.webhooks import webhook_sender, webhook_work
-from gateway.webhooks.ended_events import EndedEvents
+from gateway.webhooks.ended_events import deliveries_of
 from gateway.webhooks.webhook_sender import WebhookSender
 from gateway.webhooks.webhook_work import WebhookWork
-from shared.store.redis import delivery_records
-from shared.store.redis.delivery_records import DeliveryRecords
+from shared.platform.tasks import end
+from shared.store.interface import StoreUnavailable
+from shared.store.redis import outbox
+from shared.store.redis.delivery_records import DeliveryRecords, Taken
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.outbox import Outbox
 from shared.store.redis.webhook_records import WebhookRecords
 from shared.webhooks import retry_schedule
 from shared.webhooks.address_check import AllowedAddresses
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, notify_of
 from shared.webhooks.webhook_endpoint import WebhookEndpoint
 from shared.webhooks.webhook_signature import new_secret
-from tests.redis.conftest import TENANT, answer, claim_one, finish, submit
-from tests.redis.webhooks.conftest import create, event
+from tests.redis.conftest import TENANT, answer, claim_one, finish, make_job, submit
+from tests.redis.webhooks.conftest import create, told
 from tests.unit.gateway.webhooks.receivers import (
     Answer,
     Call,
@@ -56,7 +60,8 @@ def deliveries(queue: JobQueue) -> DeliveryRecords:
 
 
 @pytest.fixture
-async def work(queue: JobQueue) -> AsyncIterator[WebhookWork]:
+async def work(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WebhookWork]:
+    monkeypatch.setattr(webhook_work, "_POLL_S", 0.1)
     made = WebhookWork(queue, WebhookSender(LOOPBACK))
     yield made
     await made.close()
@@ -129,10 +134,10 @@ async def test_a_response_has_its_own_events(
     endpoint = await create(records)
     job = await submit(queue, notify="response", stream=False)
     await finish(queue, await claim_one(queue), 1, answer(body=content, content_type="a/json"))
-    await EndedEvents(queue, deliveries).take(0)
-    ((found,), _) = await deliveries.list(endpoint.id, "", 10)
-    assert found.event.type == kind
-    assert found.event.subject == f"resp_{job.id.removeprefix('job_')}"
+    (found,) = await deliveries_of(queue, await Outbox(queue).read(0, 1))
+    assert found.endpoint == endpoint
+    assert found.delivery.event.type == kind
+    assert found.delivery.event.subject == f"resp_{job.id.removeprefix('job_')}"
 
 
 BAD: list[Answer] = [hangs, drips, floods, speaks_no_http, closes, *map(answers, (302, 404, 500))]
@@ -231,13 +236,13 @@ async def test_410_disables_an_endpoint(
         await end_a_job(queue, endpoint)
 
         async def outbox_is_empty() -> bool:
-            return not await deliveries.ended(0, 1)
+            return not (await deliveries.backlog()).events
 
         await eventually(outbox_is_empty, "events are taken")
-        await deliveries.add([(event(), endpoint.id)])  # that was under way meanwhile
+        await deliveries.add([told(endpoint)])  # that was under way meanwhile
 
         async def none_is_due() -> bool:
-            return not await deliveries.due()
+            return not (await deliveries.backlog()).endpoints
 
         await eventually(none_is_due, "it is given up")
         assert len(there.calls) == 1
@@ -252,75 +257,152 @@ async def test_retry_after_is_honoured(
         await work.keep_working()
         delivery = await delivery_of(deliveries, endpoint)
     assert delivery.next_at is not None
-    assert 7190 < delivery.next_at - await deliveries.now_s() < 8000
+    assert 7190 < delivery.next_at - (await deliveries.due())[0] < 8000
 
 
+@pytest.mark.parametrize("is_stored", [False, True])
 async def test_a_killed_process_leaves_its_deliveries_to_the_next(
     queue: JobQueue,
     records: WebhookRecords,
     deliveries: DeliveryRecords,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_stored: bool,
 ) -> None:
-    """One that ends before it has deleted the entry, and one that ends during the call."""
-    monkeypatch.setattr(delivery_records, "CLAIM_S", 0.5)
+    """During the call: before the delivery is stored, and after that."""
+    monkeypatch.setattr(outbox, "LOCK_S", 0.5)
+    monkeypatch.setattr(webhook_work, "CLAIM_S", 0.5)
+    monkeypatch.setattr(webhook_work, "_POLL_S", 0.1 if is_stored else 60)
     async with receiver(hangs) as there:
         endpoint = await create(records, url=there.url)
         await end_a_job(queue)
-        entries = await deliveries.ended(0, 10)
-        await EndedEvents(queue, deliveries).take(0)
-        for entry in entries:  # as if it had not been deleted
-            await queue.servers.of(0).xadd(
-                "flotilla:{0}:outbox",
-                {"id": entry.id, "state": entry.state, "tenant": TENANT, "notify": entry.notify},
-                id=f"{entry.entry.split('-')[0]}-9",
-            )
         first = WebhookWork(queue, WebhookSender(LOOPBACK))
         await first.keep_working()
 
         async def called() -> bool:
-            return bool(there.calls)
+            return bool(there.calls) and (await deliveries.backlog()).events == (not is_stored)
 
         await eventually(called, "the first process calls")
-        monkeypatch.setattr(webhook_work, "_GRACE_S", 0.0)
-        await first.close()
+        assert first._work is not None
+        await end([first._work, *first._tries()])
+        monkeypatch.setattr(webhook_work, "_POLL_S", 0.1)
         second = WebhookWork(queue, WebhookSender(LOOPBACK))
-        await records.replace(endpoint._replace(url=there.url + "?again"))
         await second.keep_working()
 
         async def called_again() -> bool:
             return len(there.calls) >= 2
 
         await eventually(called_again, "the second process calls")
+        monkeypatch.setattr(webhook_work, "_GRACE_S", 0.0)
         await second.close()
+        first._sender.close()
     ids = {call.headers["webhook-id"] for call in there.calls}
     found, _ = await deliveries.list(endpoint.id, "", 10)
     assert [each.id for each in found] == list(ids)
     assert json.loads(there.calls[0].body) == json.loads(there.calls[1].body)
+    assert (await deliveries.backlog()).events == 0
+
+
+async def test_events_stay_in_the_outbox_until_redis_has_their_results(
+    queue: JobQueue,
+    records: WebhookRecords,
+    work: WebhookWork,
+    deliveries: DeliveryRecords,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of three that fail, hang and are delivered, while Redis does not answer at first."""
+    monkeypatch.setattr(webhook_work, "_POLL_S", 0.05)
+    replies = [answers(200), hangs, answers(500)]
+
+    async def in_turn(call: Call, writer: asyncio.StreamWriter) -> None:
+        await replies.pop()(call, writer)
+
+    calls: Counter[str] = Counter()
+
+    def fails_twice(name: str) -> Any:
+        do = getattr(work._records, name)
+
+        async def called(found: Iterable[Taken]) -> Any:
+            taken = list(found)
+            calls[name] += bool(taken)
+            if taken and calls[name] <= 2:
+                assert (await deliveries.backlog()).events == 3
+                raise StoreUnavailable
+            return await do(taken)
+
+        return called
+
+    for name in ("end_tries", "add"):
+        monkeypatch.setattr(work._records, name, fails_twice(name))
+    async with receiver(in_turn) as there:
+        endpoint = await create(records, url=there.url)
+        for _ in range(3):
+            await end_a_job(queue)
+        await work.keep_working()
+
+        async def outbox_is_empty() -> bool:
+            return not (await deliveries.backlog()).events
+
+        await eventually(outbox_is_empty, "all is stored")
+        found, _ = await deliveries.list(endpoint.id, "", 10)
+        assert len(there.calls) == 3
+    assert sorted((each.state, each.n_tries) for each in found) == [
+        ("delivered", 1), ("pending", 0), ("pending", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_many_events_of_one_endpoint(
+    queue: JobQueue,
+    records: WebhookRecords,
+    work: WebhookWork,
+    deliveries: DeliveryRecords,
+    processes: int,
+) -> None:
+    """More than are read at once, so that some are stored as deliveries."""
+    async with receiver(answers(200)) as there:
+        second = WebhookWork(queue, WebhookSender(LOOPBACK))
+        if processes == 2:
+            await second.keep_working()
+        await create(records, url=there.url)
+        for _ in range(4):
+            jobs = [make_job(notify=notify_of("job")) for _ in range(50)]
+            await queue.submit_all(0, jobs, 1000)
+            await asyncio.gather(*(queue.cancel(job.id, TENANT) for job in jobs))
+        await work.keep_working()
+
+        async def all_are_delivered() -> bool:
+            return (await deliveries.backlog()).counts == {"delivered": 200}
+
+        await eventually(all_are_delivered, "all events")
+        await second.close()
+    assert len({call.headers["webhook-id"] for call in there.calls}) == len(there.calls) == 200
 
 
 async def test_a_try_that_begins_as_the_work_ends_is_ended_too(
     queue: JobQueue, records: WebhookRecords, work: WebhookWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_work, "_GRACE_S", 0.2)
-    take, closing = work._records.take, list[asyncio.Task[None]]()
+    read, closing = work._outbox.read, list[asyncio.Task[None]]()
 
-    async def closed_meanwhile(counts: dict[str, int]) -> Any:
-        closing.append(asyncio.create_task(work.close()))
-        await asyncio.sleep(0.05)
-        return await take(counts)
+    async def closed_meanwhile(*arguments: Any) -> Any:
+        if not closing:
+            closing.append(asyncio.create_task(work.close()))
+            await asyncio.sleep(0.05)
+        return await read(*arguments)
 
-    monkeypatch.setattr(work._records, "take", closed_meanwhile)
+    monkeypatch.setattr(work._outbox, "read", closed_meanwhile)
     async with receiver(hangs) as there:
         await create(records, url=there.url)
         await end_a_job(queue)
         await work.keep_working()
 
-        async def is_closing() -> bool:
-            return bool(closing)
+        async def is_called() -> bool:
+            return bool(there.calls)
 
-        await eventually(is_closing, "a delivery is taken")
+        await eventually(is_called, "the try has begun")
         await closing[0]
-        assert not work._tries
+        assert not work._tries()
 
 
 async def test_it_works_only_as_long_as_celery_asks_for_it(
@@ -336,4 +418,4 @@ async def test_it_works_only_as_long_as_celery_asks_for_it(
     await work.keep_working()
     assert work._work is not None
     await work._work
-    assert await deliveries.ended(0, 1)
+    assert (await deliveries.backlog()).events

@@ -6,5 +6,9 @@ local function tell_end(id, state, tenant, notify)
   if (notify or '') == '' or not tenant then return end
   local names_some = string.find(notify, ' ', 1, true)
   if not names_some and call('SISMEMBER', base .. WORD.webhook_tenants, tenant) == 0 then return end
-  call('XADD', base .. WORD.outbox, '*', 'id', id, 'state', state, 'tenant', tenant, 'notify', notify)
+  -- A list of lines costs a third of a stream: each end is written, read and deleted here.
+  call('RPUSH', base .. WORD.outbox, id .. '\n' .. state .. '\n' .. int(now_us()) .. '\n' .. notify .. '\n' .. tenant)
 end
+
+-- A delivery is `webhook-id type subject at_us`.
+local function webhook_id(delivery) return string.match(delivery, '^%S+') end

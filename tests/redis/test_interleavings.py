@@ -713,7 +713,10 @@ class Fleet:
             pipe.zscore(DEADLINES, job.id)
             pipe.zscore(keys.waiting_of(0, POOL, job.lane, job.tenant), job.id)
             pipe.zscore(keys.turns(0, POOL, job.lane), job.tenant)
-            raw, job_ttl, log_ttl, in_lane, as_suspect, deadline, of_tenant, turn = pipe.execute()
+            pipe.hexists(f"{keys.base(0)}{keys.WAITING_PREFIXES}:{POOL}", job.id)
+            (
+                raw, job_ttl, log_ttl, in_lane, as_suspect, deadline, of_tenant, turn, prefixes,
+            ) = pipe.execute()  # fmt: skip
             now = parse_job(job.id, raw)
             self.check_state(now)
             live, running = now.state in LIVE, now.state is JobState.IN_PROGRESS
@@ -732,6 +735,7 @@ class Fleet:
             if self.before is None:
                 assert (of_tenant is not None) == (waits and lane_of(raw) == job.lane)
                 assert of_tenant is None or turn is not None, "its turn never comes"
+                assert prefixes == (of_tenant is not None and bool(job.prefixes))
             assert (deadline is not None) == (live and job.deadline_s is not None)
             assert (job_ttl > 0) == (log_ttl > 0) == (not live)
             mine = [entry for entry, owner in entries.items() if owner == job.id]

@@ -24,6 +24,7 @@ from tests.redis.conftest import (
     claim_one,
     make_job,
     open_queue,
+    pass_deadline,
     submit,
 )
 from tests.redis.test_queue_consumer import DEADLINE_S, opened
@@ -31,6 +32,7 @@ from tests.redis.test_queue_consumer import DEADLINE_S, opened
 OTHER = "w-2"
 WARM = f"{keys.base(0)}{keys.WARM}:{POOL}"
 BEFORE = f"{keys.base(0)}{keys.WARM_BEFORE}:{POOL}"
+PREFIXES = f"{keys.base(0)}{keys.WAITING_PREFIXES}:{POOL}"
 LARGE = b'{"model": "m"}'.ljust(70_000)
 """Too large for a control message."""
 
@@ -287,6 +289,9 @@ async def test_a_job_overtakes_none_that_came_much_earlier(queue: JobQueue, stor
     waiting = keys.waiting_of(0, POOL, "default", old.tenant)
     store.zincrby(waiting, -5e6, old.id)
     store.zincrby(waiting, -1e6, warm_one.id)
+    packed = store.hget(PREFIXES, warm_one.id)
+    assert isinstance(packed, bytes)
+    store.hset(PREFIXES, warm_one.id, b"%016d%s" % (int(packed[:16]) - 1_000_000, packed[16:]))
     order = [*await taken(queue, 1, WORKER), *await taken(queue, 1, WORKER)]
     assert order == [warm_one.id, old.id]
     assert await taken(queue, 1, WORKER) == [last.id]
@@ -316,6 +321,38 @@ async def test_without_placement_nothing_is_read_or_left(
     await warm(queue, OTHER, LONG)
     jobs = [await submit(queue, prefixes=each) for each in (b"", LONG)]
     assert await taken(queue, 2, WORKER) == [job.id for job in jobs]
+
+
+async def test_prefixes_lie_beside_the_queue_as_long_as_their_job_waits(
+    queue: JobQueue, store: Redis
+) -> None:
+    cancelled, expired, leased = [
+        await submit(queue, prefixes=LONG, queue_deadline_s=60) for _ in range(3)
+    ]
+    await submit(queue)
+    assert store.hlen(PREFIXES) == 3
+    await queue.cancel(cancelled.id, cancelled.tenant)
+    pass_deadline(store, expired.id)
+    await queue.expire(0)
+    assert store.hkeys(PREFIXES) == [leased.id.encode()]
+    found = await claim(queue, 2)
+    assert store.hlen(PREFIXES) == 0
+    back = next(job for job in found if job.id == leased.id)
+    await queue.release([back], "handed_back", blame=False, in_turn=True)
+    assert store.hkeys(PREFIXES) == [leased.id.encode()]
+    await claim_one(queue)
+    assert store.hlen(PREFIXES) == 0
+
+
+async def test_of_a_deep_prompt_the_two_longest_prefixes_count(queue: JobQueue) -> None:
+    await warm(queue, WORKER, LONG[: 2 * HASH_BYTES])
+    await warm(queue, OTHER, SHORT)
+    queue.placement = PlacementRules(patience_s=0.0)
+    shallow, deep, short = [
+        await submit(queue, prefixes=each) for each in (LONG[: 3 * HASH_BYTES], LONG, SHORT)
+    ]
+    assert await taken(queue, 1, OTHER) == [short.id]
+    assert await taken(queue, 2, WORKER) == [shallow.id, deep.id]
 
 
 async def test_jobs_without_prefixes_leave_no_map(queue: JobQueue, store: Redis) -> None:
@@ -393,6 +430,17 @@ async def test_a_damaged_map_costs_no_job(
     job: NewJob = await submit(queue, prefixes=LONG)
     assert ids(control, queue) == [job.id]
     assert store.hlen(WARM) >= 4
+
+
+@pytest.mark.parametrize("packed", [b"", b"x", b"x" * 26, b"\xff" * 34, b"0" * 35, b"9" * 42])
+async def test_damaged_prefixes_of_a_waiting_job_cost_no_job(
+    queue: JobQueue, store: Redis, packed: bytes
+) -> None:
+    await warm(queue, OTHER, packed[18:])
+    jobs = [await submit(queue, prefixes=LONG) for _ in range(3)]
+    store.hset(PREFIXES, jobs[1].id, packed)
+    assert set(await taken(queue, 4, WORKER)) == {job.id for job in jobs}
+    assert store.hlen(PREFIXES) == 0
 
 
 async def test_a_job_is_left_to_a_warm_worker_with_a_free_slot_which_is_woken(

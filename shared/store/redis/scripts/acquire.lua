@@ -27,8 +27,9 @@ count = count - n_in_flight
 local reply = {now, 0, fence_token_of(worker), redis.call('EXISTS', waiting_key(suspects_of(pool))), 0}
 
 local function free() return count - (#reply - FIRST_JOB) end
+local warm_blocks = {} -- of jobs that were looked at: how many leading blocks of their prompts this worker may hold
 local function lease_here(id, job, charged)
-  reply[#reply + 1] = lease(id, job, worker, lease_ms, next_lease_id(seed), now, {}, charged)
+  reply[#reply + 1] = lease(id, job, worker, lease_ms, next_lease_id(seed), now, {}, charged, warm_blocks[id])
 end
 
 -- Requeued jobs, in the order of their stream. Returns whether none is left.
@@ -70,79 +71,89 @@ end
 local choose
 do
 local window, patience_us, overtake_us = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13])
-local warm_exists
-local advertised_by = {}
+local some_have_prefixes
+local slots_of = {} -- of members of `advertised`
+
+-- For each of these jobs how many leading blocks of its prompt this worker may hold, and of those of which it holds none the
+-- worker that is warm for most and for how many. Nil if no job has prefixes. `all`: of each what placement.lua has written,
+-- or false.
+local function known_blocks(all)
+  local hashes, size = {}, 0
+  for n = 1, #all do
+    all[n] = all[n] and are_prefixes(all[n]) and all[n]
+    if all[n] then size = add_hashes(hashes, size, all[n], PREFIXES_AT) end
+  end
+  if size == 0 then return nil end
+  local found, at, bytes = warm_workers(pool, hashes), 0, PLACEMENT.HASH_BYTES
+  local known, others, of_others = {}, {}, {}
+  for n = 1, #all do
+    local own, packed = 0, all[n]
+    if packed then
+      local last, shorter, other = at + (#packed - PREFIXES_AT + 1) / bytes, prefixes_left_out(packed) - at, nil
+      for i = at + 1, last do
+        if found[i] == who then own = DEPTHS[shorter + i] or 0 elseif found[i] then other = i end
+      end
+      if other and own == 0 then others[n], of_others[n] = found[other], DEPTHS[shorter + other] or 0 end
+      at = last
+    end
+    known[n] = own
+  end
+  return known, others, of_others
+end
 
 -- Whether a job is left to the worker that is warm for so many blocks of it. One that has a free slot is woken for it.
-local function is_left_to(member, blocks)
-  if n_left >= MOST_LEFT then return false end
-  if advertised_by[member] == nil then
-    advertised_by[member] = tonumber(call('ZSCORE', key('advertised', pool), member) or '') or false
+local function is_left_to(member, blocks, packed)
+  local until_us = waits_since(packed) + patience_us - now
+  if until_us <= 0 or n_left >= MOST_LEFT or has_deadline(packed) then return false end
+  if slots_of[member] == nil then
+    slots_of[member] = tonumber(call('ZSCORE', key('advertised', pool), member) or '') or false
   end
-  local slots = advertised_by[member]
+  local slots = slots_of[member]
   if not slots or not prefers(blocks, slots, free()) then return false end
   if slots >= 1 then wake_worker(pool, (read_advertiser(pool, member))) end
+  if reply[5] == 0 or until_us < reply[5] then reply[5] = until_us end
   return true
 end
 
--- For each of these jobs how many leading blocks of its prompt this worker may hold: 0, or false if the job is left to a
--- worker that is warm for it. `flat`: ids and times of submit; nil if no job has prefixes.
-local function known_blocks(flat)
-  local prefixes, has_deadline, some = {}, {}, false
-  for i = 1, #flat, 2 do
-    local found = redis.pcall('HMGET', key('job', flat[i]), 'prefixes', 'deadline_us')
-    prefixes[#prefixes + 1] = found[1] or '' -- of an error there is no [1]
-    has_deadline[#prefixes] = found[2]
-    some = some or found[1]
-  end
-  if not some then return nil end
-  local found, at, known = warm_workers(pool, prefixes), 0, {}
-  for n, packed in ipairs(prefixes) do
-    local depths, own, others = #packed / PLACEMENT.HASH_BYTES, 0, nil
-    for depth = 1, math.min(depths, #DEPTHS) do
-      local member = found[at + depth]
-      if member == who then own = DEPTHS[depth] elseif member then others = depth end
-    end
-    local until_us = own == 0 and others and not has_deadline[n] and flat[2 * n] + patience_us - now or 0
-    if until_us > 0 and is_left_to(found[at + others], DEPTHS[others]) then
-      if reply[5] == 0 or until_us < reply[5] then reply[5] = until_us end
-      own = false
-    end
-    known[n], at = own, at + depths
-  end
-  return known
-end
-
 -- Of the first of a tenant's waiting jobs those that this worker takes, at most `most`: first those of whose prompts it
--- may hold most. Also whether there are others, and whether some are left to their warm workers.
+-- may hold most, then the oldest. Also whether there are others, and whether some are left to their warm workers.
 function choose(waiting, most)
-  if warm_exists == nil then
-    warm_exists = window > 0 and redis.call('EXISTS', key('warm', pool), key('warm_before', pool)) > 0
+  if some_have_prefixes == nil then
+    some_have_prefixes = window > 0 and redis.call('EXISTS', key('waiting_prefixes', pool)) == 1
   end
-  if not warm_exists then
-    local ids = call('ZRANGE', waiting, 0, most)
+  local ids = call('ZRANGE', waiting, 0, some_have_prefixes and math.max(most, window - 1) or most)
+  local all, known, others, of_others, latest = nil, nil, nil, nil, nil
+  if some_have_prefixes and #ids > 0 then
+    all = call('HMGET', key('waiting_prefixes', pool), unpack(ids))
+    known, others, of_others = known_blocks(all)
+  end
+  if not known then
     local are_others = #ids > most
-    if are_others then ids[#ids] = nil end
-    return ids, are_others, false
+    return {unpack(ids, 1, math.min(most, #ids))}, are_others, false
   end
-  local flat = call('ZRANGE', waiting, 0, math.max(most, window - 1), 'WITHSCORES')
-  local known, ids, left, latest = known_blocks(flat), {}, false, nil
-  for _ = 1, math.min(most, #flat / 2) do
-    local best
-    for n = 1, #flat / 2 do
-      local blocks = not known and 0 or known[n]
-      left = left or blocks == false
-      if blocks and flat[2 * n - 1] then
-        latest = latest or flat[2 * n] + overtake_us -- of the oldest
-        if not best or blocks > best.blocks and tonumber(flat[2 * n]) <= latest then best = {n = n, blocks = blocks} end
-        if not known then break end
+  local taken, left, oldest = {}, false, 1
+  for _ = 1, math.min(most, #ids) do
+    local best, blocks = nil, 0
+    for n = oldest, #ids do
+      if known[n] and known[n] > blocks then
+        latest = latest or (all[1] and waits_since(all[1]) or tonumber(call('ZSCORE', waiting, ids[1]))) + overtake_us
+        if waits_since(all[n]) <= latest then best, blocks = n, known[n] end
       end
     end
+    while not best and oldest <= #ids do
+      if known[oldest] and others[oldest] and is_left_to(others[oldest], of_others[oldest], all[oldest]) then
+        left = true
+      elseif known[oldest] then
+        best = oldest
+      end
+      oldest = oldest + 1
+    end
     if not best then break end
-    ids[#ids + 1] = flat[2 * best.n - 1]
-    flat[2 * best.n - 1] = false
+    taken[#taken + 1] = ids[best]
+    warm_blocks[ids[best]] = all[best] and blocks or nil
+    known[best] = false
   end
-  return ids, #flat / 2 > #ids, left
+  return taken, #ids > #taken, left
 end
 end
 

@@ -105,9 +105,10 @@ local function own_depth(name, tenant)
 end
 
 -- Have a job wait in its lane; returns how many do.
-local function wait(job)
+local function wait(job, deadline)
   redis.call('HSET', key('job', job.id), 'state', STATE.queued, unpack(job.fields))
   defer('ZADD', waiting_key(job.queue), job.created_us, job.id)
+  if job.prefixes ~= '' then wait_with_prefixes(job.id, job.pool, job.created_us, job.prefixes, deadline) end
   if max_waiting < math.huge then
     own_depths[tenant_key(job.queue, job.tenant)] = own_depth(job.queue, job.tenant) + 1
   end
@@ -194,7 +195,7 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
     defer('ZADD', base .. WORD.deadlines, int(now + deadline), id)
   end
   defer('ZADD', key('jobs', job.tenant), job.created_us, id)
-  return 'ok', reserve(job, deadline > 0) and 0 or wait(job)
+  return 'ok', reserve(job, deadline > 0) and 0 or wait(job, deadline > 0)
 end
 
 for n, job in ipairs(cmsgpack.unpack(ARGV[1])) do

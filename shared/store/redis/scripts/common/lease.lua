@@ -43,13 +43,19 @@ local function leasable(name, entry)
 end
 
 -- Lease a job whose entry the worker has. `now` is decimal digits; `fields` go into the job's record as well; `charged`:
--- what its tenant was charged for it. Returns what the worker gets (acquire.py).
-local function lease(id, job, worker, lease_ms, lease_id, now, fields, charged)
+-- what its tenant was charged for it; `known`: how many leading blocks of its prompt the worker may hold, nil: not looked up.
+-- Returns what the worker gets (acquire.py).
+local function lease(id, job, worker, lease_ms, lease_id, now, fields, charged, known)
   local attempts, generation = job.attempts + 1, job.generation + 1
   local from_seq = generation == 1 and 0 or next_seq(id) - 1
   redis.call('HSET', key('job', id), 'state', TO.acquire,
              'lease', cmsgpack.pack({worker, lease_id, generation, attempts, lease_ms, now, from_seq}), unpack(fields))
-  local known = job.prefixes ~= '' and note_warm(job.pool, advertiser(worker, lease_ms), job.prefixes) or nil
+  if job.prefixes ~= '' then
+    local member = advertiser(worker, lease_ms)
+    known = known or warm_of(job.pool, job.prefixes)[member] or 0
+    note_warm(job.pool, member, job.prefixes)
+    call('HDEL', key('waiting_prefixes', job.pool), id)
+  end
   if generation == 1 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job, now) end
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
   return {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched,

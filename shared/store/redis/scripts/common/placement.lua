@@ -1,13 +1,18 @@
 -- Placement: which worker has run the prefix of a prompt last, its warm worker (placement.py). The map leads from the
 -- hash of a prefix to a member of `advertised`. When it is full it becomes the generation before, and a new one begins.
 
--- The warm workers of these prompts' prefixes, one after the other; false where there is none. `all`: of each prompt its
--- hashes, the shortest prefix first.
-local function warm_workers(pool, all)
-  local hashes = {}
-  for _, prefixes in ipairs(all) do
-    for i = 1, #prefixes, PLACEMENT.HASH_BYTES do hashes[#hashes + 1] = string.sub(prefixes, i, i + PLACEMENT.HASH_BYTES - 1) end
+-- Add the hashes in `packed` from the byte `at` on to a list of `size`; returns how many it has then.
+local function add_hashes(hashes, size, packed, at)
+  local bytes, sub = PLACEMENT.HASH_BYTES, string.sub
+  for i = at, #packed, bytes do
+    size = size + 1
+    hashes[size] = sub(packed, i, i + bytes - 1)
   end
+  return size
+end
+
+-- The warm workers of these prefixes, one after the other; false where there is none.
+local function warm_workers(pool, hashes)
   local found = call('HMGET', key('warm', pool), unpack(hashes))
   if redis.call('EXISTS', key('warm_before', pool)) == 1 then
     local before = call('HMGET', key('warm_before', pool), unpack(hashes))
@@ -16,32 +21,48 @@ local function warm_workers(pool, all)
   return found
 end
 
--- How many leading blocks of a prompt its warm workers may hold: member -> blocks.
+-- How many leading blocks of a prompt its warm workers may hold: member -> blocks. `prefixes`: its hashes, the shortest
+-- prefix first.
 local function warm_of(pool, prefixes)
-  local blocks = {}
-  for depth, member in ipairs(warm_workers(pool, {prefixes})) do
+  local blocks, hashes = {}, {}
+  add_hashes(hashes, 0, prefixes, 1)
+  for depth, member in ipairs(warm_workers(pool, hashes)) do
     if member then blocks[member] = DEPTHS[math.min(depth, #DEPTHS)] end
   end
   return blocks
 end
 
--- A worker runs a prompt: it is the warm worker of its prefixes from now on. Returns how many leading blocks of the prompt
--- it may have held before.
+-- A worker runs a prompt: it is the warm worker of its prefixes from now on.
 local function note_warm(pool, member, prefixes)
-  local known = warm_of(pool, prefixes)[member] or 0
-  local warm, words = key('warm', pool), {}
-  for i = 1, #prefixes, PLACEMENT.HASH_BYTES do
-    words[#words + 1] = string.sub(prefixes, i, i + PLACEMENT.HASH_BYTES - 1)
-    words[#words + 1] = member
+  local warm, words, bytes = key('warm', pool), {}, PLACEMENT.HASH_BYTES
+  for i = 1, #prefixes / bytes do
+    words[2 * i - 1], words[2 * i] = string.sub(prefixes, bytes * (i - 1) + 1, bytes * i), member
   end
-  call('HSET', warm, unpack(words))
+  local added = call('HSET', warm, unpack(words))
+  if added == 0 then return end
   local count = redis.call('HLEN', warm)
   if count >= PLACEMENT.MOST_PREFIXES then
     redis.call('RENAME', warm, key('warm_before', pool))
-  elseif count <= #words / 2 then
+  elseif count == added then
     redis.call('PEXPIRE', warm, 1000 * PLACEMENT.KEPT_S)
   end
-  return known
+end
+
+-- What a claim needs of a waiting job with prefixes lies beside the queue, as it reads many: since when the job waits, in 16
+-- digits; '1' if it has a deadline, else '0'; how many shorter prefixes are left out; its two longest ones.
+local PREFIXES_AT = 19
+local function are_prefixes(packed)
+  return #packed >= PREFIXES_AT and (#packed - PREFIXES_AT + 1) % PLACEMENT.HASH_BYTES == 0
+end
+local function waits_since(packed) return tonumber(string.sub(packed, 1, 16)) or 0 end
+local function has_deadline(packed) return string.byte(packed, 17) ~= 48 end
+local function prefixes_left_out(packed) return string.byte(packed, 18) - 48 end
+local function wait_with_prefixes(id, pool, created_us, prefixes, deadline)
+  local depths = math.min(#prefixes / PLACEMENT.HASH_BYTES, #DEPTHS)
+  local left_out = math.max(0, depths - 2)
+  local packed = string.format('%016d%d%d', created_us, deadline and 1 or 0, left_out)
+  packed = packed .. string.sub(prefixes, left_out * PLACEMENT.HASH_BYTES + 1, depths * PLACEMENT.HASH_BYTES)
+  call('HSET', key('waiting_prefixes', pool), id, packed)
 end
 
 -- Whether it is better to have so many blocks and so many free slots than no block and `most` slots.

@@ -59,6 +59,8 @@ local function queue_again(id, job, attempts, fields, in_turn)
   call('ZADD', waiting_key(suspect and queue or own_lane), job.created_us, id)
   if queue == own_lane then
     join_turns(queue, job.tenant, job.created_us, id)
+    local found = redis.call('HMGET', key('job', id), 'prefixes', 'deadline_us')
+    if found[1] then wait_with_prefixes(id, job.pool, job.created_us, found[1], found[2]) end
     give_turns()
     flush_writes()
   end

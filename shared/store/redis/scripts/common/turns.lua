@@ -103,6 +103,7 @@ end
 local function leave_waiting(id, job)
   local lane = lane_waited_in(job)
   defer('ZREM', waiting_key(lane), id)
+  call('HDEL', key('waiting_prefixes', job.pool), id)
   if job.queue == lane and job.tenant then
     local set = tenant_key(lane, job.tenant)
     if call('ZREM', set, id) == 1 and redis.call('EXISTS', set) == 0 then call('ZREM', turns_key(lane), job.tenant) end

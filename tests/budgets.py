@@ -115,7 +115,7 @@ def budgets() -> list[Budget]:
         # An event is delivered straight from the outbox, results are stored in rounds: 200 lines of
         # core, 300 of product. A job with a subscriber costs Redis 6 us more, so far 107.
         # What a claim needs of waiting jobs with prefixes lies beside the queue: 40, as a claim
-        # costs Redis 63 us more than a plain one, so far 127.
+        # costs Redis 66 us more than a plain one, so far 127.
         Budget("lines of the core", total(*CORE), 25_150, 14_000),
         Budget("lines of the product", total(*PRODUCT), 65_750, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_880, 9_000),

@@ -344,17 +344,6 @@ async def test_prefixes_lie_beside_the_queue_as_long_as_their_job_waits(
     assert store.hlen(PREFIXES) == 0
 
 
-async def test_of_a_deep_prompt_the_two_longest_prefixes_count(queue: JobQueue) -> None:
-    await warm(queue, WORKER, LONG[: 2 * HASH_BYTES])
-    await warm(queue, OTHER, SHORT)
-    queue.placement = PlacementRules(patience_s=0.0)
-    shallow, deep, short = [
-        await submit(queue, prefixes=each) for each in (LONG[: 3 * HASH_BYTES], LONG, SHORT)
-    ]
-    assert await taken(queue, 1, OTHER) == [short.id]
-    assert await taken(queue, 2, WORKER) == [shallow.id, deep.id]
-
-
 async def test_jobs_without_prefixes_leave_no_map(queue: JobQueue, store: Redis) -> None:
     await warm(queue, WORKER, b"")
     assert store.exists(WARM) == 0

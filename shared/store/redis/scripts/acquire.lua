@@ -74,37 +74,43 @@ local window, patience_us, overtake_us = tonumber(ARGV[11]), tonumber(ARGV[12]),
 local some_have_prefixes
 local slots_of = {} -- of members of `advertised`
 
--- For each of these jobs how many leading blocks of its prompt this worker may hold, and of those of which it holds none the
--- worker that is warm for most and for how many. Nil if no job has prefixes. `all`: of each what placement.lua has written,
--- or false.
+-- For each of these jobs how many leading blocks of its prompt this worker may hold; nil if no job has prefixes. `all`: of
+-- each what placement.lua has written, or false. Also the warm workers of all their prefixes, and of each job how many are
+-- in front of its own.
 local function known_blocks(all)
-  local hashes, size = {}, 0
+  local hashes, size, depths_of, before, known = {}, 0, {}, {}, {}
+  for depths = 1, #DEPTHS do depths_of[PREFIXES_AT - 1 + depths * PLACEMENT.HASH_BYTES] = depths end
   for n = 1, #all do
-    all[n] = all[n] and are_prefixes(all[n]) and all[n]
-    if all[n] then size = add_hashes(hashes, size, all[n], PREFIXES_AT) end
+    local depths = all[n] and depths_of[#all[n]] -- nil: Redis has lost some of it
+    before[n] = size
+    if depths then
+      add_hashes(hashes, size, all[n], PREFIXES_AT, depths)
+      size = size + depths
+    end
   end
   if size == 0 then return nil end
-  local found, at, bytes = warm_workers(pool, hashes), 0, PLACEMENT.HASH_BYTES
-  local known, others, of_others = {}, {}, {}
+  before[#all + 1] = size
+  local found = warm_workers(pool, hashes)
   for n = 1, #all do
-    local own, packed = 0, all[n]
-    if packed then
-      local last, shorter, other = at + (#packed - PREFIXES_AT + 1) / bytes, prefixes_left_out(packed) - at, nil
-      for i = at + 1, last do
-        if found[i] == who then own = DEPTHS[shorter + i] or 0 elseif found[i] then other = i end
-      end
-      if other and own == 0 then others[n], of_others[n] = found[other], DEPTHS[shorter + other] or 0 end
-      at = last
+    local at, own = before[n], 0
+    for i = at + 1, before[n + 1] do
+      if found[i] == who then own = DEPTHS[i - at] end
     end
     known[n] = own
   end
-  return known, others, of_others
+  return known, found, before
 end
 
--- Whether a job is left to the worker that is warm for so many blocks of it. One that has a free slot is woken for it.
-local function is_left_to(member, blocks, packed)
+-- Whether a job of whose prompt this worker holds nothing is left to a worker that is warm for it. One that has a free slot
+-- is woken for it.
+local function is_left(packed, found, at, last)
+  local member, blocks
+  for i = at + 1, last do
+    if found[i] then member, blocks = found[i], DEPTHS[i - at] end
+  end
+  if not member or n_left >= MOST_LEFT or has_deadline(packed) then return false end
   local until_us = waits_since(packed) + patience_us - now
-  if until_us <= 0 or n_left >= MOST_LEFT or has_deadline(packed) then return false end
+  if until_us <= 0 then return false end
   if slots_of[member] == nil then
     slots_of[member] = tonumber(call('ZSCORE', key('advertised', pool), member) or '') or false
   end
@@ -122,10 +128,10 @@ function choose(waiting, most)
     some_have_prefixes = window > 0 and redis.call('EXISTS', key('waiting_prefixes', pool)) == 1
   end
   local ids = call('ZRANGE', waiting, 0, some_have_prefixes and math.max(most, window - 1) or most)
-  local all, known, others, of_others, latest = nil, nil, nil, nil, nil
+  local all, known, found, before, latest
   if some_have_prefixes and #ids > 0 then
     all = call('HMGET', key('waiting_prefixes', pool), unpack(ids))
-    known, others, of_others = known_blocks(all)
+    known, found, before = known_blocks(all)
   end
   if not known then
     local are_others = #ids > most
@@ -141,7 +147,7 @@ function choose(waiting, most)
       end
     end
     while not best and oldest <= #ids do
-      if known[oldest] and others[oldest] and is_left_to(others[oldest], of_others[oldest], all[oldest]) then
+      if known[oldest] == 0 and is_left(all[oldest], found, before[oldest], before[oldest + 1]) then
         left = true
       elseif known[oldest] then
         best = oldest

@@ -1,14 +1,13 @@
 -- Placement: which worker has run the prefix of a prompt last, its warm worker (placement.py). The map leads from the
 -- hash of a prefix to a member of `advertised`. When it is full it becomes the generation before, and a new one begins.
 
--- Add the hashes in `packed` from the byte `at` on to a list of `size`; returns how many it has then.
-local function add_hashes(hashes, size, packed, at)
+-- Add so many hashes in `packed`, from the byte `at` on, to a list of `size`.
+local function add_hashes(hashes, size, packed, at, count)
   local bytes, sub = PLACEMENT.HASH_BYTES, string.sub
-  for i = at, #packed, bytes do
-    size = size + 1
-    hashes[size] = sub(packed, i, i + bytes - 1)
+  for i = 1, count do
+    hashes[size + i] = sub(packed, at, at + bytes - 1)
+    at = at + bytes
   end
-  return size
 end
 
 -- The warm workers of these prefixes, one after the other; false where there is none.
@@ -25,7 +24,7 @@ end
 -- prefix first.
 local function warm_of(pool, prefixes)
   local blocks, hashes = {}, {}
-  add_hashes(hashes, 0, prefixes, 1)
+  add_hashes(hashes, 0, prefixes, 1, #prefixes / PLACEMENT.HASH_BYTES)
   for depth, member in ipairs(warm_workers(pool, hashes)) do
     if member then blocks[member] = DEPTHS[math.min(depth, #DEPTHS)] end
   end
@@ -49,20 +48,13 @@ local function note_warm(pool, member, prefixes)
 end
 
 -- What a claim needs of a waiting job with prefixes lies beside the queue, as it reads many: since when the job waits, in 16
--- digits; '1' if it has a deadline, else '0'; how many shorter prefixes are left out; its two longest ones.
-local PREFIXES_AT = 19
-local function are_prefixes(packed)
-  return #packed >= PREFIXES_AT and (#packed - PREFIXES_AT + 1) % PLACEMENT.HASH_BYTES == 0
-end
+-- digits; '1' if it has a deadline, else '0'; its prefixes, of depths that are known.
+local PREFIXES_AT = 18
 local function waits_since(packed) return tonumber(string.sub(packed, 1, 16)) or 0 end
 local function has_deadline(packed) return string.byte(packed, 17) ~= 48 end
-local function prefixes_left_out(packed) return string.byte(packed, 18) - 48 end
 local function wait_with_prefixes(id, pool, created_us, prefixes, deadline)
-  local depths = math.min(#prefixes / PLACEMENT.HASH_BYTES, #DEPTHS)
-  local left_out = math.max(0, depths - 2)
-  local packed = string.format('%016d%d%d', created_us, deadline and 1 or 0, left_out)
-  packed = packed .. string.sub(prefixes, left_out * PLACEMENT.HASH_BYTES + 1, depths * PLACEMENT.HASH_BYTES)
-  call('HSET', key('waiting_prefixes', pool), id, packed)
+  local packed = string.format('%016d%d', created_us, deadline and 1 or 0)
+  call('HSET', key('waiting_prefixes', pool), id, packed .. string.sub(prefixes, 1, #DEPTHS * PLACEMENT.HASH_BYTES))
 end
 
 -- Whether it is better to have so many blocks and so many free slots than no block and `most` slots.

@@ -114,10 +114,10 @@ def budgets() -> list[Budget]:
         # more. What is left of advertised slots after a lost connection: 15.
         # An event is delivered straight from the outbox, results are stored in rounds: 200 lines of
         # core, 300 of product. A job with a subscriber costs Redis 6 us more, so far 107.
-        # What a claim needs of waiting jobs with prefixes lies beside the queue: 40, as a claim
+        # What a claim needs of waiting jobs with prefixes lies beside the queue: 45, as a claim
         # costs Redis 66 us more than a plain one, so far 127.
-        Budget("lines of the core", total(*CORE), 25_150, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_750, 34_000),
+        Budget("lines of the core", total(*CORE), 25_155, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 65_756, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_880, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

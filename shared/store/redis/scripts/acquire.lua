@@ -101,14 +101,16 @@ local function known_blocks(all)
   return known, found, before
 end
 
--- Whether a job of whose prompt this worker holds nothing is left to a worker that is warm for it. One that has a free slot
--- is woken for it.
-local function is_left(packed, found, at, last)
-  local member, blocks
-  for i = at + 1, last do
-    if found[i] then member, blocks = found[i], DEPTHS[i - at] end
+-- The worker that is warm for most of a prompt, and for how many blocks; nil if none is. `at`, `last`: see known_blocks.
+local function warmest(found, at, last)
+  for i = last, at + 1, -1 do
+    if found[i] then return found[i], DEPTHS[i - at] end
   end
-  if not member or n_left >= MOST_LEFT or has_deadline(packed) then return false end
+end
+
+-- Whether a job is left to the worker that is warm for so many blocks of it. One that has a free slot is woken for it.
+local function is_left_to(member, blocks, packed)
+  if n_left >= MOST_LEFT or has_deadline(packed) then return false end
   local until_us = waits_since(packed) + patience_us - now
   if until_us <= 0 then return false end
   if slots_of[member] == nil then
@@ -122,7 +124,8 @@ local function is_left(packed, found, at, last)
 end
 
 -- Of the first of a tenant's waiting jobs those that this worker takes, at most `most`: first those of whose prompts it
--- may hold most, then the oldest. Also whether there are others, and whether some are left to their warm workers.
+-- may hold most, then those for which no worker is warm, then the oldest. Also whether there are others, and whether some
+-- are left to their warm workers.
 function choose(waiting, most)
   if some_have_prefixes == nil then
     some_have_prefixes = window > 0 and redis.call('EXISTS', key('waiting_prefixes', pool)) == 1
@@ -137,23 +140,28 @@ function choose(waiting, most)
     local are_others = #ids > most
     return {unpack(ids, 1, math.min(most, #ids))}, are_others, false
   end
-  local taken, left, oldest = {}, false, 1
+  local function may_overtake(n) -- the oldest
+    latest = latest or (all[1] and waits_since(all[1]) or tonumber(call('ZSCORE', waiting, ids[1]))) + overtake_us
+    return all[n] and waits_since(all[n]) <= latest
+  end
+  local taken, left = {}, false
   for _ = 1, math.min(most, #ids) do
-    local best, blocks = nil, 0
-    for n = oldest, #ids do
-      if known[n] and known[n] > blocks then
-        latest = latest or (all[1] and waits_since(all[1]) or tonumber(call('ZSCORE', waiting, ids[1]))) + overtake_us
-        if waits_since(all[n]) <= latest then best, blocks = n, known[n] end
+    local best, blocks, oldest = nil, 0, nil
+    for n = 1, #ids do
+      if known[n] and known[n] > blocks and may_overtake(n) then best, blocks = n, known[n] end
+    end
+    for n = 1, best and 0 or #ids do
+      if known[n] and (not oldest or may_overtake(n)) then
+        local member, held = warmest(found, before[n], before[n + 1])
+        if member and known[n] == 0 and is_left_to(member, held, all[n]) then
+          known[n], left = false, true
+        else
+          oldest, best = oldest or n, not member and n or nil
+          if best then break end
+        end
       end
     end
-    while not best and oldest <= #ids do
-      if known[oldest] == 0 and is_left(all[oldest], found, before[oldest], before[oldest + 1]) then
-        left = true
-      elseif known[oldest] then
-        best = oldest
-      end
-      oldest = oldest + 1
-    end
+    best = best or oldest
     if not best then break end
     taken[#taken + 1] = ids[best]
     warm_blocks[ids[best]] = all[best] and blocks or nil

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.api.endpoint import InputKind
-from shared.job.placement import prefix_hashes
+from shared.job.placement import LEAST_BYTES, prefix_hashes
 
 _FIELDS: Mapping[InputKind, str] = {
     InputKind.MESSAGES: "messages",
@@ -19,7 +19,7 @@ _FIELDS: Mapping[InputKind, str] = {
     InputKind.PROMPT: "prompt",
 }
 """Of the endpoints that generate text."""
-_START_CHARS = 2048
+_START_CHARS = LEAST_BYTES  # a prompt that is shorter is computed soon, wherever it runs
 
 
 def prompt_prefixes(kind: InputKind, body: bytes, tenant: str) -> bytes:

@@ -65,8 +65,8 @@ def test_which_endpoints_have_prefixes(kind: InputKind, field: str, n: int) -> N
 @pytest.mark.parametrize(
     ("messages", "start"),
     [
-        (FIRST, QUESTION[:2048]),
-        (SECOND, QUESTION[:2048]),
+        (FIRST, QUESTION[:4096]),
+        (SECOND, QUESTION[:4096]),
         ("a prompt", "a prompt"),
         ([{"role": "user", "content": [{"type": "image_url"}, {"text": "what?"}]}], "what?"),
         ([{"role": "user", "content": [None, {"text": 3}]}], ""),

@@ -13,6 +13,7 @@ import pytest
 from load_tests.harness.redis_cluster import call
 from shared.job.job import shard_in
 from shared.store.redis import keys
+from shared.store.redis.cluster import shard_tags
 from tests.cluster import RedisCluster, fleet_on_one_node
 from tests.e2e.processes import Process, Stack
 from tests.e2e.test_redis_faults import CHAT, body
@@ -51,6 +52,18 @@ def settled(cluster: RedisCluster, workers: int, shards: int) -> bool:
     counts = [len(own) for own in found.values()]
     every = {shard for own in found.values() for shard in own}
     return len(found) == workers and len(every) == shards and max(counts) - min(counts) <= 1
+
+
+def advertised(cluster: RedisCluster, shards: int) -> bool:
+    """Whether free slots of a shard are those of workers at home there, and each has some."""
+    at_home = homes(cluster)
+    for shard, tag in enumerate(shard_tags(shards)):
+        name = f"flotilla:{{{tag}}}:{keys.ADVERTISED}:{POOL}"
+        found: list[bytes] = call(cluster.masters[0], "ZRANGE", name, "1", "+inf", "BYSCORE")
+        there = {each.decode().split(" ")[0] for each in found}
+        if not there or not all(shard in at_home[worker] for worker in there):
+            return False
+    return True
 
 
 def submit(gateway: Process, text: str, tokens: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster import fleet_on_one_node
 from tests.e2e.processes import Process, Stack
-from tests.e2e.test_home_shards import settled
+from tests.e2e.test_home_shards import advertised, settled
 from tests.e2e.test_redis_faults import CHAT
 from tests.waiting import wait_for
 
@@ -101,6 +101,7 @@ def test_on_a_cluster_a_conversation_has_one_shard_and_worker(tmp_path: Path) ->
             for _ in range(3):
                 stack.worker(shards=4, **CACHE)
             wait_for(lambda: settled(cluster, 3, 4), "the shards have workers")
+            wait_for(lambda: advertised(cluster, 4), "others have left them")
             talks = [Conversation(gateway, f"conversation {n}") for n in range(8)]
             for talk in talks:
                 parts = [cached(talk.turn(2)) for _ in range(4)]

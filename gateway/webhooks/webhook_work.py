@@ -164,7 +164,7 @@ class WebhookWork:
         """Begin to deliver what has ended; whether there may be more."""
         try:
             ended = await self._outbox.read(shard, self._limit, self._batches.get(shard, ()))
-            self._batches[shard] = ()  # or they are read again
+            self._batches[shard] = ()  # if the next line fails, `ended` is read again
             found = await deliveries_of(self._queue, ended)
             self._batches[shard] = ended
         except StoreError as error:  # the other shards go on
@@ -214,10 +214,11 @@ class WebhookWork:
         self._n_tries -= 1
         self._of_tenants -= Counter((line.endpoint.tenant,))
         if line.has_more:
+            line.has_more = False
             self._next_round.set()
 
     async def _work_off(self, line: _Line) -> None:
-        """One try behind the other."""
+        """Try what waits, one delivery after the other."""
         while line.waiting:
             taken = line.waiting.popleft()
             try:

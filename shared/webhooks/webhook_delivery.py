@@ -12,6 +12,8 @@ from typing import NamedTuple
 class Ended(NamedTuple):
     """An entry of the outbox: a job, a response or a batch has ended."""
 
+    entry: bytes
+    """As it lies there."""
     id: str
     """Of the job or batch."""
     state: str

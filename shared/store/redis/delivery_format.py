@@ -47,7 +47,7 @@ def pending_delivery(
 
 
 def outcome(delivery: Delivery, result: TryResult) -> tuple[str, str]:
-    """What `end_tries` is told: what becomes of the delivery, and what is stored of it."""
+    """The arguments `outcome` and `record` of the script `end_tries`."""
     tries = (*delivery.tries, result.done)[-_TRIES_SHOWN:]
     if result.next_at is not None:
         tried = delivery._replace(n_tries=delivery.n_tries + 1)

@@ -27,6 +27,7 @@ from shared.webhooks.webhook_endpoint import WebhookEndpoint
 CLAIM_S = 30.0
 """A delivery whose try has no result by then is due again: its process has ended."""
 _LONGEST_TRY_S = 17.0
+"""A call takes 15 s at most (webhook_sender.py), then its result waits for the next round."""
 MOST_PENDING = 20_000
 """Deliveries of one endpoint that have not ended; further events are dropped."""
 KEPT_S = 7 * 86_400
@@ -34,8 +35,6 @@ MOST_KEPT = 1000
 """Of one endpoint, of those that have ended."""
 _MOST_DUE = 1000
 _READ_AT_ONCE = 1000
-
-
 OUTCOMES = ("delivered", "failed", "retried", "dropped")
 """What becomes of events, and of their tries."""
 

@@ -23,8 +23,8 @@ class Outbox:
 
     async def read(self, shard: int, limit: int, before: Sequence[Ended] = ()) -> Sequence[Ended]:
         """Delete the entries of a shard's outbox that were read before, and read those behind them;
-        none if another process reads them. With limit 0 another process may."""
-        first = packed(before[0]) if before else ""
+        none while another process has the lock. With limit 0 the lock is given up."""
+        first = before[0].entry if before else b""
         arguments = self._process, int(LOCK_S * 1000), limit, first, len(before)
         return list(map(parse_ended, await self._queue.run("read_outbox", shard, arguments)))
 
@@ -34,12 +34,9 @@ def outbox_key(shard: int) -> str:
     return keys.base(shard) + keys.OUTBOX
 
 
-def packed(ended: Ended) -> str:
-    """An entry of the list, as Lua writes it (outbox.lua)."""
-    return "\n".join((ended.id, ended.state, str(ended.at_us), ended.notify, ended.tenant))
-
-
 def parse_ended(raw: bytes) -> Ended:
-    """The reverse of `packed`."""
-    job_id, state, at_us, notify, tenant = raw.decode().split("\n", 4)
-    return Ended(job_id, state, int(at_us), notify, tenant)
+    """An entry of the list (outbox.lua). One that is damaged has no tenant, so it goes nowhere."""
+    parts = raw.decode(errors="replace").split("\n", 4)
+    if len(parts) < 5 or not parts[2].isdecimal():
+        return Ended(raw, "", "", 0, "", "")
+    return Ended(raw, parts[0], parts[1], int(parts[2]), parts[3], parts[4])

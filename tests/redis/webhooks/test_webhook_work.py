@@ -33,8 +33,8 @@ from tests.redis.conftest import TENANT, answer, claim_one, finish, make_job, su
 from tests.redis.webhooks.conftest import create, told
 from tests.unit.gateway.webhooks.receivers import (
     Answer,
-    Call,
     answers,
+    answers_in_turn,
     closes,
     drips,
     floods,
@@ -185,11 +185,7 @@ async def test_a_failed_try_is_repeated_with_the_same_id_and_body(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retry_schedule, "DELAYS_S", (0.0, 0.0))
-    replies = [answers(500), streams, answers(500), answers(503)]
-
-    async def in_turn(call: Call, writer: asyncio.StreamWriter) -> None:
-        await replies.pop()(call, writer)
-
+    in_turn = answers_in_turn(answers(503), answers(500), streams)
     async with receiver(in_turn) as there:
         endpoint = await create(records, url=there.url)
         await end_a_job(queue)
@@ -312,11 +308,6 @@ async def test_events_stay_in_the_outbox_until_redis_has_their_results(
 ) -> None:
     """Of three that fail, hang and are delivered, while Redis does not answer at first."""
     monkeypatch.setattr(webhook_work, "_POLL_S", 0.05)
-    replies = [answers(200), hangs, answers(500)]
-
-    async def in_turn(call: Call, writer: asyncio.StreamWriter) -> None:
-        await replies.pop()(call, writer)
-
     calls: Counter[str] = Counter()
 
     def fails_twice(name: str) -> Any:
@@ -334,7 +325,7 @@ async def test_events_stay_in_the_outbox_until_redis_has_their_results(
 
     for name in ("end_tries", "add"):
         monkeypatch.setattr(work._records, name, fails_twice(name))
-    async with receiver(in_turn) as there:
+    async with receiver(answers_in_turn(answers(500), hangs, answers(200))) as there:
         endpoint = await create(records, url=there.url)
         for _ in range(3):
             await end_a_job(queue)

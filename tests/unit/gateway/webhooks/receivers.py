@@ -66,6 +66,16 @@ def answers(status: int, *headers: str) -> Answer:
     return answer
 
 
+def answers_in_turn(*each: Answer) -> Answer:
+    """A receiver that treats each call as the next one of these does."""
+    left = list(each)
+
+    async def answer(call: Call, writer: asyncio.StreamWriter) -> None:
+        await left.pop(0)(call, writer)
+
+    return answer
+
+
 async def hangs(call: Call, writer: asyncio.StreamWriter) -> None:
     """Reads the request and never answers."""
     await asyncio.sleep(3600)

@@ -9,6 +9,7 @@ import time
 
 from gateway.http.known_keys import KnownKeys
 from shared.platform.malformed import MalformedValues
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.key_records import KeyRecords, key_subscription
@@ -38,7 +39,7 @@ class KeyRefresh:
 
     async def run(self) -> None:
         """Ends by cancellation."""
-        await asyncio.gather(self._subscription.run(), self._look())
+        await run_together(self._subscription.run(), self._look())
 
     async def _look(self) -> None:
         while True:

@@ -22,6 +22,7 @@ from shared.job.frames import decode
 from shared.job.job import shard_in
 from shared.platform import logs
 from shared.platform.metrics.gateway import GatewayMetrics
+from shared.platform.tasks import run_together
 from shared.store.interface import Store, StoreError
 from shared.store.redis.servers import Servers
 from shared.store.redis.subscription import gateway_subscription
@@ -86,7 +87,7 @@ class Relay:
 
     async def run(self) -> None:
         """Receive until cancelled."""
-        await asyncio.gather(
+        await run_together(
             *(subscription.run() for subscription in self._subscriptions.values()),
             *map(self._poll_ended_jobs, self._subscriptions),
             *map(self._watch_again, self._subscriptions),

@@ -22,6 +22,7 @@ from gateway.ops.autoscaler import tick as autoscaler
 from shared.fleet.pools import Pools
 from shared.job.errors import StorageUnavailable
 from shared.platform.metrics.losses import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis.detector import Detector
 from shared.store.redis.fleet_registry import Registry
@@ -144,7 +145,7 @@ class MaintenanceTasks:
         lost_workers = LostWorkers(self._queue, metrics)
         lost_gateways = LostGateways(self._queue, LostGatewayMetrics(registry))
         detector = Detector(self._queue, lost_workers, lost_gateways.abandon, self._silence_s)
-        await asyncio.gather(detector.run(), lost_gateways.run())
+        await run_together(detector.run(), lost_gateways.run())
 
     async def close(self) -> None:
         """Close all connections."""

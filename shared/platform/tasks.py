@@ -50,15 +50,34 @@ class TaskSupervisor:
         log.error("background task %s has ended: %s", name, reason, exc_info=error)
 
 
+async def run_together(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all until all have ended; if one fails, or this is cancelled, the others are ended first.
+
+    `asyncio.gather` alone returns as soon as one is cancelled: one that loses its cancellation
+    would go on.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await end(tasks)
+
+
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until all have ended. What they raise is dropped.
+    """Cancel tasks until all have ended. What they raise is dropped; if this is cancelled
+    meanwhile, it raises CancelledError afterwards.
 
     Cancelling once is not enough: `asyncio.wait_for` of Python 3.11, which redis-py uses, loses a
     cancellation that arrives at the moment when the awaited thing completes.
     """
-    pending = {task for task in tasks if not task.done()}
-    while pending:
+    cancelled: asyncio.CancelledError | None = None
+    while pending := {task for task in tasks if not task.done()}:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_AGAIN_S)
+        try:
+            await asyncio.wait(pending, timeout=_AGAIN_S)
+        except asyncio.CancelledError as error:
+            cancelled = error
     await asyncio.gather(*tasks, return_exceptions=True)
+    if cancelled:
+        raise cancelled

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis.detector import INTERVAL_S
 from shared.store.redis.servers import Servers
@@ -40,7 +41,7 @@ class ControlSubscriptions:
 
     async def run(self) -> None:
         """Receive until cancellation."""
-        await asyncio.gather(
+        await run_together(
             *(subscription.run() for subscription in self._subscriptions.values()),
             *map(self._check, self._subscriptions),
         )

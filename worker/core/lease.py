@@ -16,6 +16,7 @@ from math import inf
 from shared.job.fair_shares import NOTHING, Account
 from shared.job.job import LeasedJob
 from shared.job.step_log import JobStream
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from worker.core.membership import Membership
 
@@ -106,7 +107,7 @@ class LeaseRenewer:
 
     async def run(self) -> None:
         """Renew until cancellation. A shard that can't be reached does not delay the others."""
-        await asyncio.gather(
+        await run_together(
             *(self._renew_forever(shard) for shard, _ in enumerate(self._failing_since))
         )
 

@@ -16,6 +16,7 @@ from shared.job.job import LeasedJob
 from shared.platform import logs
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics.worker import WorkerMetrics
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis.claim_connection import ClaimConnection
 from worker.core import stalls
@@ -114,7 +115,7 @@ class WorkerLoop:
     async def run(self) -> None:
         """Claim until `drain` or cancellation."""
         try:
-            await asyncio.gather(
+            await run_together(
                 self.homes.run(self._claim_again),
                 self._isolation.run(),
                 *(claimer.run() for claimer in self._claimers),

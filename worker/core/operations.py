@@ -30,6 +30,7 @@ from shared.api.operator_actions import (
 )
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.errors import BadRequest
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis.operation_answers import OperationAnswers
 from worker.core.adapters import Adapters
@@ -82,7 +83,7 @@ class Operations:
 
     async def run(self) -> None:
         """Carry out the calls until cancellation."""
-        await asyncio.gather(self._receive(), self._in_order())
+        await run_together(self._receive(), self._in_order())
 
     async def _receive(self) -> None:
         while True:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Set
 
 from shared.platform import logs
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.channels import channel_commands
@@ -69,7 +70,7 @@ class Detector:
 
     async def run(self) -> None:
         """Watch each server by itself: one that is away does not delay the others."""
-        await asyncio.gather(*map(self._watch, self._queue.servers.groups))
+        await run_together(*map(self._watch, self._queue.servers.groups))
 
     async def _watch(self, shards: range) -> None:
         redis = self._queue.servers.of(shards[0])

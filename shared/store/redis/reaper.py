@@ -14,6 +14,7 @@ import time
 
 from shared.job.states import JobState
 from shared.platform.metrics.losses import ReaperMetrics
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
@@ -44,7 +45,7 @@ class Reaper:
 
     async def run(self) -> None:
         """Work on each group by itself: a server that is away delays no other's shards."""
-        await asyncio.gather(*map(self._keep, self._queue.servers.groups))
+        await run_together(*map(self._keep, self._queue.servers.groups))
 
     async def _keep(self, shards: range) -> None:
         while True:

@@ -7,26 +7,64 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from shared.platform.tasks import TaskSupervisor, end
+from shared.platform.tasks import TaskSupervisor, end, run_together
 
 
-async def test_a_task_that_loses_its_first_cancellation_ends() -> None:
-    lost = 0
+class Stubborn:
+    """Loses some cancellations."""
 
-    async def stubborn() -> None:
-        nonlocal lost
+    def __init__(self, loses: int = 1) -> None:
+        self._loses = loses
+        self.ended = False
+
+    async def run(self) -> None:
         while True:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                lost += 1
-                if lost > 1:
+                if self._loses == 0:
+                    self.ended = True
                     raise
+                self._loses -= 1
 
-    task = asyncio.create_task(stubborn())
+
+async def test_a_task_that_loses_its_first_cancellation_ends() -> None:
+    stubborn = Stubborn()
+    task = asyncio.create_task(stubborn.run())
     await asyncio.sleep(0)
     await end([task])
-    assert (task.cancelled(), lost) == (True, 2)
+    assert task.cancelled()
+    assert stubborn.ended
+
+
+async def test_its_own_cancellation_waits_for_the_tasks() -> None:
+    stubborn = Stubborn(loses=2)
+    task = asyncio.create_task(stubborn.run())
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(end([task]))
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert stubborn.ended
+
+
+async def test_what_runs_together_ends_together() -> None:
+    stubborn = Stubborn(loses=2)
+    task = asyncio.create_task(run_together(forever(), stubborn.run(), forever()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await end([task])
+    assert stubborn.ended
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_what_runs_together_ends_with_the_first_that_fails() -> None:
+    stubborn = Stubborn()
+    with pytest.raises(ValueError, match="broken"):
+        await run_together(stubborn.run(), returns(), raises())
+    assert stubborn.ended
+    await run_together(returns(), returns())
 
 
 async def test_the_error_of_a_failed_task_is_dropped() -> None:

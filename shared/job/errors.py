@@ -1,73 +1,7 @@
-"""Every error of Flotilla's own, in one tree. `to_openai` is the only place that renders them.
+"""Every error of Flotilla's own. `to_openai` is the only place that renders them.
 
-    FlotillaError
-    ├── BadRequest             400
-    │   ├── PreviousResponseNotFound 400
-    │   ├── WebhookUrlRefused  400
-    │   ├── WebhookUnreachable 400
-    │   └── ConversationLocked 400
-    ├── Unauthorized           401
-    ├── MissingScope           403
-    ├── UnknownHost            403
-    ├── ForeignSite            403
-    ├── NotFound               404
-    ├── ModelNotFound          404
-    ├── UnknownRoute           404
-    ├── NotSupported           501
-    ├── StorageNotConfigured   501
-    ├── KeysNotConfigured      501
-    ├── MethodNotAllowed       405
-    ├── BodyTimeout            408
-    ├── BodyTooLarge           413
-    ├── FileTooLarge           413
-    ├── StorageQuotaExceeded   403
-    ├── FileInUse              409
-    ├── RangeNotSatisfiable    416
-    ├── HeadersTimeout         408
-    ├── HeadersTooLarge        431
-    ├── TooManyWrongKeys       429
-    ├── RateLimited            429
-    │   └── BudgetExceeded     429
-    ├── QuotaExceeded          429
-    │   ├── TooManyBatches     429
-    │   └── TooManyWebhooks    429
-    ├── TooManyWaiting         429
-    ├── BatchEnded             409
-    ├── TooManyConnections     503
-    ├── GatewayStopped         503
-    ├── UnsupportedMediaType   415
-    ├── AnswerTooLarge         400
-    ├── NotRepeatable          409
-    ├── WorkerNotReady         409
-    ├── IdempotencyKeyReused   422
-    ├── JobFailed              500
-    │   ├── WorkerLost         500
-    │   ├── ContextChanged     500
-    │   ├── TooManyAttempts    500
-    │   ├── RecordDamaged      500
-    │   ├── LogLost            500
-    │   ├── HookFailed         500
-    │   ├── Refused            400
-    │   ├── Cancelled          409
-    │   ├── Unattended         409
-    │   └── DeadlineExceeded   504
-    │       ├── QueueDeadlineExceeded 504
-    │       └── RunDeadlineExceeded   504
-    ├── OperationFailed        502
-    │   └── OperationIncomplete 504
-    ├── QueueFull              503
-    ├── RedisMemoryFull        503
-    ├── DeadlineUnreachable    503
-    ├── Overloaded             503
-    ├── IntakeStopped          503
-    ├── NoWorker               503
-    ├── AutoscalerSilent       503
-    ├── RedisUnavailable       503
-    ├── StorageUnavailable     503
-    ├── BlobMissing            500
-    └── StreamReset            500
-
-Errors that vLLM answers are vLLM's own, byte for byte, and are not in this tree.
+docs/pages/api/index.md has a table of the codes. Errors that vLLM answers are vLLM's own, byte for
+byte, and are not here.
 """
 
 from __future__ import annotations

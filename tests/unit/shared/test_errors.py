@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
@@ -66,19 +65,6 @@ def test_an_error_may_know_when_to_try_again(
 ) -> None:
     assert errors.QueueFull("x").after(seconds).headers() == headers
     assert errors.NoWorker("x").headers() == [(b"retry-after", b"5")]
-
-
-def test_the_tree_in_the_docstring_has_every_class_with_its_status() -> None:
-    shown = {}
-    parents = ["FlotillaError"]
-    for line in (errors.__doc__ or "").splitlines():
-        match = re.match(r"^    ([│ ]*)[├└]── (\w+) +(\d+)", line)
-        if match:
-            depth = len(match[1]) // 4
-            parents[depth + 1 :] = [match[2]]
-            shown[match[2]] = (parents[depth], int(match[3]))
-    there = {kind.__name__: (kind.__bases__[0].__name__, kind.status) for kind in EVERY[1:]}
-    assert shown == there
 
 
 def test_codes_are_not_used_twice() -> None:

@@ -51,10 +51,10 @@ class TaskSupervisor:
 
 
 async def run_together(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all until all have ended; if one fails, or this is cancelled, the others are ended first.
+    """Run all until all have ended. Raises the error of the first that fails, or CancelledError,
+    once the others have been ended.
 
-    `asyncio.gather` alone returns as soon as one is cancelled: one that loses its cancellation
-    would go on.
+    `asyncio.gather` returns with the first that is cancelled; what loses its cancellation goes on.
     """
     tasks = [asyncio.create_task(work) for work in works]
     try:

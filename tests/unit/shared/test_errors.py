@@ -1,4 +1,4 @@
-"""Errors: OpenAI's shape over HTTP, and the tree in the module's docstring."""
+"""Errors: OpenAI's shape over HTTP, and the classes."""
 
 from __future__ import annotations
 

@@ -116,8 +116,10 @@ def budgets() -> list[Budget]:
         # core, 300 of product. A job with a subscriber costs Redis 6 us more, so far 107.
         # What a claim needs of waiting jobs with prefixes lies beside the queue: 45, as a claim
         # costs Redis 66 us more than a plain one, so far 127.
+        # Deliveries of webhooks that had no room for a try begin once one has ended: 21 lines of
+        # product. So far they could wait for 30 s, until their claims had run out.
         Budget("lines of the core", total(*CORE), 25_093, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_717, 34_000),
+        Budget("lines of the product", total(*PRODUCT), 65_738, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_875, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

@@ -80,6 +80,7 @@ class WebhookWork:
         self._n_open = 0  # without a result, if there may be more in the outboxes
         self._ended: list[Taken] = []
         self._lines: dict[str, _Line] = {}
+        self._blocked: dict[_Line, None] = {}  # with deliveries that had no room for their tries
         self._n_tries = 0
         self._of_tenants = Counter[str]()
         self._redis_ahead_s = 0.0  # Redis' clock less the monotonic one
@@ -176,12 +177,14 @@ class WebhookWork:
 
     async def _take(self, due: Sequence[str]) -> None:
         counts: dict[str, int] = {}
-        left = _MOST - self._n_tries
+        left, of_tenants = _MOST - self._n_tries, Counter[str]()
         for each in due:
             line = self._lines.get(each)
-            n = min(self._room(line) if line else 1, left)
+            tenant = line.endpoint.tenant if line else ""
+            n = min(self._room(line) - of_tenants[tenant] if line else 1, left)
             if n > 0:
                 left -= n
+                of_tenants[tenant] += n
                 counts[each] = n + (min(line.ended, _MOST_AHEAD) if line else 0)
         taken = await self._records.take(counts) if counts else []
         found = Counter(each.endpoint.id for each in taken)
@@ -197,17 +200,25 @@ class WebhookWork:
 
     def _begin(self, taken: Sequence[Taken]) -> None:
         if len(self._lines) > _MOST_KNOWN:
-            self._lines = {each: line for each, line in self._lines.items() if line.tries}
+            self._lines = {
+                each: line for each, line in self._lines.items() if line.tries or line.waiting
+            }
         for each in taken:
             line = self._lines.setdefault(each.endpoint.id, _Line(each.endpoint))
             line.endpoint = each.endpoint
             line.waiting.append(each)
-            if self._room(line) > 0:
-                task = asyncio.create_task(self._work_off(line))
-                line.tries.add(task)
-                self._n_tries += 1
-                self._of_tenants[line.endpoint.tenant] += 1
-                task.add_done_callback(partial(self._done, line))
+            self._start(line)
+
+    def _start(self, line: _Line) -> None:
+        """Start a task that tries what waits; without room for it, once another one has ended."""
+        if self._room(line) <= 0:
+            self._blocked[line] = None
+            return
+        task = asyncio.create_task(self._work_off(line))
+        line.tries.add(task)
+        self._n_tries += 1
+        self._of_tenants[line.endpoint.tenant] += 1
+        task.add_done_callback(partial(self._done, line))
 
     def _done(self, line: _Line, task: asyncio.Task[None]) -> None:
         line.tries.discard(task)
@@ -216,6 +227,16 @@ class WebhookWork:
         if line.has_more:
             line.has_more = False
             self._next_round.set()
+        if time.monotonic() < self._until:  # else this process ends
+            self._start_blocked()
+
+    def _start_blocked(self) -> None:
+        for line in list(self._blocked):
+            if not line.waiting:
+                del self._blocked[line]
+            elif self._room(line) > 0:
+                self._start(line)
+                return
 
     async def _work_off(self, line: _Line) -> None:
         """Try what waits, one delivery after the other."""

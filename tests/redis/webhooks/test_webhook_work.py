@@ -20,7 +20,7 @@ from gateway.webhooks.webhook_work import WebhookWork
 from shared.platform.tasks import end
 from shared.store.interface import StoreUnavailable
 from shared.store.redis import outbox
-from shared.store.redis.delivery_records import DeliveryRecords, Taken
+from shared.store.redis.delivery_records import CLAIM_S, DeliveryRecords, Taken
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.outbox import Outbox
 from shared.store.redis.webhook_records import WebhookRecords
@@ -175,6 +175,39 @@ async def test_bad_receivers_are_tried_again_and_delay_no_good_one(
             assert delivery.next_at is not None
     assert (await delivery_of(deliveries, healthy)).state is DeliveryState.DELIVERED
     assert len({call.headers["webhook-id"] for call in good.calls}) == 8
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_what_has_no_room_begins_as_soon_as_a_try_has_ended(
+    queue: JobQueue,
+    records: WebhookRecords,
+    deliveries: DeliveryRecords,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    known: bool,
+) -> None:
+    """Of three endpoints of a tenant that may have one try at a time; by claims of 30 s."""
+    monkeypatch.setattr(webhook_work, "_POLL_S", 0.1)
+    monkeypatch.setattr(webhook_work, "_MOST_OF_TENANT", 1)
+    async with contextlib.AsyncExitStack() as stack:
+        there = [await stack.enter_async_context(receiver(answers(200))) for _ in range(3)]
+        for each in there:
+            await create(records, url=each.url)
+        await end_a_job(queue)
+        if not known:  # another process has stored them, and was killed
+            (ended,) = await Outbox(queue).read(0, 1)
+            await deliveries.add(await deliveries_of(queue, [ended]))
+            await Outbox(queue).read(0, 0, [ended])
+        work = WebhookWork(queue, WebhookSender(LOOPBACK))
+        await work.keep_working()
+
+        async def all_told() -> bool:
+            return all(len(each.calls) == 1 for each in there)
+
+        try:
+            await eventually(all_told, "each has its event", CLAIM_S / 2)
+        finally:
+            await work.close()
 
 
 async def test_a_failed_try_is_repeated_with_the_same_id_and_body(

@@ -74,14 +74,15 @@ class BoundedResult:
 class BoundedRun:
     """A fleet with small bounds, and clients that do not come back."""
 
-    def __init__(self, folder: Path, jobs: int, megabytes: int) -> None:
-        """`megabytes`: what Redis may use beside what it uses when nothing is stored."""
+    def __init__(self, folder: Path, jobs: int, megabytes: int, kept_s: float = _KEPT_S) -> None:
+        """`megabytes`: what Redis may use beside what it uses when nothing is stored; `kept_s`: how
+        long it keeps a job that has ended."""
         tenants = ",".join(f"t{n}:key-{n}" for n in range(_TENANTS))
         settings: Mapping[str, Any] = {
             "api_keys": tenants,
             "max_queue_depth": _WAITING,
             "max_waiting_jobs": _WAITING // 2,
-            "result_ttl_s": _KEPT_S,
+            "result_ttl_s": kept_s,
         }
         shape = FleetShape(gateways=2, step_ms=_STEP_MS, settings=settings)
         self._fleet = Fleet(folder / "fleet", shape)

@@ -25,7 +25,7 @@ def test_kills_of_every_kind_lose_nothing(tmp_path: Path) -> None:
     assert failures(result, pauses=False) == [], result.tally.examples
     assert set(result.tally.kills) == set(KillKind)
     assert result.tally.kills.total() == 50
-    assert result.tally.hit >= 20
+    assert result.tally.hit >= 10
     assert set(result.tally.terminal_entries) == {1}
     assert result.tally.logged, "the ledger was compared with logs"
     assert len(result.classes) >= 24
@@ -64,10 +64,11 @@ def test_without_the_log_the_run_fails(tmp_path: Path) -> None:
 
 def test_without_detection_the_run_fails(tmp_path: Path) -> None:
     shape = RunShape(
-        kills=12,
+        kills=8,
         seed=19,
-        rate=1.0,
+        rate=0.6,
         kinds=(KillKind.WORKER,),
+        one_at_a_time=True,
         fleet=hard_fleet(3, lease_s=5.0, controls=("detection",)),
     )
     result = run(tmp_path, shape)

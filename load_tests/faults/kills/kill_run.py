@@ -61,6 +61,8 @@ class RunShape:
     """How long a job may run on after its client has left, before that counts as an error."""
     silent_s: float = 6.0
     """A worker that stands still for good is killed and replaced after so long."""
+    one_at_a_time: bool = False
+    """A kill of a worker waits until all workers serve; with vLLM it always does."""
     client_attempts: int = 200
     """Failed attempts in a row of the resuming client."""
     fleet: FleetShape = field(default_factory=hard_fleet)
@@ -114,7 +116,8 @@ class KillRun:
         shape, tally = self._shape, self._tally
         async with self._trial as trial:
             fleet = trial.fleet
-            self._killer = killer = Killer(fleet, trial.clients, shape.silent_s)
+            one_at_a_time = shape.one_at_a_time or shape.fleet.vllm
+            self._killer = killer = Killer(fleet, trial.clients, shape.silent_s, one_at_a_time)
             trial.add_task(asyncio.create_task(_supervise(fleet)))
             tally.kills_of = killer.of_process
             began, ended_early = time.monotonic(), ""
@@ -159,11 +162,11 @@ class KillRun:
 async def _in_time(planned: Iterable[PlannedKill], killer: Killer) -> AsyncIterator[PlannedKill]:
     """Yield the kills at their times.
 
-    The plan's clock stands still while it waits for workers that load.
+    The plan's clock stands still while it waits for workers that start.
     """
     at = time.monotonic()
     for each in planned:
-        at += each.after_s + await killer.wait_until_loaded(each)
+        at += each.after_s + await killer.wait_until_all_serve(each)
         await asyncio.sleep(max(0.0, at - time.monotonic()))
         yield each
 

@@ -21,27 +21,30 @@ OF_WORKERS = (KillKind.WORKER, KillKind.ENGINE, KillKind.STOP, KillKind.SILENT)
 class Killer:
     """Kills processes of one fleet while `clients` send requests."""
 
-    def __init__(self, fleet: Fleet, clients: ClientGroup, silent_s: float) -> None:
-        """`silent_s`: a worker that stands still for good is killed and replaced after so long."""
+    def __init__(
+        self, fleet: Fleet, clients: ClientGroup, silent_s: float, one_at_a_time: bool
+    ) -> None:
+        """`silent_s`, `one_at_a_time`: see RunShape."""
         self.hits: dict[str, list[Hit]] = defaultdict(list)
         """Kills of gateways and Redis that hit each job, by its id. Which jobs a killed worker held
         is in their records."""
         self.of_process: dict[str, list[Hit]] = defaultdict(list)
         """When each process was killed, and how."""
         self.waited_s = 0.0
-        """How long the plan has waited for workers that load vLLM."""
+        """How long the plan has waited for workers that start."""
         self._fleet = fleet
         self._clients = clients
         self._silent_s = silent_s
+        self._one_at_a_time = one_at_a_time
         self._background: set[asyncio.Task[None]] = set()
 
-    async def wait_until_loaded(self, planned: PlannedKill) -> float:
-        """With vLLM: wait until all workers serve, if one is to be killed; return the seconds.
+    async def wait_until_all_serve(self, planned: PlannedKill) -> float:
+        """Wait until all workers serve, if kills of workers do and this is one; return the seconds.
 
-        So replacements load one at a time. Raises ProcessError after five minutes.
+        Raises ProcessError after five minutes.
         """
         began = time.monotonic()
-        if not self._fleet.shape.vllm or planned.kind not in OF_WORKERS:
+        if not self._one_at_a_time or planned.kind not in OF_WORKERS:
             return 0.0
         while not await asyncio.to_thread(self._fleet.all_serve):
             if time.monotonic() > began + LOADED_S:

@@ -349,15 +349,24 @@ def test_without_token_ids_the_words_are_compared() -> None:
     assert parts("a b", "c d") == [b"a", b"bc"], "the last word may be incomplete"
 
 
-@pytest.mark.parametrize("kind", [KillKind.WORKER, KillKind.GATEWAY])
+@pytest.mark.parametrize(
+    ("kind", "one_at_a_time", "waits"),
+    [
+        (KillKind.WORKER, True, True),
+        (KillKind.WORKER, False, False),
+        (KillKind.GATEWAY, True, False),
+    ],
+)
 @pytest.mark.asyncio
-async def test_only_kills_of_workers_wait_until_all_replacements_serve(kind: KillKind) -> None:
+async def test_kills_of_workers_wait_until_all_replacements_serve(
+    kind: KillKind, *, one_at_a_time: bool, waits: bool
+) -> None:
     answers = iter([False, True])
-    fleet: Any = SimpleNamespace(shape=usual_fleet(2, vllm=True), all_serve=lambda: next(answers))
-    killer = Killer(fleet, None, 1.0)  # type: ignore[arg-type]
-    waited = await killer.wait_until_loaded(PlannedKill(kind, 0.0, 0.0, 1.0))
+    fleet: Any = SimpleNamespace(shape=usual_fleet(2), all_serve=lambda: next(answers))
+    killer = Killer(fleet, None, 1.0, one_at_a_time)  # type: ignore[arg-type]
+    waited = await killer.wait_until_all_serve(PlannedKill(kind, 0.0, 0.0, 1.0))
     assert waited == killer.waited_s
-    assert (waited > 0) == (kind is KillKind.WORKER)
+    assert (waited > 0) == waits
 
 
 @pytest.mark.parametrize("options", [["--vllm"], ["--vllm", "--defaults", "--schedule"]])

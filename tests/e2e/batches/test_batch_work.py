@@ -110,6 +110,18 @@ async def test_an_empty_file_fails(batches: Batches) -> None:
     assert [error.code for error in batch.errors] == ["empty_file"]
 
 
+async def test_nobody_owns_what_has_ended(batches: Batches) -> None:
+    """A process that has read just before that the batch is open."""
+    records = batches.context.records
+    batch = await batches.create(line("a"))
+    assert await records.open_batches() == [batch.id]
+    await batches.run(batch)
+    assert await records.own(batch.id, "another", 5.0) is None
+    assert not await batches.context.queue.servers.of(0).exists(
+        keys.first(keys.BATCH_LOCK, batch.id)
+    )
+
+
 async def test_cancelled_lines_are_in_the_errors(batches: Batches) -> None:
     lines = [line(f"q{n}", max_tokens=1 if n < 20 else 2000) for n in range(1500)]
     batch = await batches.create(b"\n".join(lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -82,7 +83,7 @@ async def test_requeued_jobs_go_first_whoever_they_belong_to(queue: JobQueue) ->
 
 
 async def test_what_was_served_lately_decides(queue: JobQueue, store: Redis) -> None:
-    await charge(queue, "a", 1000.0)
+    await charge(queue, "a", 1500.0)
     await queued(queue, 8, tenant="a")
     await queued(queue, 8, tenant="b")
     assert tenants(await claim(queue, 4)).count("b") == 3, "it has been served less"
@@ -139,6 +140,24 @@ async def test_a_tenant_that_comes_back_is_lifted(queue: JobQueue, store: Redis)
     level = store.zscore(LEVELS, "a")
     await queued(queue, 1, tenant="d")
     assert store.zscore(TURNS, "d") <= level
+
+
+async def test_a_claim_makes_up_for_what_a_level_forgets(queue: JobQueue, store: Redis) -> None:
+    """The lower a level, the larger the part of it that is forgotten until the next claim."""
+    for tenant in "ab":
+        await queued(queue, 3, tenant=tenant)
+    store.delete(CLOCK)
+    (first,) = await claim(queue, 1)
+    level = store.zscore(LEVELS, first.tenant)
+    assert level == pytest.approx(COST * (math.e - 1), rel=0.01)
+    high = 100 * 1.5 * COST
+    await charge(queue, "a", high)
+    await charge(queue, "b", 2 * high)
+    before = store.zscore(LEVELS, "a")
+    (second,) = await claim(queue, 1)
+    assert second.tenant == "a"
+    assert store.zscore(LEVELS, "a") - before == pytest.approx(COST, rel=0.05)
+    assert second.share.charged == COST, "what is corrected as the job ends"
 
 
 async def test_levels_halve(queue: JobQueue, store: Redis) -> None:

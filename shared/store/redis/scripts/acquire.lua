@@ -57,7 +57,10 @@ local function lease_in_turn(name, ids, entries, turn, limit)
     -- Without an entry it can't be found when its worker is lost: repair.lua makes it one, and gives it a turn.
     if waits_here and is_entry_id(job.entry) and may_start(id, job) then
       local charged = turn and expected_cost / (tonumber(job.weight) or 1)
-      if turn then turn.level, turn.is_charged = turn.level + charged * charge_growth(), true end
+      if turn then
+        turn.level = turn.level + charge_of_claim(turn.level, charged) * charge_growth()
+        turn.is_charged = true
+      end
       entries[#entries + 1] = job.entry
       lease_here(id, job, charged)
     elseif not job or not FROM.acquire[job.state] then

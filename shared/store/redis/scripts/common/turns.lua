@@ -51,6 +51,15 @@ local function charge(name, tenant, cost)
   return tonumber(call('ZINCRBY', levels_key(name), cost * charge_growth(), tenant))
 end
 
+-- What a claim adds to a level for a job that is expected to cost so much. A tenant of whose few jobs a level is made forgets
+-- much of it between two of them, and would be served more than its share. With n jobs that is the part 1/n of the level;
+-- n(e^(1/n) - 1) makes up for it.
+local function charge_of_claim(level, expected)
+  if share_rules.half_life_us == 0 or expected <= 0 then return expected end
+  local jobs = math.max(1, level / (1.5 * expected * charge_growth()))
+  return expected * jobs * (math.exp(1 / jobs) - 1)
+end
+
 -- `packed`: msgpack of flat `<pool>:<lane>`, tenant, cost; '' for nothing.
 local function charge_all(packed)
   if packed == '' then return end

@@ -118,9 +118,12 @@ def budgets() -> list[Budget]:
         # costs Redis 66 us more than a plain one, so far 127.
         # Deliveries of webhooks that had no room for a try begin once one has ended: 21 lines of
         # product. So far they could wait for 30 s, until their claims had run out.
-        Budget("lines of the core", total(*CORE), 25_093, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_738, 34_000),
-        Budget("lines of the load tests", total("load_tests"), 14_875, 9_000),
+        # A claim takes no more jobs than the KV cache has room for (21 lines of core), and its charge
+        # makes up for what a level forgets (11): 5 % less difference between tenants, and shares
+        # within 3 % of the weights. Kills that wait for the workers: 7 lines of load tests.
+        Budget("lines of the core", total(*CORE), 25_126, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 65_771, 34_000),
+        Budget("lines of the load tests", total("load_tests"), 14_882, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),
         Budget(f"constructors above {ARGUMENTS} arguments", len(arguments), 0, 0),

@@ -47,7 +47,9 @@ class Charges:
         self._half_life_s = rules.half_life_s
         # Those that end are reported with the next claim.
         self._report_s = rules.half_life_s / _REPORTS_PER_HALF_LIFE or _REPORT_S
-        self._prompt_tokens = self._output_tokens = FIRST_TOKENS  # means of the latest jobs
+        self.prompt_tokens = FIRST_TOKENS
+        """Of a job, mean of the latest."""
+        self._output_tokens = FIRST_TOKENS  # likewise
         self._jobs = 0
         self._charged: dict[JobRun, _Charged] = {}  # those that run
         self._ended: dict[int, defaultdict[Account, float]] = {}
@@ -57,7 +59,7 @@ class Charges:
     @property
     def expected_cost(self) -> float:
         """What is charged as a job is claimed."""
-        return self._prompt_tokens + self._ahead * self._output_tokens
+        return self.prompt_tokens + self._ahead * self._output_tokens
 
     @property
     def tenants_share(self) -> bool:
@@ -74,7 +76,7 @@ class Charges:
         buffer = run.buffer
         if not released:
             self._jobs = min(_HISTORY, self._jobs + 1)
-            self._prompt_tokens += (buffer.prompt_tokens - self._prompt_tokens) / self._jobs
+            self.prompt_tokens += (buffer.prompt_tokens - self.prompt_tokens) / self._jobs
             self._output_tokens += (buffer.completion_tokens - self._output_tokens) / self._jobs
         self._charge(run, 0.0, self._ended.setdefault(run.job.shard, defaultdict(float)))
         self._charged.pop(run, None)

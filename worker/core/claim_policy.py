@@ -1,7 +1,8 @@
 """How many jobs to claim now, and why. Pure: a snapshot in, a decision out.
 
 A job that waits inside an engine can't be taken by an idle worker, so a worker claims no more than
-its engine can run at once; all other jobs wait in Redis.
+its engine can run at once, and that is also what its KV cache has room for; all other jobs wait in
+Redis.
 
 A suspect, a job that may have ended its workers, is taken only by a worker that runs nothing else.
 """
@@ -33,6 +34,8 @@ class SlotSnapshot(NamedTuple):
     """Share of the KV cache in use, 0 to 1."""
     kv_high_watermark: float
     """Above this share of the KV cache nothing is claimed, 0 to 1."""
+    kv_per_prompt: float = 0.0
+    """What the prompt of a job takes of the KV cache, 0 to 1; 0: not known."""
     draining: bool = False
     isolated: bool = False
     """The worker runs suspects, or finishes its jobs to run them."""
@@ -84,7 +87,12 @@ def free_slots(now: SlotSnapshot) -> int:
     """Slots that new jobs may have now. Called at every engine step."""
     if now.draining or now.isolated or now.paused or now.kv_usage > now.kv_high_watermark:
         return 0
-    return max(0, now.slots - now.unfinished - now.starting)
+    free = max(0, now.slots - now.unfinished - now.starting)
+    if not now.kv_per_prompt:
+        return free
+    # One at least: a prompt may be shorter, or in the cache already.
+    room = (now.kv_high_watermark - now.kv_usage) / now.kv_per_prompt
+    return min(free, max(1, int(room)))
 
 
 def decide(now: SlotSnapshot, claimers: int = 1) -> ClaimDecision:

@@ -71,14 +71,14 @@ class WorkerLoop:
         """A run has ended because the engine is dead."""
         self.runs = Runs(metrics)
         self.releases = Releases(queue, self.runs, metrics)
-        self.slots = SlotAccounting(engine, self.runs, kv_high_watermark)
+        self.charges = Charges(member.pool, self.runs, queue.share_rules)
+        self.slots = SlotAccounting(engine, self.runs, self.charges, kv_high_watermark)
         self.progress = EngineProgress(engine, self.runs, self.slots)
         self.adapter_queues = AdapterQueues(
             queue, member.pool, engine.capacity.max_loras, self.runs
         )
         self.homes = HomeShards(member)
         self.advertised_slots = AdvertisedSlots(member, self._assignable, self.homes)
-        self.charges = Charges(member.pool, self.runs, queue.share_rules)
         self.lease = Lease(member, self.runs.buffers, self.runs.lease_lost, self.charges.take)
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
         hand_backs = HandBacks(member, self.runs, self.slots, self.releases, self.charges)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from worker.core.charges import Charges
 from worker.core.claim_policy import ClaimDecision, SlotSnapshot, decide, free_slots
 from worker.core.job_run import JobRun
 from worker.engines.interface import Engine
@@ -14,18 +15,23 @@ _BYTES_PER_TOKEN = 4
 
 
 class SlotAccounting:
-    """The slots of one engine. `runs` are the worker's jobs, by job id.
+    """The slots of one engine. `runs` are the worker's jobs, by job id; `charges` know their means.
 
     A job takes one slot from its claim on; once it has reached the engine, the engine's own load
     counts its sequences instead. So does its prompt take room in the KV cache, until its first
-    token shows that the engine has counted it.
+    token shows that the engine has counted it. No more jobs are claimed than have room in it.
     """
 
     def __init__(
-        self, engine: Engine, runs: Mapping[str, JobRun], kv_high_watermark: float
+        self,
+        engine: Engine,
+        runs: Mapping[str, JobRun],
+        charges: Charges,
+        kv_high_watermark: float,
     ) -> None:
         self._engine = engine
         self._runs = runs
+        self._charges = charges
         self._kv_high_watermark = kv_high_watermark
         self._capacity = engine.capacity
         self._without_output: list[JobRun] = []
@@ -86,20 +92,24 @@ class SlotAccounting:
         return decide(self._snapshot(self.requested), claimers)
 
     def _snapshot(self, requested: int = 0) -> SlotSnapshot:
-        load, capacity, starting, prompt_tokens = self._engine.load(), self._capacity, requested, 0
+        load, capacity, starting = self._engine.load(), self._capacity, requested
+        mean = min(self._charges.prompt_tokens, capacity.max_model_len)
+        prompt_tokens = requested * mean
         for run in filter(self._has_no_output, list(self._without_output)):
             starting += not run.buffer.reached_engine
             estimate = run.buffer.prompt_tokens or len(run.job.body) // _BYTES_PER_TOKEN
             prompt_tokens += min(estimate, capacity.max_model_len)
-        kv_usage = load.kv_usage
+        kv_usage, kv_per_prompt = load.kv_usage, 0.0
         if capacity.kv_tokens:
             kv_usage += prompt_tokens / capacity.kv_tokens
+            kv_per_prompt = mean / capacity.kv_tokens
         return SlotSnapshot(
             slots=capacity.max_num_seqs,
             unfinished=load.unfinished,
             starting=starting,
             kv_usage=kv_usage,
             kv_high_watermark=self._kv_high_watermark,
+            kv_per_prompt=kv_per_prompt,
             draining=self.draining or self._engine.dead,
             isolated=self.isolated,
             paused=self.paused,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from shared.job.job import LeasedJob
+from worker.core.charges import Charges
 from worker.core.output_buffer import OutputBuffer
 from worker.core.slots import SlotAccounting
-from worker.engines.interface import Capacity, Load
+from worker.engines.interface import Capacity, Engine, Load
 
 
 class StubEngine:
@@ -26,14 +27,25 @@ class StubEngine:
         return Load(self.unfinished, 0.0)
 
 
+class StubCharges:
+    """Means that the test sets."""
+
+    prompt_tokens = 0.0
+
+
 class Worker:
     """The jobs of a worker and its slot accounting."""
 
     def __init__(self) -> None:
         self.engine = StubEngine()
         self.runs: dict[str, Any] = {}
-        engine: Any = self.engine
-        self.slots = SlotAccounting(engine, self.runs, kv_high_watermark=0.95)
+        self.charges = StubCharges()
+        self.account(0.95)
+
+    def account(self, kv_high_watermark: float) -> None:
+        """Begin again, with another watermark."""
+        engine, charges, runs = cast(Engine, self.engine), cast(Charges, self.charges), self.runs
+        self.slots = SlotAccounting(engine, runs, charges, kv_high_watermark)
 
     def claim(self, job_id: str, body: bytes = b"{}") -> OutputBuffer:
         job = LeasedJob(job_id, 0, "l", 1, "f", 1, False, "/v1/embeddings", body, "", False, 0.0)
@@ -101,7 +113,7 @@ def test_a_draining_worker_has_no_free_slots() -> None:
 def test_a_prompt_takes_room_in_the_kv_cache_until_the_first_token() -> None:
     worker = Worker()
     worker.engine.capacity = Capacity(max_num_seqs=8, max_model_len=500, kv_tokens=1000)
-    worker.slots = SlotAccounting(worker.engine, worker.runs, kv_high_watermark=0.8)  # type: ignore[arg-type]
+    worker.account(0.8)
     first = worker.claim("a")
     first.prompt(0, 400)
     worker.engine.unfinished = 1
@@ -117,7 +129,7 @@ def test_a_prompt_takes_room_in_the_kv_cache_until_the_first_token() -> None:
 def test_a_body_is_an_estimate_of_its_prompt() -> None:
     worker = Worker()
     worker.engine.capacity = Capacity(max_num_seqs=8, max_model_len=500, kv_tokens=1000)
-    worker.slots = SlotAccounting(worker.engine, worker.runs, kv_high_watermark=0.6)  # type: ignore[arg-type]
+    worker.account(0.6)
     worker.claim("a", body=b"x" * 1_000_000)
     assert worker.free == 7, "no prompt is longer than 500 tokens"
     worker.claim("b", body=b"x" * 400)
@@ -126,6 +138,26 @@ def test_a_body_is_an_estimate_of_its_prompt() -> None:
     assert worker.free == 0
     worker.runs.pop("a")
     assert worker.free == 6
+
+
+def test_no_more_jobs_are_claimed_than_the_kv_cache_has_room_for() -> None:
+    """By the mean prompt of the latest jobs; those of a claim in flight count, too."""
+    worker = Worker()
+    worker.engine.capacity = Capacity(max_num_seqs=8, max_model_len=500, kv_tokens=1000)
+    worker.account(0.8)
+    worker.charges.prompt_tokens = 250.0
+    assert worker.free == 3
+    worker.slots.requested = 2
+    assert worker.slots.next_claim(1).count == 1
+    worker.slots.requested = 4
+    assert worker.slots.next_claim(1).count == 0
+    worker.slots.requested = 0
+    worker.charges.prompt_tokens = 90_000.0
+    assert worker.free == 1, "while it is below the watermark"
+    worker.claim("a", body=b"x" * 1000).prompt(0, 250)
+    worker.charges.prompt_tokens = 250.0
+    worker.engine.unfinished = 1
+    assert worker.free == 2
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def budgets() -> list[Budget]:
         # costs Redis 66 us more than a plain one, so far 127.
         # Deliveries of webhooks that had no room for a try begin once one has ended: 21 lines of
         # product. So far they could wait for 30 s, until their claims had run out.
-        # A claim takes no more jobs than the KV cache has room for (21 lines of core), and its charge
-        # makes up for what a level forgets (11): 5 % less difference between tenants, and shares
+        # A claim takes no more jobs than the KV cache has room for (21 lines of core): tenants are
+        # served 5 % more alike. Its charge makes up for what a level forgets (11): shares are
         # within 3 % of the weights. Kills that wait for the workers: 7 lines of load tests.
         Budget("lines of the core", total(*CORE), 25_126, 14_000),
         Budget("lines of the product", total(*PRODUCT), 65_771, 34_000),

@@ -142,6 +142,17 @@ async def test_a_tenant_that_comes_back_is_lifted(queue: JobQueue, store: Redis)
     assert store.zscore(TURNS, "d") <= level
 
 
+async def test_what_is_paid_back_counts_at_the_next_claim(queue: JobQueue) -> None:
+    """Claims read the lowest scores first, and as few as they need."""
+    for n, tenant in enumerate("abcdef"):
+        await queued(queue, 3, tenant=tenant)
+        await charge(queue, tenant, 10_000.0 + n)
+    for _ in "abcdef":
+        await claim(queue, 1)
+    await charge(queue, "f", -5_000.0)
+    assert tenants(await claim(queue, 1)) == "f"
+
+
 async def test_a_claim_makes_up_for_what_a_level_forgets(queue: JobQueue, store: Redis) -> None:
     """The lower a level, the larger the part of it that is forgotten until the next claim."""
     for tenant in "ab":

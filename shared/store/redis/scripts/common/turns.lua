@@ -46,14 +46,16 @@ local function charge_growth()
   return growth
 end
 
--- Add to the level of a tenant; returns the level.
+-- Add to the level of a tenant. A claim reads the tenants with the lowest scores first, so no score may be above its level:
+-- what is paid back for a short answer lowers both.
 local function charge(name, tenant, cost)
-  return tonumber(call('ZINCRBY', levels_key(name), cost * charge_growth(), tenant))
+  local level = call('ZINCRBY', levels_key(name), cost * charge_growth(), tenant)
+  if cost < 0 then call('ZADD', turns_key(name), 'XX', 'LT', level, tenant) end
 end
 
--- What a claim adds to a level for a job that is expected to cost so much. A tenant of whose few jobs a level is made forgets
--- much of it between two of them, and would be served more than its share. With n jobs that is the part 1/n of the level;
--- n(e^(1/n) - 1) makes up for it.
+-- What a claim adds to a level for a job that is expected to cost so much. A level of n jobs loses the part 1/n of itself
+-- between two claims of its tenant. One with few jobs loses most, and its tenant would be served more than its share;
+-- n(e^(1/n) - 1) times the cost makes up for that.
 local function charge_of_claim(level, expected)
   if share_rules.half_life_us == 0 or expected <= 0 then return expected end
   local jobs = math.max(1, level / (1.5 * expected * charge_growth()))

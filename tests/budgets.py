@@ -124,7 +124,7 @@ def budgets() -> list[Budget]:
         # the workers: 7 lines of load tests.
         Budget("lines of the core", total(*CORE), 25_129, 14_000),
         Budget("lines of the product", total(*PRODUCT), 65_774, 34_000),
-        Budget("lines of the load tests", total("load_tests"), 14_882, 9_000),
+        Budget("lines of the load tests", total("load_tests"), 14_880, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),
         Budget(f"constructors above {ARGUMENTS} arguments", len(arguments), 0, 0),

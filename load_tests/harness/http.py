@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
+from gateway.launcher import ports
+
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 on which nothing listens at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port of 127.0.0.1 that is free, and that Linux gives to no other process."""
+    return ports.free_port("127.0.0.1")
 
 
 def get(port: int, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:

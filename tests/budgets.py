@@ -118,12 +118,12 @@ def budgets() -> list[Budget]:
         # costs Redis 66 us more than a plain one, so far 127.
         # Deliveries of webhooks that had no room for a try begin once one has ended: 21 lines of
         # product. So far they could wait for 30 s, until their claims had run out.
-        # A claim takes no more jobs than the KV cache has room for (21 lines of core): tenants are
+        # A claim takes no more jobs than the KV cache has room for (20 lines of core): tenants are
         # served 5 % more alike. Its charge makes up for what a level forgets, and what is paid back
         # counts at the next claim (14): shares are within 3 % of the weights. Kills that wait for
         # the workers: 7 lines of load tests.
-        Budget("lines of the core", total(*CORE), 25_129, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_774, 34_000),
+        Budget("lines of the core", total(*CORE), 25_128, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 65_773, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_880, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

@@ -33,7 +33,7 @@ class Owner:
 
     @classmethod
     async def of(cls, records: BatchRecords, batch_id: str) -> tuple[Owner, OwnedBatch] | None:
-        """Own a batch; None if another process does, or it is gone."""
+        """Own a batch; None if another process does, or it is not open."""
         owns = await records.own(batch_id, _PROCESS, LOCK_S)
         if owns is None:
             return None

@@ -48,7 +48,7 @@ class Charges:
         # Those that end are reported with the next claim.
         self._report_s = rules.half_life_s / _REPORTS_PER_HALF_LIFE or _REPORT_S
         self.prompt_tokens = FIRST_TOKENS
-        """Of a job, mean of the latest."""
+        """Mean of the latest jobs."""
         self._output_tokens = FIRST_TOKENS  # likewise
         self._jobs = 0
         self._charged: dict[JobRun, _Charged] = {}  # those that run

@@ -1,8 +1,7 @@
 """How many jobs to claim now, and why. Pure: a snapshot in, a decision out.
 
-A job that waits inside an engine can't be taken by an idle worker, so a worker claims no more than
-its engine can run at once, and that is also what its KV cache has room for; all other jobs wait in
-Redis.
+A job that waits inside an engine can't be taken by an idle worker, so a worker claims no more jobs
+than its engine has free slots for, and room in its KV cache; all other jobs wait in Redis.
 
 A suspect, a job that may have ended its workers, is taken only by a worker that runs nothing else.
 """
@@ -35,7 +34,7 @@ class SlotSnapshot(NamedTuple):
     kv_high_watermark: float
     """Above this share of the KV cache nothing is claimed, 0 to 1."""
     kv_per_prompt: float = 0.0
-    """What the prompt of a job takes of the KV cache, 0 to 1; 0: not known."""
+    """What the mean prompt takes of the KV cache, 0 to 1; 0: not known."""
     draining: bool = False
     isolated: bool = False
     """The worker runs suspects, or finishes its jobs to run them."""
@@ -80,11 +79,11 @@ class ClaimDecision:
     reason: str
     """Why, in a short sentence that /readyz and the registry show."""
     left_over: int = 0
-    """Free slots beyond `count`."""
+    """Jobs beyond `count` that could be claimed as well."""
 
 
 def free_slots(now: SlotSnapshot) -> int:
-    """Slots that new jobs may have now. Called at every engine step."""
+    """Jobs that may be claimed now. Called at every engine step."""
     if now.draining or now.isolated or now.paused or now.kv_usage > now.kv_high_watermark:
         return 0
     free = max(0, now.slots - now.unfinished - now.starting)
@@ -110,6 +109,8 @@ def decide(now: SlotSnapshot, claimers: int = 1) -> ClaimDecision:
         return ClaimDecision(0, WorkerState.BUSY, f"KV cache {now.kv_usage:.0%} full")
     count = min(-(-free // claimers), CLAIM_BATCH)
     reason = f"{free} of {now.slots} slots are free"
+    if free < now.slots - now.unfinished - now.starting:
+        reason = f"the KV cache has room for {free} more"
     return ClaimDecision(count, WorkerState.READY, reason, left_over=free - count)
 
 

@@ -15,7 +15,8 @@ _BYTES_PER_TOKEN = 4
 
 
 class SlotAccounting:
-    """The slots of one engine. `runs` are the worker's jobs, by job id; `charges` know their means.
+    """The slots of one engine. `runs` are the worker's jobs, by job id; `charges` have the mean
+    length of their prompts.
 
     A job takes one slot from its claim on; once it has reached the engine, the engine's own load
     counts its sequences instead. So does its prompt take room in the KV cache, until its first
@@ -99,17 +100,14 @@ class SlotAccounting:
             starting += not run.buffer.reached_engine
             estimate = run.buffer.prompt_tokens or len(run.job.body) // _BYTES_PER_TOKEN
             prompt_tokens += min(estimate, capacity.max_model_len)
-        kv_usage, kv_per_prompt = load.kv_usage, 0.0
-        if capacity.kv_tokens:
-            kv_usage += prompt_tokens / capacity.kv_tokens
-            kv_per_prompt = mean / capacity.kv_tokens
+        per_token = 1 / capacity.kv_tokens if capacity.kv_tokens else 0.0
         return SlotSnapshot(
             slots=capacity.max_num_seqs,
             unfinished=load.unfinished,
             starting=starting,
-            kv_usage=kv_usage,
+            kv_usage=load.kv_usage + prompt_tokens * per_token,
             kv_high_watermark=self._kv_high_watermark,
-            kv_per_prompt=kv_per_prompt,
+            kv_per_prompt=mean * per_token,
             draining=self.draining or self._engine.dead,
             isolated=self.isolated,
             paused=self.paused,

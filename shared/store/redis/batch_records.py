@@ -216,7 +216,7 @@ class BatchRecords:
         """Own the batch for so long: the epoch, and the number of the last change.
 
         `epoch`: of this owner, which goes on. None if another process owns the batch, or has done
-        so since then, or it is gone.
+        so since then, or it is not open.
         """
         arguments = (batch_id, owner, int(lock_s * 1000), "" if epoch is None else epoch)
         reply = await self._queue.run("own_batch", _SHARD, arguments)

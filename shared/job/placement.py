@@ -2,8 +2,8 @@
 
 The queue notes which worker has run a prefix last: its warm worker. A job is leased to it as it is
 submitted, if it has a free slot and no job waits; a claim takes, of the first waiting jobs of a
-tenant, the one for whose prompt its worker is warm, else one for which none is; and a job whose
-warm worker is full waits for it for a moment.
+tenant, the one for whose prompt its worker is warm, else the oldest; and a job whose warm worker is
+full waits for it for a moment.
 `scripts/common/placement.lua` keeps the map. A prefix is known by a hash of its text and of its
 tenant, since the caches of tenants are apart.
 """

@@ -297,19 +297,13 @@ async def test_a_job_overtakes_none_that_came_much_earlier(queue: JobQueue, stor
     assert await taken(queue, 1, WORKER) == [last.id]
 
 
-async def test_a_claim_takes_a_job_for_which_no_worker_is_warm_before_one_of_anothers(
-    queue: JobQueue, store: Redis
-) -> None:
-    """As an idle worker that looks at other shards than its own does."""
-    queue.placement = PlacementRules(patience_s=0.0, overtake_s=5.0)
+async def test_what_is_left_to_no_warm_worker_is_taken_as_it_came(queue: JobQueue) -> None:
+    """A job whose warm worker is full waits for it no longer than its patience."""
+    queue.placement = PlacementRules(patience_s=0.0)
     await warm(queue, OTHER, LONG)
-    anothers, new, later = [await submit(queue, prefixes=each) for each in (LONG, SHORT, SHORT)]
-    plain = await submit(queue)
-    packed = store.hget(PREFIXES, later.id)
-    assert isinstance(packed, bytes)
-    store.hset(PREFIXES, later.id, b"%016d%s" % (int(packed[:16]) + 6_000_000, packed[16:]))
-    order = [await taken(queue, 1, WORKER) for _ in range(4)]
-    assert order == [[each.id] for each in (new, anothers, later, plain)]
+    jobs = [await submit(queue, prefixes=each) for each in (LONG, SHORT, b"")]
+    order = [await taken(queue, 1, WORKER) for _ in jobs]
+    assert order == [[each.id] for each in jobs]
 
 
 async def test_a_claim_looks_at_the_first_jobs_only(queue: JobQueue) -> None:

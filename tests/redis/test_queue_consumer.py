@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from shared.job.fair_shares import ShareRules
 from shared.job.job import new_job_id
+from shared.job.placement import PlacementRules
 from shared.job.replies import Acquired
 from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
@@ -185,6 +186,20 @@ async def test_looks_do_not_change_whose_turn_a_shard_has(redis_url: str) -> Non
         assert {consumer.next_look() for _ in range(4)} == {0, 1, 2, 3}
         for first in (2, 2, 1):
             assert [job.shard for job in await consumer.claim(1, first=first)] == [first]
+
+
+@one_redis_only
+@pytest.mark.parametrize(("overtake_s", "order"), [(10.0, [0, 1, 0, 0, 1, 1]), (0.0, [0, 1] * 3)])
+async def test_the_shard_whose_oldest_job_waits_longest_is_next(
+    redis_url: str, store: Redis, overtake_s: float, order: list[int]
+) -> None:
+    """So far as the rules of placement let one overtake the other."""
+    async with open_queue(redis_url, shards=2) as queue, opened(queue) as consumer:
+        queue.placement = PlacementRules(overtake_s=overtake_s)
+        for shard in (0, 1) * 3:
+            job = await submit(queue, id=f"job_{shard:03x}{new_job_id(1)[7:]}")
+            store.hincrby(keys.job(shard, job.id), "created_us", -5_000_000 * (shard == 0))
+        assert [job.shard for _ in order for job in await consumer.claim(1)] == order
 
 
 @one_redis_only

@@ -45,7 +45,9 @@ class QueueConsumer:
         self._adapter_queues = adapter_queues
         self._on_suspects = on_suspects
         self._overcommitted = overcommitted
-        self._shards = deque(connection.shards)
+        self._waits_since = dict.fromkeys(connection.shards, 0.0)
+        """Since when a shard's oldest job waits, on the event loop's clock, by those taken there
+        last; for `PlacementRules.overtake_s` at most, so that each shard has its turn."""
         self._looks = deque(connection.shards)
         self._blocking_pop: asyncio.Future[list[bytes] | None] | None = None
 
@@ -76,10 +78,9 @@ class QueueConsumer:
     ) -> list[LeasedJob]:
         """Lease at most `count` jobs, best lane first. Raises StoreError.
 
-        `first`: the shard to begin with, whose jobs are not left to other workers; without, each
-        comes first in turn. `left_over`: slots
-        that stay free even if `count` jobs come. With some, the blocking pop follows the claim at
-        once, whatever it returns.
+        `first`: the shard to begin with, whose jobs are not left to other workers; without, the one
+        whose oldest job waits longest. `left_over`: slots that stay free even if `count` jobs come.
+        With some, the blocking pop follows the claim at once, whatever it returns.
         """
         blocking_pop, self._blocking_pop = self._blocking_pop, None
         popped = None
@@ -87,11 +88,8 @@ class QueueConsumer:
             with contextlib.suppress(StoreError):  # of a connection that is closed
                 popped = await blocking_pop
         await self._connection.open()
-        shards = tuple(self._shards)
-        if first is None:
-            self._shards.rotate(-1)
-        else:
-            shards = first, *(each for each in shards if each != first)
+        since = self._waits_since
+        shards = sorted(since, key=lambda shard: (shard != first, since[shard]))
         self.held_back, self._left_until = False, None
         if self._adapter_queues.names:
             return await self._claim_in_turns(shards, count, popped)
@@ -151,6 +149,7 @@ class QueueConsumer:
     ) -> list[LeasedJob]:
         """Lease at most `count` jobs of one queue; `pop`: then start the blocking pop; `at_once`:
         none is left to a warm worker."""
+        self._waits_since[shard] = began = asyncio.get_running_loop().time()
         if name != self._pool:
             update = SlotUpdate(name, "", 0, 0)
             return (await self._connection.acquire(shard, count, update)).jobs
@@ -163,6 +162,9 @@ class QueueConsumer:
             if pop:
                 self._start_blocking_pop()
             left, leased, suspects, left_s = await sent
+            waited_s = max((job.waited_s for job in leased), default=0.0)
+            longest_s = self._connection.queue.placement.overtake_s
+            self._waits_since[shard] = began - min(waited_s, longest_s)
             if suspects:
                 self._on_suspects()
             if left_s:

@@ -57,7 +57,7 @@ class ClaimConnection:
         charges: ClaimCharges | None = None,
     ) -> None:
         self.shards = shards
-        self._queue = queue
+        self.queue = queue
         self._worker = worker
         self._lease_s = lease_s
         self._charges = charges
@@ -71,7 +71,7 @@ class ClaimConnection:
 
     async def open(self) -> None:
         """Connect, and load the scripts, unless that is done."""
-        await self._queue.scripts(self.shards[0]).ready()
+        await self.queue.scripts(self.shards[0]).ready()
         await self._connection.connect()
 
     def acquire(
@@ -79,11 +79,11 @@ class ClaimConnection:
     ) -> Coroutine[Any, Any, Acquired]:
         """`Store.acquire`: sent when this returns; await the reply. `open` it before. `at_once`: no
         job is left to a warm worker (PlacementRules.patience_s)."""
-        scripts = self._queue.scripts(shard)
+        scripts = self.queue.scripts(shard)
         cost, charges = EXPECTED_COST, NOTHING
         if self._charges is not None:
             cost, charges = self._charges.expected_cost, self._charges.take_with_claim(shard)
-        rules, placement = self._queue.share_rules, self._queue.placement
+        rules, placement = self.queue.share_rules, self.queue.placement
         if at_once:
             placement = placement._replace(patience_s=0.0)
         arguments = pack_acquire(
@@ -104,13 +104,13 @@ class ClaimConnection:
         if woken.endswith(own):  # its element names the pool; that of `wake` none
             woken = woken.removesuffix(own) + pool if pool != _NO_POOL else b""
         if woken:
-            await self._queue.servers.of(self.shards[0]).rpush(woken, 1)
+            await self.queue.servers.of(self.shards[0]).rpush(woken, 1)
 
     async def wake(self, pool: str = "") -> None:
         """End this worker's own `pop_wake_up`. `pool`: whose jobs another worker is woken for if
         this one has no free slot then; empty: none."""
         own = keys.own_wake_ups(self.shards[0], self._worker)
-        pipe = self._queue.servers.of(self.shards[0]).pipeline(transaction=False)
+        pipe = self.queue.servers.of(self.shards[0]).pipeline(transaction=False)
         pipe.rpush(own, pool or _NO_POOL)
         pipe.pexpire(own, int(BLOCK_S * 1000))
         await pipe.execute()

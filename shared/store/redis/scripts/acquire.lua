@@ -127,8 +127,7 @@ local function is_left_to(member, blocks, packed)
 end
 
 -- Of the first of a tenant's waiting jobs those that this worker takes, at most `most`: first those of whose prompts it
--- may hold most, then those for which no worker is warm, then the oldest. Also whether there are others, and whether some
--- are left to their warm workers.
+-- may hold most, then the oldest. Also whether there are others, and whether some are left to their warm workers.
 function choose(waiting, most)
   if some_have_prefixes == nil then
     some_have_prefixes = window > 0 and redis.call('EXISTS', key('waiting_prefixes', pool)) == 1
@@ -149,22 +148,21 @@ function choose(waiting, most)
   end
   local taken, left = {}, false
   for _ = 1, math.min(most, #ids) do
-    local best, blocks, oldest = nil, 0, nil
+    local best, blocks = nil, 0
     for n = 1, #ids do
       if known[n] and known[n] > blocks and may_overtake(n) then best, blocks = n, known[n] end
     end
     for n = 1, best and 0 or #ids do
-      if known[n] and (not oldest or may_overtake(n)) then
+      if known[n] then
         local member, held = warmest(found, before[n], before[n + 1])
         if member and known[n] == 0 and is_left_to(member, held, all[n]) then
           known[n], left = false, true
         else
-          oldest, best = oldest or n, not member and n or nil
-          if best then break end
+          best, blocks = n, known[n]
+          break
         end
       end
     end
-    best = best or oldest
     if not best then break end
     taken[#taken + 1] = ids[best]
     warm_blocks[ids[best]] = all[best] and blocks or nil

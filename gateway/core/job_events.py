@@ -33,6 +33,7 @@ from shared.job.job import Job
 from shared.job.job_log import Delta
 from shared.job.states import JobState
 from shared.store.interface import StoreError
+from shared.store.read_again import read_again
 from shared.store.redis.depths import position
 
 END_ID = "end"
@@ -101,7 +102,7 @@ async def _follow(
     """Parts of the response, each with the id of the last event that the client has with it."""
     last_id, skip = str(after), after.chunks
     numbers = ChoiceNumbers(context.queue, job_id)
-    await context.queue.watch(job_id, context.gateway_id, follow=True)
+    await read_again(lambda: context.queue.watch(job_id, context.gateway_id, follow=True))
     reader.resync()  # the log holds what was published before this gateway watched
     queued = True
     while True:
@@ -191,7 +192,7 @@ async def _queued(context: StreamContext, job: Job, last_id: str) -> bytes:
 
 
 async def _job(context: StreamContext, job_id: str) -> Job:
-    job = await context.queue.get(job_id)
+    job = await read_again(lambda: context.queue.get(job_id))
     if job is None:
         raise StreamReset("The job is gone.")
     return job

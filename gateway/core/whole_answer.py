@@ -10,6 +10,7 @@ from shared.job.frames import FrameKind
 from shared.job.job import Job
 from shared.job.states import JobState
 from shared.store.interface import Store, StoreError
+from shared.store.read_again import read_again
 from shared.store.stored_body import Body
 
 
@@ -44,7 +45,7 @@ async def answer_at_end(queue: Store, job_id: str, last: LogEvent) -> WholeAnswe
         status, content_type, body = last.payload
         return WholeAnswer(status, content_type.decode(), Body(body))
     try:
-        job = await queue.get(job_id)
+        job = await read_again(lambda: queue.get(job_id))
     except StoreError as error:
         raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
     if job is None:

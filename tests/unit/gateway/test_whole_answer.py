@@ -8,18 +8,22 @@ import pytest
 
 from gateway.core.log_event import LogEvent
 from gateway.core.whole_answer import answer_at_end
-from shared.job.errors import StreamReset
+from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.frames import FrameKind
 from shared.job.job import Job
 from shared.job.states import JobState
+from shared.store.interface import StoreError, StoreTimeout, StoreUnavailable
 from tests.unit.gateway.jobs import job
 
 
 class Queue:
-    def __init__(self, found: Job | None) -> None:
+    def __init__(self, found: Job | None, *errors: StoreError) -> None:
         self._found = found
+        self._errors = list(errors)
 
     async def get(self, job_id: str) -> Job | None:
+        if self._errors:
+            raise self._errors.pop(0)
         return self._found
 
 
@@ -30,4 +34,15 @@ async def test_redis_has_lost_it(found: Job | None) -> None:
     """A replica that is the master now may lack the last writes, which were published."""
     queue: Any = Queue(found)
     with pytest.raises(StreamReset):
+        await answer_at_end(queue, "job_1", LogEvent(7, FrameKind.ENDED, b"completed"))
+
+
+async def test_it_is_read_again_after_a_lost_connection() -> None:
+    queue: Any = Queue(job(state=JobState.COMPLETED), StoreUnavailable("lost"))
+    assert await answer_at_end(queue, "job_1", LogEvent(7, FrameKind.ENDED, b"completed")) is None
+
+
+async def test_a_redis_that_does_not_answer() -> None:
+    queue: Any = Queue(None, StoreTimeout("no answer"))
+    with pytest.raises(RedisUnavailable):
         await answer_at_end(queue, "job_1", LogEvent(7, FrameKind.ENDED, b"completed"))

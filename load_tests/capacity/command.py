@@ -1,6 +1,7 @@
 """`capacity`: how far one fleet goes, by a simulation fed by one measured run.
 
-Exit status 0. With `--validate`: 1 if a prediction is further from a real run than it may be.
+Exit status 0. With `--validate`: 1 if a prediction is further from a real run than it may be; with
+`--nodes`: 1 if a node of a cluster costs more than it may.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from load_tests.capacity.measured_run import SLOTS, measure
+from load_tests.capacity.measured_run import SLOTS, measure, measure_node
 from load_tests.capacity.simulation import (
     Costs,
     Prediction,
@@ -60,6 +61,9 @@ VALIDATION = (Size(4, 128, 30), Size(16, 256, 100))
 SHARES = {"p50": 0.5, "p99": 0.99}
 CORES_OFF, P99_OFF = 0.15, 0.30
 """How far a prediction may be off."""
+NODES, PER_NODE, NODE_OVER = (1, 2, 3), Size(4, 32, 10, tokens=300), 1.15
+"""Clusters, the part of the fleet for each of their nodes, and how far above its share of the cost
+of an only node that of each may be."""
 WORKERS, MASTERS = (1, 10, 50, 100, 250, 500, 1000), (1, 2, 4, 8, 16)
 FULL, SATURATED = 0.6, 0.95
 """The load of a core that is planned with, and the one from which calls wait ever longer."""
@@ -74,6 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options = {
         "--measure": (False, "measure the costs on this machine first, and store them"),
         "--validate": (False, "run two other sizes on this machine, and predict them"),
+        "--nodes": (
+            0,
+            "so many rounds: what a node costs on clusters of one, two and three masters",
+        ),
         "--seconds": (10.0, "length of each measured run"),
         "--steps": (40, "engine steps a second of each worker"),
         "--tokens": (300, "tokens of an answer"),
@@ -84,6 +92,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
+    if arguments.nodes:
+        table, good = node_table(measure_nodes(arguments.nodes, arguments.seconds))
+        print_tables([table], arguments)
+        save_result(arguments.json, "nodes", {table.title: table.rows})
+        return 0 if good else 1
     if arguments.measure:
         runs = _measured(CALIBRATION, arguments.seconds)
         head = {
@@ -105,6 +118,33 @@ def main(arguments: argparse.Namespace) -> int:
     print(f"\nlatency beyond the simulated one: {added} us")
     save_result(arguments.json, "capacity", {"costs": costs, table.title: table.rows})
     return 0 if good else 1
+
+
+def measure_nodes(rounds: int, seconds: float) -> dict[int, list[float]]:
+    """Return what a node costs per token of the whole fleet, in each round, by the number of nodes;
+    all have equal loads."""
+    costs: dict[int, list[float]] = {masters: [] for masters in NODES}
+    for n in range(rounds):
+        for masters, found in costs.items():
+            workers, streams = PER_NODE.workers * masters, PER_NODE.streams * masters
+            size = replace(PER_NODE, workers=workers, streams=streams)
+            with session() as processes:
+                found.append(measure_node(processes, size, masters, seconds))
+        print_progress(f"{n + 1}: " + ", ".join(f"{each[-1]:.2f} us" for each in costs.values()))
+    return costs
+
+
+def node_table(costs: Mapping[int, list[float]]) -> tuple[Table, bool]:
+    """Return the costs beside those of an only node; and whether each is near its share of it."""
+    rows, good = [], True
+    for masters, found in costs.items():
+        ratios = [cost / single for cost, single in zip(found, costs[1], strict=True)]
+        ratio, limit = median(ratios), NODE_OVER / masters
+        good = good and ratio <= limit
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        rows.append([str(masters), f"{median(found):.2f}", f"{ratio:.3f}", spread, f"{limit:.3f}"])
+    head = ["masters", "CPU us\nper token", "ratio to\nan only node's", "rounds", "limit"]
+    return Table("The node that spends most CPU time, medians", head, rows), good
 
 
 def _commit() -> str:

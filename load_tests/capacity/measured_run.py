@@ -1,17 +1,18 @@
 """Runs a fleet of one size on this machine and measures what each part costs.
 
-Redis tells the time of each script call (SLOWLOG); the kernel the CPU time of each process and how
-often it slept; the client how old each token was when it came.
+Redis tells the time of each script call (SLOWLOG); the kernel the CPU time of each process; the
+client how old each token was when it came.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import re
+import os
 import subprocess
 import time
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
@@ -22,6 +23,7 @@ from load_tests.clients.load_client import LoadSpec
 from load_tests.harness import machine
 from load_tests.harness.errors import ProcessError
 from load_tests.harness.processes import Process, Processes, python_command, wait_for
+from load_tests.harness.redis_cluster import LoadedCluster
 from load_tests.harness.spread import percentile
 from load_tests.systems.engine import CHAT_PATH, EngineTiming, request_body
 from load_tests.systems.system import System
@@ -35,7 +37,7 @@ SLOTS = 64
 _QUANTILES = 20
 _SIZES, _FIRST_MESSAGE = 7, 14
 """Where SLOWLOG's arguments of `emit` have the lengths of its frames, and the first message."""
-_SHORTEST_US = 12
+_SHORTEST_US = 5
 """Redis' log has the commands inside scripts, too; nearly all of them are shorter than this."""
 
 
@@ -50,26 +52,38 @@ class _Fleet(System):
 
     def start(self) -> None:
         """Start the processes, and count the `connections` to Redis of a worker and a gateway."""
-        redis, size = self.start_redis(), self._size
-        settings = {"redis_url": redis.socket_url, "log_level": "warning"}
-        host = self._processes.start(
-            "workers", "engine", python_command(_STAMPED, size.workers),
-            self.flotilla_environment(worker_port=0, **settings),
-        )  # fmt: skip
-        self.processes.append(host)
-        names = [keys.worker(f"w-{n}") for n in range(size.workers)]
-        serve = lambda: all(redis.client.hget(name, "state") == _READY for name in names)  # noqa: E731
-        wait_for(serve, "the workers serve", [host])
-        of_workers = self._connected()
-        for _ in range(size.gateways):
-            self.ports.append(
-                self.start_flotilla("gateway", "gateway", "front", access_log=False, **settings)
-            )
+        redis = self.start_redis()
+        self._start_workers(redis.client, redis_url=redis.socket_url)
+        of_workers, size = self._connected(), self._size
+        self._start_gateways(redis_url=redis.socket_url)
         of_gateways = self._connected() - of_workers
         self.connections = {
             "worker": of_workers / size.workers,
             "gateway": of_gateways / size.gateways,
         }
+
+    def start_cluster(self, masters: int) -> list[Process]:
+        """Start the processes on a cluster without replicas; returns its nodes."""
+        cluster = LoadedCluster(self._processes, self.folder / "cluster", masters, replicas=False)
+        settings = {"redis_url": cluster.url, "shards": masters}
+        self._start_workers(cluster.client, **settings)
+        self._start_gateways(**settings)
+        return [node.process for node in cluster.children]
+
+    def _start_workers(self, redis: Any, **settings: Any) -> None:
+        host = self._processes.start(
+            "workers", "engine", python_command(_STAMPED, self._size.workers),
+            self.flotilla_environment(worker_port=0, log_level="warning", **settings),
+        )  # fmt: skip
+        self.processes.append(host)
+        names = [keys.worker(f"w-{n}") for n in range(self._size.workers)]
+        serve = lambda: all(redis.hget(name, "state") == _READY for name in names)  # noqa: E731
+        wait_for(serve, "the workers serve", [host])
+
+    def _start_gateways(self, **settings: Any) -> None:
+        settings |= {"log_level": "warning", "access_log": False}
+        for _ in range(self._size.gateways):
+            self.ports.append(self.start_flotilla("gateway", "gateway", "front", **settings))
 
     def _connected(self) -> float:
         clients: Any = self.redis[0].client.info("clients")
@@ -84,8 +98,60 @@ def measure(processes: Processes, size: Size, seconds: float) -> dict[str, Any]:
     fleet = _Fleet(processes, size)
     fleet.start()
     redis: Any = fleet.redis[0].client
+    with _loaded(fleet.ports, size, seconds) as popen:
+        every = [*fleet.processes, Process("client", "front", popen, Path())]
+        redis.config_set("slowlog-max-len", 1 << 20)
+        redis.config_set("slowlog-log-slower-than", _SHORTEST_US)
+        redis.execute_command("SLOWLOG", "RESET")
+        ticks, began, before = machine.cpu_ticks(), time.monotonic(), _spent(every)
+        time.sleep(seconds)
+        ended, after = time.monotonic(), _spent(every)
+        redis.config_set("slowlog-log-slower-than", -1)
+        stolen = machine.stolen_share(ticks, machine.cpu_ticks())
+        answer = _answer(popen)
+    log = redis.execute_command("SLOWLOG", "GET", -1)
+    processes.close()
+    ages = [age for at, age in answer if began <= at < ended]
+    return {
+        "size": asdict(size), "seconds": ended - began, "stolen": stolen,
+        "requests": len(ages) / size.tokens, "connections": fleet.connections,
+        "cpu_s": {part: after[part] - before[part] for part in FEATURES},
+        "ages_us": {f"p{share:.0f}": percentile(ages, share / 100) for share in (50, 99)},
+        **summarize(log),
+    }  # fmt: skip
+
+
+def measure_node(processes: Processes, size: Size, masters: int, seconds: float) -> float:
+    """Run a fleet of this size on a cluster; return the CPU microseconds per token of the node that
+    spends most. The nodes have half of the CPUs to themselves, as they have machines of their own.
+
+    Raises ProcessError if an answer is wrong or a process ends.
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    own = cpus[: max(1, len(cpus) // 2)]
+    try:
+        os.sched_setaffinity(0, cpus[len(own) :] or own)  # of the processes that are started, too
+        fleet = _Fleet(processes, size)
+        nodes = fleet.start_cluster(masters)
+        for n, node in enumerate(nodes):
+            os.sched_setaffinity(node.popen.pid, {own[n % len(own)]})
+        with _loaded(fleet.ports, size, seconds) as popen:
+            began, before = time.monotonic(), [node.cpu_s() for node in nodes]
+            time.sleep(seconds)
+            ended, after = time.monotonic(), [node.cpu_s() for node in nodes]
+            answer = _answer(popen)
+        processes.close()
+    finally:
+        os.sched_setaffinity(0, cpus)
+    tokens = sum(began <= at < ended for at, _ in answer)
+    return 1e6 * max(b - a for a, b in zip(before, after, strict=True)) / tokens
+
+
+@contextlib.contextmanager
+def _loaded(ports: Sequence[int], size: Size, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
+    """The client, once it has warmed the fleet up; it ends `seconds` later."""
     spec = LoadSpec(
-        tuple(fleet.ports), json.dumps(request_body(tokens=size.tokens, stream=True)), CHAT_PATH,
+        tuple(ports), json.dumps(request_body(tokens=size.tokens, stream=True)), CHAT_PATH,
         connections=size.streams, requests=1 << 30, ramp_s=_WARM_S / 2 / max(1, size.streams),
         tokens=size.tokens, events=size.tokens + 2, timeout_s=_WARM_S + seconds + 0.5,
     )  # fmt: skip
@@ -97,42 +163,26 @@ def measure(processes: Processes, size: Size, seconds: float) -> dict[str, Any]:
         popen.stdin.write(json.dumps(asdict(spec)).encode() + b"\n")
         popen.stdin.close()
         popen.stdout.readline()
-        every = [*fleet.processes, Process("client", "front", popen, Path())]
         time.sleep(_WARM_S)
-        redis.config_set("slowlog-max-len", 1 << 20)
-        redis.config_set("slowlog-log-slower-than", _SHORTEST_US)
-        redis.execute_command("SLOWLOG", "RESET")
-        ticks, began, before = machine.cpu_ticks(), time.monotonic(), _spent(every)
-        time.sleep(seconds)
-        ended, after = time.monotonic(), _spent(every)
-        redis.config_set("slowlog-log-slower-than", -1)
-        stolen = machine.stolen_share(ticks, machine.cpu_ticks())
-        answer = json.loads(popen.stdout.read())
-    log = redis.execute_command("SLOWLOG", "GET", -1)
-    processes.close()
+        yield popen
+
+
+def _answer(client: subprocess.Popen[bytes]) -> Iterable[tuple[float, float]]:
+    """For each token when it came, in seconds, and how old it was, in microseconds. Raises
+    ProcessError."""
+    assert client.stdout is not None
+    answer = json.loads(client.stdout.read())
     if problems := [each for each in answer["problems"] if "in time" not in each]:
         raise ProcessError("; ".join(problems))
-    pairs = zip(answer["ages"][::2], answer["ages"][1::2], strict=True)
-    ages = [age for at, age in pairs if began <= at < ended]
-    return {
-        "size": asdict(size), "seconds": ended - began, "stolen": stolen,
-        "requests": len(ages) / size.tokens, "connections": fleet.connections,
-        "cpu_s": {part: after[part][0] - before[part][0] for part in FEATURES},
-        "wakes": {part: after[part][1] - before[part][1] for part in FEATURES},
-        "ages_us": {f"p{share:.0f}": percentile(ages, share / 100) for share in (50, 99)},
-        **summarize(log),
-    }  # fmt: skip
+    return list(zip(answer["ages"][::2], answer["ages"][1::2], strict=True))
 
 
-def _spent(processes: Sequence[Process]) -> dict[str, tuple[float, int]]:
-    """Return CPU seconds, and how often the main threads slept, by label."""
+def _spent(processes: Sequence[Process]) -> dict[str, float]:
+    """Return CPU seconds by label."""
     cpu_s: defaultdict[str, float] = defaultdict(float)
-    wakes: Counter[str] = Counter()
     for each in processes:
-        status = Path(f"/proc/{each.popen.pid}/status").read_text()
         cpu_s[each.label] += each.cpu_s()
-        wakes[each.label] += int(re.findall(r"\nvoluntary_ctxt_switches:\s+(\d+)", status)[0])
-    return {label: (cpu_s[label], wakes[label]) for label in wakes}
+    return cpu_s
 
 
 def summarize(log: Sequence[Sequence[Any]]) -> dict[str, Any]:

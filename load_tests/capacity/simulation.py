@@ -211,14 +211,15 @@ def script_costs(runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 def _units(run: Mapping[str, Any], part: str) -> dict[str, float]:
     processes = run["size"]["gateways"] if part == "gateway" else 1
     idle = max(0.0, 1 - run["cpu_s"][part] / run["seconds"] / processes)
-    slept_us = 1e6 * idle * run["seconds"] * processes / max(1, run["wakes"][part])
+    wakes = idle * run["steps" if part in ("redis", "workers") else "messages"]
+    slept_us = 1e6 * idle * run["seconds"] * processes / max(1.0, wakes)
     units = {
         **{unit: run[f"{unit}s"] for unit in ("step", "frame", "request")}, "fleet": run["seconds"],
         "message": run["messages"] - (run["steps"] if part == "redis" else 0),
         "second": run["seconds"] * run["size"]["gateways" if part == "gateway" else "workers"],
     }  # fmt: skip
-    wakes = run["steps"] * idle if part == "redis" else run["wakes"][part]
-    return {**units, "wake": wakes * coldness(slept_us)}
+    # The mean of `coldness`, as what comes at random times comes after pauses of all lengths.
+    return {**units, "wake": wakes * slept_us / (slept_us + _COLD_US)}
 
 
 def least_squares(

@@ -142,7 +142,9 @@ class Fleet:
         folder, shape = self._folder / "redis", self.shape
         options = {"appendfsync": shape.appendfsync, **_REWRITE, **shape.redis}
         if shape.shards > 1:
-            self.cluster = LoadedCluster(self._processes, folder, shape.shards, **options)
+            self.cluster = LoadedCluster(
+                self._processes, folder, shape.shards, replicas=True, **options
+            )
             self.redis_url, self.client = self.cluster.url, self.cluster.client
         else:
             self.redis = RedisServer(

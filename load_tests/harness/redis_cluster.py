@@ -13,7 +13,7 @@ import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from load_tests.harness.http import free_port
-from load_tests.harness.processes import Processes, wait_for
+from load_tests.harness.processes import Process, Processes, wait_for
 from load_tests.harness.redis_server import RedisServer
 
 NODE_TIMEOUT_MS = 1000
@@ -148,15 +148,27 @@ class RedisCluster:
 
 
 class LoadedCluster(RedisCluster):
-    """A cluster of child processes, with a replica of each master; it has started."""
+    """A cluster of child processes; it has started."""
 
-    def __init__(self, processes: Processes, folder: Path, masters: int, **options: str) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        folder: Path,
+        masters: int,
+        *,
+        replicas: bool,
+        **options: str,
+    ) -> None:
         """Start it with its data in `folder`. Raises ProcessError. `options` are Redis' own, with
         underscores for hyphens."""
         folder.mkdir()
-        super().__init__(
-            lambda name: _ChildNode(processes, folder / name, options), masters, replicas=True
-        )
+        self.children: list[_ChildNode] = []
+
+        def make_node(name: str) -> Node:
+            self.children.append(_ChildNode(processes, folder / name, options))
+            return self.children[-1]
+
+        super().__init__(make_node, masters, replicas=replicas)
         self.start()
         first = self.nodes[0]
         self.client: Any = redis.RedisCluster("127.0.0.1", first.port, socket_timeout=5)
@@ -185,8 +197,12 @@ class _ChildNode:
     def kill(self) -> None:
         self._started.kill()
 
+    @property
+    def process(self) -> Process:
+        return self._started.process
+
     def signal(self, number: int) -> None:
-        self._started.process.popen.send_signal(number)
+        self.process.popen.send_signal(number)
 
     def client(self) -> redis.Redis:
         return self._started.client

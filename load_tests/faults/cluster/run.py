@@ -165,8 +165,9 @@ def run_cluster(arguments: argparse.Namespace, folder: Path) -> int:
     print_tables([result.table()], arguments)
     print("\n" + ", ".join(f"{count} {end}" for end, count in result.ends.most_common()))
     for call in result.calls:
-        if call.errors or call.seen.end is End.CUT:
-            print(f"{'WRONG' if call.errors else 'CUT'} {call.seen.job_id} {call}")
+        lost = call.seen.end is End.FAILED and call.seen.code not in _LOST
+        if call.errors or lost or call.seen.end is End.CUT:
+            print(f"{'WRONG' if call.errors else call.seen.end} {call.seen.job_id} {call}")
     failures = result.failures()
     print("\n".join(f"FAILED: {line}" for line in failures) or "all checks passed")
     save_result(arguments.json, "cluster", {"ends": result.ends, "failures": failures})

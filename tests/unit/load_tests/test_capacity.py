@@ -20,6 +20,7 @@ from load_tests.capacity.command import (
     cost_table,
     gateways_for,
     near,
+    node_table,
     predict,
 )
 from load_tests.capacity.measured_run import summarize
@@ -67,7 +68,7 @@ def run_of(size: Size, seconds: float = 4.0) -> dict[str, Any]:
     return {
         "size": dataclasses.asdict(size), "seconds": seconds, "steps": steps, "frames": frames,
         "messages": steps * size.gateways, "requests": requests, "cpu_s": cpu_s,
-        "scripts": [], "wakes": dict.fromkeys(COSTS, 0), "ages_us": {"p50": 3000.0, "p99": 9000.0},
+        "scripts": [], "ages_us": {"p50": 3000.0, "p99": 9000.0},
     }  # fmt: skip
 
 
@@ -156,6 +157,13 @@ def test_a_worker_whose_streams_come_from_few_gateways_sends_few_messages() -> N
     assert gateways_for(dataclasses.replace(size, workers=500, streams=32_000, near=2), steps) < (
         gateways_for(dataclasses.replace(size, workers=500, streams=32_000), steps)
     )
+
+
+@pytest.mark.parametrize(("of_three", "good"), [(3.5, True), (4.0, False)])
+def test_a_node_may_cost_little_more_than_its_share(of_three: float, good: bool) -> None:
+    table, found = node_table({1: [10.0, 20.0], 2: [5.0, 10.0], 3: [of_three, 2 * of_three]})
+    assert found is good
+    assert [row[2] for row in table.rows] == ["1.000", "0.500", f"{of_three / 10:.3f}"]
 
 
 def test_fit_finds_the_costs_of_a_machine() -> None:

@@ -83,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "so many rounds: what a node costs on clusters of one, two and three masters",
         ),
         "--seconds": (10.0, "length of each measured run"),
+        "--rounds": (1, "of these measured runs; of each size the median run counts"),
         "--steps": (40, "engine steps a second of each worker"),
         "--tokens": (300, "tokens of an answer"),
         "--near": (0, "how many gateways the streams of a worker come from; 0: all"),
@@ -97,8 +98,10 @@ def main(arguments: argparse.Namespace) -> int:
         print_tables([table], arguments)
         save_result(arguments.json, "nodes", {table.title: table.rows})
         return 0 if good else 1
+    sizes = CALIBRATION * arguments.measure + VALIDATION * arguments.validate
+    measured = _measured(sizes, arguments.seconds, arguments.rounds)
     if arguments.measure:
-        runs = _measured(CALIBRATION, arguments.seconds)
+        runs = measured[: len(CALIBRATION)]
         head = {
             "command": " ".join(sys.argv[1:]),
             "commit": _commit(),
@@ -109,8 +112,7 @@ def main(arguments: argparse.Namespace) -> int:
     runs, costs, spread = stored["runs"], fit(stored["runs"]), spread_of(stored["runs"])
     added = beyond(runs, costs, spread)
     if arguments.validate:
-        real = _measured(VALIDATION, arguments.seconds)
-        table = compare(real, costs, spread, added)
+        table = compare(measured[-len(VALIDATION) :], costs, spread, added)
         good = near(table)
     else:
         table, good = predict(arguments, costs, spread, added, runs[0]["connections"]), True
@@ -152,15 +154,21 @@ def _commit() -> str:
     return subprocess.run(asked, capture_output=True, text=True, cwd=MEASURED.parent).stdout.strip()
 
 
-def _measured(sizes: Iterable[Size], seconds: float) -> list[dict[str, Any]]:
-    runs = []
-    for size in sizes:
-        with session() as processes:
-            run = measure(processes, size, seconds)
-        cores = {part: round(cpu_s / run["seconds"], 3) for part, cpu_s in run["cpu_s"].items()}
-        print_progress(f"{size} {cores} {run['ages_us']} stolen {run['stolen']:.0%}")
-        runs.append(run)
-    return runs
+def _measured(sizes: Iterable[Size], seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """Measure all sizes in each round; return of each size the run with the median CPU time, as the
+    speed of a machine changes."""
+    runs: dict[Size, list[dict[str, Any]]] = {size: [] for size in sizes}
+    for _ in range(rounds):
+        for size, found in runs.items():
+            with session() as processes:
+                run = measure(processes, size, seconds)
+            cores = {part: round(cpu_s / run["seconds"], 3) for part, cpu_s in run["cpu_s"].items()}
+            print_progress(f"{size} {cores} {run['ages_us']} stolen {run['stolen']:.0%}")
+            found.append(run)
+    return [
+        sorted(found, key=lambda run: sum(run["cpu_s"].values()))[len(found) // 2]
+        for found in runs.values()
+    ]
 
 
 def cost_table(costs: Costs) -> Table:

@@ -203,6 +203,22 @@ async def test_the_shard_whose_oldest_job_waits_longest_is_next(
 
 
 @one_redis_only
+async def test_a_job_that_did_not_wait_long_leaves_its_shard_the_turn(
+    redis_url: str, store: Redis
+) -> None:
+    """It is of a tenant with few jobs, beside one whose jobs wait long in all shards."""
+    async with open_queue(redis_url, shards=2) as queue, opened(queue) as consumer:
+        for shard, tenant, n in ((0, "a", 4), (1, "a", 4), (0, "b", 2)):
+            for _ in range(n):
+                name = f"job_{shard:03x}{new_job_id(1)[7:]}"
+                job = await submit(queue, id=name, tenant=tenant)
+                store.hincrby(keys.job(shard, job.id), "created_us", -60_000_000 * (tenant == "a"))
+        claimed = [job for _ in range(6) for job in await consumer.claim(1)]
+        assert [job.shard for job in claimed] == [0, 1] * 3
+        assert "b" in [job.tenant for job in claimed[:4]]
+
+
+@one_redis_only
 async def test_where_tenants_share_free_slots_are_divided_among_the_shards(redis_url: str) -> None:
     charges = Charges(POOL, {}, ShareRules())
     async with (

@@ -162,9 +162,10 @@ class QueueConsumer:
             if pop:
                 self._start_blocking_pop()
             left, leased, suspects, left_s = await sent
-            waited_s = max((job.waited_s for job in leased), default=0.0)
             longest_s = self._connection.queue.placement.overtake_s
-            self._waits_since[shard] = began - min(waited_s, longest_s)
+            # The job of another tenant may come before one that waits longer.
+            waits = (longest_s if job.share.charged else job.waited_s for job in leased)
+            self._waits_since[shard] = began - min(max(waits, default=0.0), longest_s)
             if suspects:
                 self._on_suspects()
             if left_s:

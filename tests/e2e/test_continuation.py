@@ -245,7 +245,8 @@ async def test_new_chunks_of_a_continued_stream_are_made_from_the_template(
     for way in WAYS:
         use_way(way)
         _, new = await answer(vllm_engine, PLAIN, PLAIN.body, journal.cut(4))
-        assert new.passed_on >= 8
+        # Outputs of steps may come together, so their number is not known.
+        assert new.passed_on > new.deltas / 2
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -124,9 +124,9 @@ def budgets() -> list[Budget]:
         # the workers: 7 lines of load tests.
         # What a node of a cluster costs is measured by a command: 118 lines of load tests.
         # At a job's end and in its events Redis is asked again after a lost connection (2 of core);
-        # claims begin with the shard whose oldest job waits longest (1).
-        Budget("lines of the core", total(*CORE), 25_131, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_776, 34_000),
+        # claims begin with the shard whose oldest job waits longest (2).
+        Budget("lines of the core", total(*CORE), 25_132, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 65_777, 34_000),
         Budget("lines of the load tests", total("load_tests"), 14_998, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

@@ -1,7 +1,7 @@
 """Runs a fleet of one size on this machine and measures what each part costs.
 
 Redis tells the time of each script call (SLOWLOG); the kernel the CPU time of each process; the
-client how old each token was when it came.
+client how old each token was when it came. `measure_node` measures a node of a cluster.
 """
 
 from __future__ import annotations

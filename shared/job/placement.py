@@ -39,7 +39,8 @@ class PlacementRules(NamedTuple):
     patience_s: float = 2.0
     """For so long a job that waits is left to its warm worker, unless it has a deadline."""
     overtake_s: float = 10.0
-    """A job overtakes no job of its tenant that came earlier by more than this."""
+    """A job overtakes no job of its tenant that came earlier by more than this. A claim begins with
+    the shard whose oldest job waits longest; longer waits than this count as this."""
     window: int = 32
     """How many of a tenant's waiting jobs a claim looks at; 0: there is no placement."""
 

@@ -1,4 +1,4 @@
-"""A read that is repeated after a lost connection."""
+"""A read, or another call that may be repeated, is repeated after a lost connection."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class QueueConsumer:
                 self._start_blocking_pop()
             left, leased, suspects, left_s = await sent
             longest_s = self._connection.queue.placement.overtake_s
-            # The job of another tenant may come before one that waits longer.
+            # Where tenants take turns, others may wait longer than the job that was taken.
             waits = (longest_s if job.share.charged else job.waited_s for job in leased)
             self._waits_since[shard] = began - min(max(waits, default=0.0), longest_s)
             if suspects:

@@ -11,7 +11,7 @@ from gateway.core.job_factory import JobFactory
 from gateway.files.files import Files
 from gateway.gateway_settings import GatewaySettings
 from shared.fleet.pools import load_pools
-from shared.job.adapter_queues import pool_of
+from shared.job.lanes import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.job_queue import JobQueue

@@ -10,22 +10,20 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from gateway.core.answer_size import most_output
+from gateway.core.call_options import CallHeaders, call_headers, member_in
 from gateway.core.endpoint_step import Prepared
 from gateway.core.fleet_view import FleetView
-from gateway.core.flotilla_member import member_in
 from gateway.core.incoming import Incoming
 from gateway.core.input_shapes import check_shapes
 from gateway.core.message_shapes import check_items
 from gateway.core.prompt_limits import PromptSize, check_input, check_prompt_size, prompt_size
 from gateway.gateway_settings import GatewaySettings
-from gateway.http.call_headers import CallHeaders, call_headers
 from gateway.http.route_scopes import check_scope
 from shared.api.endpoint import Endpoint, ModelField
 from shared.api.field_policy import check_fields, check_permission, restricted_parts
 from shared.fleet.registry import ModelInfo
-from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, IntakeStopped, ModelNotFound
-from shared.job.lanes import DEFAULT, FLEX, PRIORITY
+from shared.job.lanes import DEFAULT, FLEX, PRIORITY, pool_of
 from shared.tenants.api_key import ApiKey
 from shared.tenants.scopes import Scope
 

@@ -1,7 +1,7 @@
 """The answer to a call that waits for its job: vLLM's bytes, as the job's reader delivers them.
 
 Token path: gateway/core/reader.py -> here for the first chunk of a stream, and for any chunk of a
-client that reads slowly -> http/response_writer.py. Other chunks go from the reader to the
+client that reads slowly -> http/asgi_io.py. Other chunks go from the reader to the
 connection's ChunkWriter directly.
 """
 
@@ -23,9 +23,8 @@ from gateway.core.stream_context import StreamContext
 from gateway.core.whole_answer import WholeAnswer, answer_at_end
 from gateway.http import server_events as sse
 from gateway.http.access_log import CLIENT_LEFT
-from gateway.http.asgi_io import ChunkWriter, completes_at_once, on_disconnect
+from gateway.http.asgi_io import ChunkWriter, ResponseWriter, completes_at_once, on_disconnect
 from gateway.http.error_response import to_flotilla_error
-from gateway.http.response_writer import ResponseWriter
 from shared.api.endpoint import ErrorStyle
 from shared.api.error_shapes import error_body, error_style
 from shared.job.errors import FlotillaError, JobFailed, StreamReset

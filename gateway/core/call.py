@@ -32,6 +32,7 @@ from gateway.core.admission import (
     check_model,
     check_request,
 )
+from gateway.core.call_options import CallHeaders
 from gateway.core.context import CallContext, Gateway
 from gateway.core.incoming import Incoming
 from gateway.core.new_call import NO_OPTIONS, JobOptions, NewCall, Unwrap, Wrapped
@@ -39,17 +40,15 @@ from gateway.core.prompt_prefixes import conversation_start, prompt_prefixes
 from gateway.core.rate_limiter import RateLimiter
 from gateway.gateway_settings import GatewaySettings
 from gateway.http.body import SMALL_BYTES, Limits, check_size, in_thread, parse_json, read_body
-from gateway.http.call_headers import CallHeaders
 from gateway.http.form import parse_form, without_boundary
 from gateway.http.prefer import Prefer
 from gateway.http.refused_routes import refuse_hosting_headers
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
-from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, NotRepeatable
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Job, NewJob
-from shared.job.lanes import FLEX
+from shared.job.lanes import FLEX, pool_of
 from shared.job.placement import LEAST_BYTES
 from shared.job.replies import JoinedJob
 from shared.job.states import JobState

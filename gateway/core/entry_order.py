@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from gateway.core.log_event import LogEvent, ReadMode
-from shared.job.chunk_template import DeltaDecoder, Item
 from shared.job.errors import StreamReset
-from shared.job.frames import FrameKind
+from shared.job.frames import DeltaDecoder, FrameKind, Item
 from shared.job.job_log import Delta, Entry, Journal, Prompt, read_journal, tokens_in
 from shared.job.packing import pack
 

@@ -21,8 +21,8 @@ from shared.fleet.slot_turnover import SlotTurnover
 from shared.fleet.told_waits import ToldWaits
 from shared.fleet.wait_estimate import WaitEstimate
 from shared.fleet.worker_losses import WorkerLosses
-from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
+from shared.job.lanes import pool_of
 from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
 from shared.store.interface import StoreError

@@ -28,10 +28,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest
 from shared.job.job import Job
-from shared.job.lanes import CLIENT_LANES
+from shared.job.lanes import CLIENT_LANES, pool_of
 from shared.job.states import JobState
 
 _MAX_LENGTH = 1000

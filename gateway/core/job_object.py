@@ -9,9 +9,9 @@ from typing import Any
 from gateway.core.fleet_view import FleetView
 from gateway.core.progress import waiting_headers
 from gateway.core.transcripts import read_transcript
-from shared.job.adapter_queues import pool_of
 from shared.job.errors import StreamReset, job_error
 from shared.job.job import Attempt, Job
+from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.job.trace_context import trace_id
 from shared.store.redis.depths import position, positions

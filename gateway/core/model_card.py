@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.core.fleet_view import FleetView
 from shared.fleet.registry import ModelInfo
-from shared.job.adapter_queues import pool_of
+from shared.job.lanes import pool_of
 
 
 def card_of(fleet: FleetView, model: ModelInfo) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from gateway.core.stream_context import StreamContext
 from gateway.http import server_events as sse
 from shared.fleet.told_waits import LEAST_S
 from shared.fleet.wait_estimate import WaitEstimate
-from shared.job.adapter_queues import pool_of
 from shared.job.errors import StreamReset
+from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.platform.durations import duration
 from shared.store.interface import StoreError

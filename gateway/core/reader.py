@@ -26,7 +26,7 @@ from shared.store.interface import Store, StoreError
 _REDIS_PATIENCE_S = 30.0
 """A reader that can't read the log for so long gives its client an error."""
 _EXPANSION = 4
-"""A chunk is about so many times as long as its entry in the log (chunk_template.py)."""
+"""A chunk is about so many times as long as its entry in the log (frames.py)."""
 _EVENT_BYTES = 200
 """About what an event other than a chunk takes in memory."""
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.asgi_io import on_disconnect
-from gateway.http.response_writer import Headers, ResponseWriter
+from gateway.http.asgi_io import Headers, ResponseWriter, on_disconnect
 from shared.job.job import Job, NewJob
 from shared.store.stored_body import Body
 

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from shared.job.adapter_queues import pool_of
 from shared.job.errors import FlotillaError, QueueFull, TooManyWaiting
 from shared.job.job import NewJob
+from shared.job.lanes import pool_of
 from shared.job.replies import JoinedJob
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import Store, StoreTimeout, StoreUnavailable

@@ -9,7 +9,7 @@ uvicorn; otherwise the calls that ASGI defines.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from starlette.types import Receive, Send
@@ -103,3 +103,38 @@ async def _wait_for_disconnect(receive: Receive, callback: Callable[[], None]) -
     while (await receive())["type"] != "http.disconnect":
         pass
     callback()
+
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""Names in lower case."""
+
+
+class ResponseWriter:
+    """The response to one request."""
+
+    __slots__ = ("_send", "started", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+        """Status and headers are sent and can't be changed."""
+        self.status = 0
+        """The status code, once `start` was called."""
+
+    async def start(self, status: int, headers: Headers, body: bytes, *, more: bool) -> None:
+        """Send status, headers and the first part of the body. `more`: other parts follow."""
+        self.status = status
+        if start_response_at_once(self._send, status, headers, body, more=more):
+            self.started = True
+            return
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self.started = True  # though the body may have to wait
+        await self.write(body, more=more)
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send the next part of the body; waits while the client reads slowly."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def chunk_writer(self) -> ChunkWriter:
+        """Writes further parts without waiting. The response must have been started."""
+        return chunk_writer(self._send)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from gateway.core.context import Gateway, GatewayDep
 from gateway.ops.readiness import checks
-from shared.job.adapter_queues import pool_of
+from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreError

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from shared.fleet.pools import Pools
 from shared.fleet.registry import ModelInfo, unknown_card
-from shared.job.adapter_queues import pool_of
+from shared.job.lanes import pool_of
 
 _MOST_NEAR = 5
 _CUTOFF = 0.5

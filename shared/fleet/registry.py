@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter
 
-from shared.job.adapter_queues import adapter_queue
+from shared.job.lanes import adapter_queue
 from shared.job.states import WorkerState
 
 HEARTBEAT_S = 2.0

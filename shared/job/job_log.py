@@ -9,7 +9,7 @@ the `seq` of its frame and the `id:` of its event. An entry is two msgpack objec
   `id` needs no array, and nil is no record;
   A Prompt of a call below 0, without tokens, has the context of call `-1 - call` in place of
   logprobs (worker/engines/prompt_context.py); readers that do not compare contexts may ignore it;
-- the step's delta-encoded chunks (chunk_template.py), nil if there were none; in the last entry
+- the step's delta-encoded chunks (frames.py), nil if there were none; in the last entry
   of a job a string instead, its terminal state. The journal of that entry is the number of tokens
   that all attempts have generated, nil if no worker ended the job.
 
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 
 import msgpack
 
-from shared.job.chunk_template import Item
+from shared.job.frames import Item
 from shared.job.packing import pack
 
 _HEAD_BYTES = 18

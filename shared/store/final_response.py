@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from shared.job.chunk_template import DeltaDecoder
 from shared.job.errors import StreamReset
+from shared.job.frames import DeltaDecoder
 from shared.job.job import Job
 from shared.job.states import JobState
 from shared.store.interface import Store

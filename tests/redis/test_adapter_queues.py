@@ -11,9 +11,8 @@ import pytest
 from redis import Redis
 
 from shared.fleet.worker_answer import WorkerAnswer
-from shared.job.adapter_queues import adapter_queue
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate
-from shared.job.lanes import SUSPECT_LANE
+from shared.job.lanes import SUSPECT_LANE, adapter_queue
 from shared.store.redis import keys
 from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue

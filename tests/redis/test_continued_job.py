@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared.job.chunk_template import DeltaDecoder
-from shared.job.frames import LAST, FrameKind
+from shared.job.frames import LAST, DeltaDecoder, FrameKind
 from shared.job.job import Job, NewJob
 from shared.job.job_log import Entry, tokens_in
 from shared.job.result import JobResult

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from redis import Redis
 
-from shared.job.chunk_template import DeltaEncoder
+from shared.job.frames import DeltaEncoder
 from shared.job.job import LeasedJob
 from shared.job.job_log import make_journal, pack_segment
 from shared.job.packing import pack

@@ -13,8 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from shared.job.chunk_template import DeltaDecoder
-from shared.job.frames import FrameKind, encode, entry_of
+from shared.job.frames import DeltaDecoder, FrameKind, encode, entry_of
 from shared.job.job import LeasedJob
 from shared.job.job_log import Delta, Entry, pack_segment, parse_segments, read_journal
 from shared.job.record import read_lease

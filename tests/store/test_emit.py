@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from shared.job.chunk_template import DeltaDecoder, DeltaEncoder
-from shared.job.frames import FrameKind
+from shared.job.frames import DeltaDecoder, DeltaEncoder, FrameKind
 from shared.job.job_log import Delta, make_journal, read_journal
 from shared.job.result import INLINE_RESULT_BYTES
 from shared.store.interface import Store

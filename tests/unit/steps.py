@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import msgpack
 
-from shared.job.chunk_template import DeltaDecoder
-from shared.job.frames import decode, entry_of
+from shared.job.frames import DeltaDecoder, decode, entry_of
 from shared.job.job_log import Delta, Entry, Prompt, pack_segment, parse_segments, read_journal
 from shared.job.record import ResponseInfo
 from shared.job.result import JobResult

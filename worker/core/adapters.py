@@ -14,7 +14,7 @@ from typing import Any
 
 from shared.api.operator_actions import LOAD_ADAPTER, UNLOAD_ADAPTER
 from shared.fleet.worker_answer import WorkerAnswer
-from shared.job.adapter_queues import adapter_queue, is_adapter_queue
+from shared.job.lanes import adapter_queue, is_adapter_queue
 from shared.platform.backoff import Backoff
 from shared.store.interface import StoreError
 from shared.store.redis.depths import pool_names, with_waiting_jobs

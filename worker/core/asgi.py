@@ -108,3 +108,12 @@ class Exchange:
             if not self.streaming:
                 self._on_chunk = None
         return self._finished
+
+
+_BEGINNINGS = (b'data: {"error"', b"event: error\n")
+"""The beginnings of OpenAI's and of Anthropic's error events."""
+
+
+def is_error(event: bytes) -> bool:
+    """Whether this is an error event, as vLLM makes them."""
+    return event.startswith(_BEGINNINGS)

@@ -23,10 +23,8 @@ from shared.job.states import JobEvent, JobState, after
 from shared.platform import tracing
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import Store
-from worker.core.answer_edit import EditedOutputBuffer
-from worker.core.answer_edits import answer_edit, engine_body
-from worker.core.asgi import Exchange
-from worker.core.error_event import is_error
+from worker.core.answer_edits import EditedOutputBuffer, answer_edit, engine_body
+from worker.core.asgi import Exchange, is_error
 from worker.core.output_buffer import OutputBuffer
 from worker.core.plugin import AroundRuns, Check, EngineAnswer
 from worker.core.publisher import Publisher

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shared.job.chunk_template import DeltaEncoder
-from shared.job.frames import FrameKind, encode, entries_of
+from shared.job.frames import DeltaEncoder, FrameKind, encode, entries_of
 from shared.job.job import LeasedJob
 from shared.job.job_log import Record, context_record, make_journal, pack_segment
 from shared.job.result import JobResult
 from shared.job.step_log import FinalEntry, JobStream, LogFlush
-from worker.core.error_event import is_error
+from worker.core.asgi import is_error
 from worker.engines.interface import Logprobs, Past
 from worker.engines.prompt_context import Context
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from shared.fleet.pool import Pool
 from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, WorkerInfo
-from shared.job.adapter_queues import adapter_queue
+from shared.job.lanes import adapter_queue
 from shared.job.states import WorkerState
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import StoreError

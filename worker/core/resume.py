@@ -13,14 +13,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from shared.job.chunk_template import DeltaEncoder
+from shared.job.frames import DeltaEncoder
 from shared.job.job import LeasedJob
 from shared.job.job_log import Entry
 from shared.job.states import JobState
 from shared.platform.backoff import Backoff
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import TRANSIENT, Store, StoreError
-from worker.core.answer_edit import AnswerEdit
+from worker.core.answer_edits import AnswerEdit
 from worker.core.output_buffer import OutputBuffer
 from worker.core.sent_output import (
     Continuation,

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.job.chunk_template import DeltaDecoder
+from shared.job.frames import DeltaDecoder
 from shared.job.job_log import Delta, Entry, Prompt, read_journal
 from worker.engines.interface import Generated, Logprobs, Past
 

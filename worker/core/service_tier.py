@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from worker.core.error_event import is_error
+from worker.core.asgi import is_error
 
 _NAME = b'"service_tier"'
 _UNSET = re.compile(rb'"service_tier"\s*:\s*(?:null|"[a-z_]*")')

@@ -10,8 +10,8 @@ from gateway.core.context import GatewayDep
 from gateway.description.schema import errors_in
 from gateway.http.query import known_only
 from gateway.ops.autoscaler.scale_object import decision
-from shared.job.adapter_queues import pool_of
 from shared.job.errors import AutoscalerSilent, NotFound
+from shared.job.lanes import pool_of
 
 router = APIRouter(tags=["operators"], dependencies=[known_only])
 

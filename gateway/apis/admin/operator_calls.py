@@ -19,8 +19,8 @@ from shared.api.operator_actions import (
 )
 from shared.fleet.desired_pool import DesiredPool
 from shared.fleet.registry import ModelInfo, unknown_card
-from shared.job.adapter_queues import adapter_queue, pool_of
 from shared.job.errors import BadRequest, NotFound, NoWorker, WorkerNotReady
+from shared.job.lanes import adapter_queue, pool_of
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.fleet_registry import Registry
 from shared.tenants.api_key import ApiKey

@@ -18,9 +18,9 @@ from gateway.description.schema import shows
 from gateway.http.query import known_only
 from shared.api.endpoint import BodyKind, StreamFormat
 from shared.api.endpoints import ENDPOINTS
-from shared.job.adapter_queues import pool_of
 from shared.job.errors import NotFound, NotRepeatable
 from shared.job.job import Job
+from shared.job.lanes import pool_of
 
 router = APIRouter(tags=["jobs"], dependencies=[known_only])
 

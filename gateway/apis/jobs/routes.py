@@ -15,6 +15,7 @@ from gateway.apis.jobs.accepted_job import accepted
 from gateway.apis.jobs.job_schemas import JOB_SCHEMAS
 from gateway.apis.jobs.job_stream import STREAM
 from gateway.core.call import new_call
+from gateway.core.call_options import MAX_DEADLINE_S
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.incoming import Incoming
 from gateway.core.job_events import END_ID, EventPosition, events
@@ -32,13 +33,12 @@ from gateway.description.endpoint_route import ANSWER_ERRORS, CALL_ERRORS, CALL_
 from gateway.description.schema import Schema, ref, shows, takes
 from gateway.http import server_events as sse
 from gateway.http.body import raw_member
-from gateway.http.call_headers import MAX_DEADLINE_S
 from gateway.http.query import known_only
 from gateway.http.route_scopes import check_scope
 from shared.api.endpoint import BodyKind
 from shared.api.endpoints import ENDPOINTS
-from shared.job.chunk_template import DeltaDecoder
 from shared.job.errors import BadRequest
+from shared.job.frames import DeltaDecoder
 from shared.job.job import Job
 from shared.job.lanes import CLIENT_LANES
 from shared.job.place import PLACE, Place

@@ -13,8 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from shared.job.adapter_queues import pool_of
 from shared.job.job import Attempt, Job
+from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.platform.durations import duration
 

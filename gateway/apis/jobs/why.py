@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import BaseModel
 
 from gateway.core.waiting import Waiting
-from shared.job.adapter_queues import pool_of
 from shared.job.job import Job
+from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.platform.durations import duration
 

@@ -21,7 +21,7 @@ from shared.fleet.pool import Pool
 from shared.fleet.pools import Pools
 from shared.fleet.registry import ModelInfo, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScalingEvent
-from shared.job.adapter_queues import pool_of
+from shared.job.lanes import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreUnavailable

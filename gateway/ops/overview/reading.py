@@ -18,8 +18,7 @@ from gateway.ops.overview.models import (
 )
 from gateway.ops.overview.tenant_sample import TenantSample
 from shared.fleet.registry import WorkerInfo
-from shared.job.adapter_queues import pool_of
-from shared.job.lanes import WAITING_LANES
+from shared.job.lanes import WAITING_LANES, pool_of
 from shared.job.states import WorkerState
 from shared.store.redis import dead_letters
 from shared.store.redis.depths import LaneDepth, depths

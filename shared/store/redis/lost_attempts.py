@@ -9,7 +9,7 @@ from shared.job.trace_context import SpanRef
 from shared.platform import tracing
 
 LOST = "worker_lost"
-"""The outcome of an attempt whose worker was lost (scripts/common/take_back.lua)."""
+"""The outcome of an attempt whose worker was lost (scripts/common/requeue.lua)."""
 
 
 def write_lost_attempts(

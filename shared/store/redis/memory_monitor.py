@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shared.fleet.memory_room import MemoryRoom, answer_bytes, job_bytes
-from shared.job.adapter_queues import pool_of
 from shared.job.errors import RedisMemoryFull
 from shared.job.job import NewJob
-from shared.job.lanes import LANES
+from shared.job.lanes import LANES, pool_of
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.depths import pool_names

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shared.job.adapter_queues import pool_of
-from shared.job.lanes import CLIENT_LANES
+from shared.job.lanes import CLIENT_LANES, pool_of
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 

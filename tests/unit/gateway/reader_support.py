@@ -10,8 +10,7 @@ from typing import Any
 from gateway.core.log_event import LogEvent, ReadMode
 from gateway.core.reader import Reader
 from gateway.core.relay import Relay
-from shared.job.chunk_template import DeltaEncoder, Item
-from shared.job.frames import FrameKind, encode
+from shared.job.frames import DeltaEncoder, FrameKind, Item, encode
 from shared.job.job_log import Delta, Entry, Journal, make_journal
 from shared.job.replies import LogPart
 

@@ -20,9 +20,8 @@ from gateway.core.relay import Relay
 from gateway.core.unwatcher import Unwatcher
 from shared.fleet.told_waits import ToldWaits
 from shared.fleet.wait_estimate import WaitEstimate
-from shared.job.chunk_template import DeltaEncoder
 from shared.job.errors import QueueFull
-from shared.job.frames import FrameKind, encode
+from shared.job.frames import DeltaEncoder, FrameKind, encode
 from shared.job.job import Job, NewJob
 from shared.job.job_log import Entry
 from shared.job.replies import LogPart

@@ -8,9 +8,8 @@ import pytest
 
 from gateway.core.entry_order import MALFORMED, EntryOrder
 from gateway.core.log_event import LogEvent, ReadMode
-from shared.job.chunk_template import Item
 from shared.job.errors import StreamReset
-from shared.job.frames import FrameKind
+from shared.job.frames import FrameKind, Item
 from shared.job.job_log import Entry
 
 CHUNKS, DELTAS = ReadMode.CHUNKS, ReadMode.DELTAS

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.admission import CheckedRequest
-from gateway.core.flotilla_member import member_in
+from gateway.core.call_options import CallHeaders, call_headers, member_in
 from gateway.core.job_factory import JobFactory
 from gateway.core.on_disconnect import keep_s
 from gateway.core.prompt_limits import PromptSize
-from gateway.http.call_headers import CallHeaders, call_headers
 from shared.api.endpoints import ENDPOINTS
 from shared.fleet.registry import ModelInfo
 from shared.job.errors import BadRequest

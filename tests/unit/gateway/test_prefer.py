@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gateway.http.call_headers import call_headers
+from gateway.core.call_options import call_headers
 from gateway.http.prefer import Prefer, parse_prefer
 from shared.job.errors import BadRequest
 

@@ -9,9 +9,8 @@ import pytest
 
 from gateway.core.log_event import ReadMode
 from gateway.core.relay import Relay
-from shared.job.chunk_template import DeltaEncoder
 from shared.job.errors import StreamReset
-from shared.job.frames import FrameKind
+from shared.job.frames import DeltaEncoder, FrameKind
 from shared.job.job_log import Entry, Journal
 from shared.store.interface import StoreUnavailable
 from tests.unit.gateway.reader_support import (

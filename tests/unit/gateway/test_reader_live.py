@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.core.log_event import LogEvent, ReadMode
 from gateway.core.relay import Relay
-from shared.job.chunk_template import DeltaEncoder, Item
-from shared.job.frames import FrameKind
+from shared.job.frames import DeltaEncoder, FrameKind, Item
 from shared.job.job_log import Delta, Entry, Prompt, make_journal
 from tests.unit.gateway.reader_support import (
     BUFFER,

@@ -10,8 +10,8 @@ import pytest
 from gateway.core.log_event import LogEvent, ReadMode
 from gateway.core.reader import Reader
 from gateway.core.relay import Relay
-from shared.job.chunk_template import DeltaDecoder, DeltaEncoder
 from shared.job.errors import StreamReset
+from shared.job.frames import DeltaDecoder, DeltaEncoder
 from tests.unit.gateway.reader_support import (
     JOB,
     LONG_S,

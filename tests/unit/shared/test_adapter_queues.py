@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.fleet.pool import pool_name
-from shared.job.adapter_queues import adapter_queue, is_adapter_queue, pool_of
+from shared.job.lanes import adapter_queue, is_adapter_queue, pool_of
 
 
 @given(model=st.text(min_size=1), adapter=st.text(min_size=1), other=st.text(min_size=1))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.job.chunk_template import DeltaDecoder, DeltaEncoder, Item
+from shared.job.frames import DeltaDecoder, DeltaEncoder, Item
 
 TEXTS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "is", "gone"]
 

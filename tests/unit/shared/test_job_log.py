@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.job.chunk_template import DeltaDecoder, DeltaEncoder, Item
-from shared.job.frames import FrameKind, decode, encode, entry_of
+from shared.job.frames import DeltaDecoder, DeltaEncoder, FrameKind, Item, decode, encode, entry_of
 from shared.job.job_log import (
     Delta,
     Entry,

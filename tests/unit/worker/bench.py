@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from shared.job.chunk_template import DeltaDecoder
+from shared.job.frames import DeltaDecoder
 from shared.job.job import NO_ORIGIN, LeasedJob, Origin
 from shared.job.job_log import Entry
 from shared.job.replies import LogPart

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.job.chunk_template import DeltaDecoder
-from shared.job.frames import entry_of
+from shared.job.frames import DeltaDecoder, entry_of
 from shared.job.job_log import Delta, Prompt
 from shared.store.redis.scripts.emit import make_step
 from tests.unit.steps import SentOutput, parse_step

@@ -10,7 +10,7 @@ import pytest
 from gateway.core.admission import lane_of
 from shared.job.errors import BadRequest
 from shared.job.job import LeasedJob
-from worker.core.answer_edit import EditedOutputBuffer
+from worker.core.answer_edits import EditedOutputBuffer
 from worker.core.service_tier import TierEdit, add_tier, requested_tier
 from worker.engines.vllm import plain_chunks
 

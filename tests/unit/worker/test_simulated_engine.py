@@ -18,7 +18,7 @@ import pytest
 from shared.platform.settings import SettingsError
 from tests.asgi_client import Recorder, Reply, call
 from tests.settings import Settings
-from worker.core.error_event import is_error
+from worker.core.asgi import is_error
 from worker.engines.interface import JOURNAL, Load
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.generation import EOS, TOKENS

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shared.job import placement
-from shared.job.adapter_queues import ADAPTER_MARK
 from shared.job.frames import ControlKind, FrameKind
-from shared.job.lanes import CLIENT_LANES, RETRY_LANE, SUSPECT_FROM, SUSPECT_LANE
+from shared.job.lanes import ADAPTER_MARK, CLIENT_LANES, RETRY_LANE, SUSPECT_FROM, SUSPECT_LANE
 from shared.job.record import LastLease, Request
 from shared.job.response_id import CONVERSATION_PREFIX
 from shared.job.states import TRANSITIONS, JobState
@@ -23,31 +22,23 @@ from shared.store.redis.channels import channel_commands
 
 _FOLDER = Path(__file__).parent
 COMMON = (
-    "keys",
-    "dead_letters",
+    "call",
     "outbox",
     "usage",
-    "deferred_writes",
     "log",
     "queue",
     "turns",
-    "job",
-    "step_log",
-    "wake_ups",
-    "advertised_slots",
-    "placement",
     "kept",
+    "job",
+    "placement",
     "conversations",
     "files",
     "rate_limits",
     "idempotency",
-    "finish",
     "deadlines",
     "lease",
     "requeue",
-    "take_back",
     "watchers",
-    "begin",
 )
 """The parts of `common/`, in the order in which they need each other."""
 

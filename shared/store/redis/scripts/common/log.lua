@@ -63,3 +63,132 @@ local function append(id, segment)
   if first > next then call('HSET', job, 'log_lost', '1') end
   redis.call('RPUSH', key('log', id), segment)
 end
+
+-- A worker's step log (step_log.py): what it wrote in the last engine steps.
+local STEP_LOG_MS = 86400000 -- step logs outlive their worker by this much at most
+
+local WINDOWS = {4, 16, STEPS} -- so many of the last steps are read, until they reach back far enough
+
+-- The last steps of a worker, oldest first: sizes, frames, ...
+local function last_steps(worker, count) return call('LRANGE', key('steps', worker), -2 * count, -1) end
+
+local function set_aside_step(worker, i, steps)
+  local at = i - #steps - 1 -- from the end of the list
+  dead_letter('steps', worker, 'unreadable step', {sizes = steps[i], frames = steps[i + 1]})
+  steps[i], steps[i + 1] = cmsgpack.pack({}), ''
+  redis.call('LSET', key('steps', worker), at, steps[i])
+  redis.call('LSET', key('steps', worker), at + 1, '')
+end
+
+-- Read a frame that begins with `head`; calls `found(seq, entry)` if it is of this generation.
+local function read_frame(frames, begin_at, size, head, generation, found)
+  local offset, seq, of_generation = cmsgpack.unpack_limit(frames, 2, begin_at - 1 + #head)
+  if begin_at - 1 + size > #frames then error('a frame is cut off') end
+  if of_generation == generation then
+    found(seq, string.sub(frames, offset + 2, begin_at - 1 + size)) -- a byte tells the kind
+  end
+end
+
+-- The frames of one job in one step.
+local function scan_step(sizes, frames, head, generation, found)
+  local at, n, begin_at = string.find(frames, head, 1, true), 1, 1
+  while at do
+    -- Text may spell anything, so only what stands where a frame begins is one.
+    while begin_at < at do begin_at, n = begin_at + sizes[n], n + 1 end
+    if begin_at == at then read_frame(frames, at, sizes[n], head, generation, found) end
+    at = string.find(frames, head, at + 1, true)
+  end
+end
+
+local function scan_steps(worker, steps, head, generation, found)
+  for i = 1, #steps - 1, 2 do
+    local frames = steps[i + 1]
+    if string.find(frames, head, 1, true) then
+      local fine, sizes = pcall(cmsgpack.unpack, steps[i])
+      if not fine or not pcall(scan_step, sizes, frames, head, generation, found) then
+        set_aside_step(worker, i, steps)
+      end
+    end
+  end
+end
+
+-- Where the frames of each job are: their first `size` bytes -> flat step, begin, size, ...
+local function index_steps(worker, steps, size)
+  local index = {}
+  local function index_step(i)
+    local frames, begin_at = steps[i + 1], 1
+    for _, frame_size in ipairs(cmsgpack.unpack(steps[i])) do
+      local head = string.sub(frames, begin_at, begin_at + size - 1)
+      local places = index[head] or {}
+      index[head] = places
+      places[#places + 1], places[#places + 2], places[#places + 3] = i, begin_at, frame_size
+      begin_at = begin_at + frame_size
+    end
+    if begin_at - 1 ~= #frames then error('these are not the sizes of the frames') end
+  end
+  for i = 1, #steps - 1, 2 do
+    if not pcall(index_step, i) then set_aside_step(worker, i, steps) end
+  end
+  return index
+end
+
+-- As scan_steps, for a call that takes many jobs from one worker: Redis runs no other command meanwhile.
+local function look_up_steps(worker, of_worker, head, generation, found)
+  if not of_worker.index then
+    of_worker.steps = last_steps(worker, STEPS)
+    of_worker.index = index_steps(worker, of_worker.steps, #head)
+  end
+  local steps, places = of_worker.steps, of_worker.index[head] or {}
+  for n = 1, #places, 3 do
+    local i = places[n]
+    local frames = steps[i + 1]
+    local fine = frames == '' or pcall(read_frame, frames, places[n + 1], places[n + 2], head, generation, found)
+    if not fine then set_aside_step(worker, i, steps) end
+  end
+end
+
+-- Collects a job's entries from number `from` on, as segments: more than one only where Redis has lost what was
+-- between them.
+local function collector(from)
+  local segments, first, entries = {}, from, {}
+  local collected = {lowest = math.huge}
+  local function close_segment()
+    if #entries > 0 then segments[#segments + 1] = pack_segment(first, entries) end
+  end
+  function collected.add(seq, entry)
+    collected.lowest = math.min(collected.lowest, seq)
+    if seq > first + #entries then
+      close_segment()
+      first, entries = seq, {}
+    end
+    if seq == first + #entries then entries[#entries + 1] = entry end
+  end
+  function collected.segments()
+    close_segment()
+    return segments
+  end
+  return collected
+end
+
+-- The entries that a job's worker has written from number `from` on, if its step log holds them: segments.
+local function unflushed(id, job, from)
+  local head, worker = string.char(150) .. cmsgpack.pack(id), job.worker
+  local of_worker = step_logs[worker] or {jobs = 0}
+  step_logs[worker], of_worker.jobs = of_worker, of_worker.jobs + 1
+  if of_worker.jobs > 1 then
+    local collected = collector(from)
+    look_up_steps(worker, of_worker, head, job.generation, collected.add)
+    return collected.segments()
+  end
+  for _, count in ipairs(WINDOWS) do
+    local steps, collected = last_steps(worker, count), collector(from)
+    scan_steps(worker, steps, head, job.generation, collected.add)
+    if collected.lowest <= from or #steps < 2 * count or count == STEPS then return collected.segments() end
+  end
+end
+
+-- Flush what a job's worker has written to the job's log, whatever becomes of the worker.
+local function flush_step_log(id, job)
+  if not FROM.complete[job.state] then return end
+  for _, segment in ipairs(unflushed(id, job, next_seq(id))) do append(id, segment) end
+end

@@ -3,9 +3,6 @@
 -- levels are scaled back before they are too large for a number.
 -- The sets of waiting jobs per tenant are an order only: what is in them may have ended meanwhile, or wait elsewhere.
 local MOST_HALVINGS = 180 -- numbers have room for 1,000
-local share_rules -- of this call (ShareRules)
-local growth -- of charges, at the time of this call
-local joined -- of this call: sets that were joined; names of lanes, in order, and the tenants of each that need a turn
 
 local function turns_key(name) return base .. WORD.turns .. ':' .. name end
 local function tenant_key(name, tenant) return base .. WORD.waiting_of .. ':' .. name .. ':' .. tenant end

@@ -1,11 +1,16 @@
-"""Headers that a client may send with a request that creates a job."""
+"""What a client asks for a job: headers of the request, and the member `flotilla` of its body.
+
+The member has options of the job for which OpenAI has no field. vLLM ignores it, so bodies are
+passed on as they are.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from gateway.core.on_disconnect import keep_s
 from gateway.http.prefer import Prefer, parse_prefer
 from shared.job.errors import BadRequest
 
@@ -41,14 +46,14 @@ class CallHeaders(NamedTuple):
     max_wait_s: float | None = None
 
 
-_NONE = CallHeaders()
+_NO_HEADERS = CallHeaders()
 
 
 def call_headers(headers: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
     """Those of a request. Raises BadRequest for an invalid one, or one that is there twice."""
     found = [each for each in headers if each[0] in _NAMES]
     if not found:
-        return _NONE
+        return _NO_HEADERS
     values = dict(found)
     preferences = [value for name, value in found if name == _PREFER]
     if len(values) < len(found) - max(0, len(preferences) - 1):  # that header is a list
@@ -84,3 +89,38 @@ def _seconds(values: Mapping[bytes, bytes], header: bytes) -> float | None:
             name,
         )
     return float(value)
+
+
+MEMBER = "flotilla"
+
+
+class Member(NamedTuple):
+    """The fields of `flotilla`. Empty or None: the request does not set it."""
+
+    on_disconnect: str = ""
+    max_wait_s: float | None = None
+
+
+_NO_MEMBER = Member()
+
+
+def member_in(fields: Mapping[str, Any]) -> Member:
+    """The member of a body. Raises BadRequest."""
+    member = fields.get(MEMBER)
+    if member is None:
+        return _NO_MEMBER
+    if not isinstance(member, dict) or not member.keys() <= set(Member._fields):
+        known = "` and `".join(Member._fields)
+        raise BadRequest(f"`{MEMBER}` must be an object; its fields are `{known}`.", MEMBER)
+    on_disconnect, max_wait_s = member.get("on_disconnect"), member.get("max_wait_s")
+    if on_disconnect is not None:
+        text = on_disconnect if isinstance(on_disconnect, str) else ""
+        keep_s(text, f"{MEMBER}.on_disconnect")
+    if max_wait_s is not None and not (
+        type(max_wait_s) in (int, float) and 0.001 <= max_wait_s <= MAX_DEADLINE_S
+    ):
+        raise BadRequest(
+            f"`{MEMBER}.max_wait_s` must be a number of seconds, from 0.001 to {MAX_DEADLINE_S}.",
+            f"{MEMBER}.max_wait_s",
+        )
+    return Member(on_disconnect or "", max_wait_s)

@@ -401,7 +401,7 @@ async def test_cancelling_the_call_aborts(engine: Engine) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("usage", [False, True])
-async def test_plain_chunks_bypass_the_application_and_are_the_same(
+async def test_stream_chunks_bypass_the_application_and_are_the_same(
     engine: Engine, path: str, usage: bool
 ) -> None:
     ask = chat if path == CHAT else complete

@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.asgi_client import Recorder
-from worker.engines.vllm import plain_chunks
+from worker.engines.vllm import stream_chunks
 from worker.engines.vllm.engine import VllmEngine
 
 pytestmark = pytest.mark.vllm
 
 CHAT, COMPLETION = "openai_serving_chat", "openai_serving_completion"
-NAMES = dict(place.split(".") for place in plain_chunks._KNOWN)
+NAMES = dict(place.split(".") for place in stream_chunks._KNOWN)
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 BOTH_PLAIN: list[dict[str, Any]] = [
@@ -103,7 +103,7 @@ class Pair:
         vars(self.serving).pop(name)
         vars(self.serving).update(changes)
         self._own = getattr(self.serving, name)
-        plain_chunks.install(SimpleNamespace(**{kind: self.serving}))
+        stream_chunks.install(SimpleNamespace(**{kind: self.serving}))
         self._ours = getattr(self.serving, name)
 
     def request(self, **fields: Any) -> Any:
@@ -170,9 +170,9 @@ class Pair:
     def taken(self, request: Any, script: list[Any]) -> list[Any]:
         """The chunks, and the usage at the end, if results are intercepted as soon as possible."""
         chunks: list[Any] = []
-        interceptor: plain_chunks.Interceptor | None = None
+        interceptor: stream_chunks.Interceptor | None = None
 
-        def set_interceptor(intercept: plain_chunks.Interceptor) -> None:
+        def set_interceptor(intercept: stream_chunks.Interceptor) -> None:
             nonlocal interceptor
             interceptor = intercept
 
@@ -191,7 +191,7 @@ class Pair:
         metadata = SimpleNamespace(final_usage_info=None)
 
         async def read() -> None:
-            plain_chunks.INTERCEPT.set(set_interceptor)
+            stream_chunks.INTERCEPT.set(set_interceptor)
             async for chunk in self.open(request, results(), ours=True, metadata=metadata):
                 chunks.append(chunk)  # noqa: PERF401 - `results` appends in between
 
@@ -201,7 +201,7 @@ class Pair:
 
     def is_templated(self, request: Any, **changes: Any) -> bool:
         stream = self.open(request, None, ours=True, **changes)
-        templated = stream.ag_code is plain_chunks._stream.__code__
+        templated = stream.ag_code is stream_chunks._stream.__code__
         assert templated or stream.ag_code is self._own.__code__
         return templated
 
@@ -400,7 +400,7 @@ def test_several_prompts_are_left_to_vllm(state: Any) -> None:
     serving = Pair(state, COMPLETION).serving
     request = Pair(state, COMPLETION).request(prompt=["a", "b"])
     stream = serving.completion_stream_generator(request, [], None, "id", 0, "m", 2, None, None)
-    assert stream.ag_code is not plain_chunks._stream.__code__
+    assert stream.ag_code is not stream_chunks._stream.__code__
 
 
 def test_the_applications_streams_are_templated(state: Any) -> None:

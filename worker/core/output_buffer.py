@@ -1,6 +1,6 @@
 """An output buffer: what one job has produced, until it is in the job's log.
 
-Token path: `worker/engines/vllm/journal.py` and `plain_chunks.py` -> here ->
+Token path: `worker/engines/vllm/journal.py` and `stream_chunks.py` -> here ->
 `worker/core/publisher.py`.
 """
 

@@ -12,7 +12,7 @@ from shared.job.errors import BadRequest
 from shared.job.job import LeasedJob
 from worker.core.answer_edits import EditedOutputBuffer
 from worker.core.service_tier import TierEdit, add_tier, requested_tier
-from worker.engines.vllm import plain_chunks
+from worker.engines.vllm import stream_chunks
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_each_chunk_contains_the_tier() -> None:
 
 
 def test_a_tier_keeps_a_stream_plain() -> None:
-    assert "service_tier" in plain_chunks._HARMLESS.split()
+    assert "service_tier" in stream_chunks._HARMLESS.split()

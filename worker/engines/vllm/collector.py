@@ -1,6 +1,6 @@
 """vLLM's collector of one request's outputs, with an interceptor in front of it.
 
-Token path: engine step -> here -> plain_chunks.py.
+Token path: engine step -> here -> stream_chunks.py.
 
 vLLM's output handler puts what a request generates into the request's collector and wakes its task.
 An interceptor handles plain deltas where they come, so the task is not woken for them.

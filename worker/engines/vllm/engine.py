@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from shared.fleet.pool import Pool
 from shared.platform import settings as environment
 from worker.engines.interface import Capacity, Load
-from worker.engines.vllm import arguments, group_health, parent_death, plain_chunks, release
+from worker.engines.vllm import arguments, group_health, parent_death, release, stream_chunks
 from worker.engines.vllm.guards import Guards
 from worker.engines.vllm.vllm_settings import VllmSettings
 from worker.engines.vllm.warm_up import warm_up
@@ -73,7 +73,7 @@ class VllmEngine:
         app = v.build_app(args, tasks, self._engine.model_config)
         engine = self._guards.install(app, self._engine, config)
         await v.init_app_state(engine, app.state, args, tasks)
-        plain_chunks.install(app.state)
+        stream_chunks.install(app.state)
         # When the engine dies, vLLM's error handlers set this attribute of their server. Here the
         # worker polls `dead` instead.
         app.state.server = SimpleNamespace(should_exit=False)

@@ -6,10 +6,10 @@ here, so that its events can be followed while it grows.
 
 Where earlier attempts at the job have begun the answer, it is continued (continuation.py).
 
-Where a request's next chunk is known when its tokens arrive (plain_chunks.py), both go to the
+Where a request's next chunk is known when its tokens arrive (stream_chunks.py), both go to the
 journal at once, without the request's queue (collector.py) and task.
 
-Token path: vLLM's engine -> here, or `collector.py` and `plain_chunks.py` ->
+Token path: vLLM's engine -> here, or `collector.py` and `stream_chunks.py` ->
 `worker/core/output_buffer.py`.
 """
 
@@ -33,9 +33,9 @@ from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
 from worker.engines.vllm.continuation import Continuation, Replayed, refusal
 from worker.engines.vllm.gathered_answer import GatheredAnswer
-from worker.engines.vllm.plain_chunks import INTERCEPT, Interceptor
 from worker.engines.vllm.rendered_context import Contexts
 from worker.engines.vllm.request_limits import RequestLimits
+from worker.engines.vllm.stream_chunks import INTERCEPT, Interceptor
 from worker.engines.vllm.wide_requests import WideEngine
 
 log = logging.getLogger("flotilla.engine")

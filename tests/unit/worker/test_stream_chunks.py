@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from worker.engines.vllm import plain_chunks
+from worker.engines.vllm import stream_chunks
 
 
 class Delta(BaseModel):
@@ -26,15 +26,14 @@ def test_every_character_is_written_as_pydantic_writes_it() -> None:
     for start in range(0, 0x110000, 64):
         if not 0xD800 <= start < 0xE000:  # surrogates: neither of them can write one
             text = "".join(map(chr, range(start, start + 64)))
-            assert plain_chunks.quoted(text) == by_pydantic(text)
-    assert (
-        plain_chunks.quoted('\b\f\n\r\t\x0b\x1f"\\/\x7f') == r'"\b\f\n\r\t\u000b\u001f\"\\/' '\x7f"'
-    )
+            assert stream_chunks.quoted(text) == by_pydantic(text)
+    escaped = r'"\b\f\n\r\t\u000b\u001f\"\\/' '\x7f"'
+    assert stream_chunks.quoted('\b\f\n\r\t\x0b\x1f"\\/\x7f') == escaped
 
 
 @given(st.text())
 def test_every_text_is_written_as_pydantic_writes_it(text: str) -> None:
-    assert plain_chunks.quoted(text) == by_pydantic(text)
+    assert stream_chunks.quoted(text) == by_pydantic(text)
 
 
 class Serving:
@@ -48,7 +47,7 @@ def test_an_unknown_generator_is_left_unchanged(caplog: pytest.LogCaptureFixture
     serving = Serving()
     state = SimpleNamespace(openai_serving_chat=None, openai_serving_completion=serving)
     with caplog.at_level(logging.WARNING):
-        plain_chunks.install(state)
+        stream_chunks.install(state)
     assert not vars(serving)
     assert len(caplog.records) == 1
     assert "completion_stream_generator" in caplog.text
@@ -57,5 +56,5 @@ def test_an_unknown_generator_is_left_unchanged(caplog: pytest.LogCaptureFixture
 def test_an_application_without_the_routes_is_left_unchanged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    plain_chunks.install(SimpleNamespace())
+    stream_chunks.install(SimpleNamespace())
     assert not caplog.records

@@ -15,6 +15,7 @@ from shared.job.frames import FrameKind
 from shared.job.job import Job
 from shared.job.job_log import Delta, Prompt
 from shared.job.states import JobState
+from shared.store.interface import StoreUnavailable
 from shared.store.stored_body import Body
 from tests.unit.gateway.jobs import job
 
@@ -157,3 +158,29 @@ async def test_an_end_that_redis_has_lost_is_an_error(state: JobState, expected:
     parts = [part async for part in events(context, job(), EventPosition(0, 0))]
     assert expected in b"".join(parts[-3:])
     assert (b"id: end" in b"".join(parts)) == (state is JobState.COMPLETED)
+
+
+class LosesConnections(Ended):
+    """As Ended; each call fails once."""
+
+    def __init__(self) -> None:
+        super().__init__(JobState.COMPLETED)
+        self._failed: set[str] = set()
+
+    def _fail_once(self, call: str) -> None:
+        if call not in self._failed:
+            self._failed.add(call)
+            raise StoreUnavailable("lost")
+
+    async def watch(self, *_: Any, **__: Any) -> None:
+        self._fail_once("watch")
+
+    async def get(self, job_id: str) -> Job:
+        self._fail_once("get")
+        return await super().get(job_id)
+
+
+async def test_events_go_on_after_a_lost_connection() -> None:
+    context: Any = LosesConnections()
+    parts = [part async for part in events(context, job(), EventPosition(0, 0))]
+    assert b"id: end" in b"".join(parts)

@@ -32,7 +32,7 @@ from shared.store.redis import keys
 
 _STAMPED = "load_tests.capacity.stamped"
 _READY = json.dumps(WorkerState.READY).encode()
-_WARM_S = 2.0
+_LEAST_WARM_S = 2.0
 SLOTS = 64
 _QUANTILES = 20
 _SIZES, _FIRST_MESSAGE = 7, 14
@@ -114,7 +114,7 @@ def measure(processes: Processes, size: Size, seconds: float) -> dict[str, Any]:
     ages = [age for at, age in answer if began <= at < ended]
     return {
         "size": asdict(size), "seconds": ended - began, "stolen": stolen,
-        "requests": len(ages) / size.tokens, "connections": fleet.connections,
+        "requests": len(ages) / (size.tokens - 1), "connections": fleet.connections,
         "cpu_s": {part: after[part] - before[part] for part in FEATURES},
         "ages_us": {f"p{share:.0f}": percentile(ages, share / 100) for share in (50, 99)},
         **summarize(log),
@@ -149,11 +149,15 @@ def measure_node(processes: Processes, size: Size, masters: int, seconds: float)
 
 @contextlib.contextmanager
 def _loaded(ports: Sequence[int], size: Size, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
-    """The client, once it has warmed the fleet up; it ends `seconds` later."""
+    """The client, once it has warmed the fleet up; it ends `seconds` later.
+
+    Its streams begin one after the other during the time of an answer, so answers end evenly later.
+    """
+    warm_s = max(_LEAST_WARM_S, size.tokens * size.step_ms / 1e3)
     spec = LoadSpec(
         tuple(ports), json.dumps(request_body(tokens=size.tokens, stream=True)), CHAT_PATH,
-        connections=size.streams, requests=1 << 30, ramp_s=_WARM_S / 2 / max(1, size.streams),
-        tokens=size.tokens, events=size.tokens + 2, timeout_s=_WARM_S + seconds + 0.5,
+        connections=size.streams, requests=1 << 30, ramp_s=warm_s / max(1, size.streams),
+        tokens=size.tokens, events=size.tokens + 2, timeout_s=warm_s + seconds + 0.5,
     )  # fmt: skip
     with subprocess.Popen(
         python_command(_STAMPED), stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -163,13 +167,13 @@ def _loaded(ports: Sequence[int], size: Size, seconds: float) -> Iterator[subpro
         popen.stdin.write(json.dumps(asdict(spec)).encode() + b"\n")
         popen.stdin.close()
         popen.stdout.readline()
-        time.sleep(_WARM_S)
+        time.sleep(warm_s)
         yield popen
 
 
 def _answer(client: subprocess.Popen[bytes]) -> Iterable[tuple[float, float]]:
-    """For each token when it came, in seconds, and how old it was, in microseconds. Raises
-    ProcessError."""
+    """For each token but an answer's first one, when it came, in seconds, and how old it was, in
+    microseconds. Raises ProcessError."""
     assert client.stdout is not None
     answer = json.loads(client.stdout.read())
     if problems := [each for each in answer["problems"] if "in time" not in each]:

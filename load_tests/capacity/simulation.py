@@ -90,13 +90,21 @@ def serve(
 
 
 def simulate(
-    size: Size, masters: int, costs: Costs, spread: Spread, seconds: float, *, local: bool = False
+    size: Size,
+    masters: int,
+    costs: Costs,
+    spread: Spread,
+    seconds: float,
+    *,
+    local: bool = False,
+    seed: int = 1,
 ) -> Prediction:
     """Simulate a fleet whose workers are spread over the masters; equal arguments, equal results.
 
-    `local`: as it is measured, with all workers in one process, and a client.
+    `local`: as it is measured, with all workers in one process, and a client. `seed`: of which step
+    comes when.
     """
-    rng, until = random.Random(1), seconds * 1e6
+    rng, until = random.Random(seed), seconds * 1e6
     seen = min(size.gateways, 2)  # the others are like these: they only cost Redis their messages
     counts = {
         "workers": 1 if local else size.workers,

@@ -42,6 +42,8 @@ class _StampReader(ResponseParser):
     __slots__ = ()
 
     def feed(self, data: bytes) -> int:
+        if data.startswith(b"HTTP/"):  # with it comes the first token, which is not simulated
+            return super().feed(data)
         now = time.monotonic()
         for stamp in _TOKEN.findall(data):
             _ages.extend((now, (int(now * 1e6) - int(stamp)) % _MODULUS))
@@ -66,7 +68,8 @@ async def run_workers(workers: int) -> None:
 
 
 def read() -> None:
-    """Send the load of the `LoadSpec` on stdin until its time is up; print what was wrong and ages.
+    """Send the load of the `LoadSpec` on stdin until its time is up; print what was wrong, and ages
+    of all tokens but the first of each answer.
 
     The ages are flat pairs: when a token came (seconds), how old it was then (microseconds).
     """

@@ -27,13 +27,13 @@ check: lint ## before a commit: lint and unit tests, in a minute and a half
 # Of a whole run, the branches of the core that the tests' own processes take; fleets run in others.
 COVERAGE = $(if $(ARGS),,--cov --cov-report=)
 
-test: install ## all tests but test-models, in random order (ARGS: pytest's; without, coverage of the core)
+test: install ## all tests but test-models (ARGS: pytest's; without, coverage of the core)
 	.venv/bin/pytest $(PARALLEL) $(COVERAGE) --ignore tests/models --ignore tests/page \
 		--ignore tests/clients --ignore tests/deletions $(ARGS)
 	@$(if $(ARGS),:,printf 'coverage of the core: '; .venv/bin/python -m coverage report --format=total)
 
 test-models: install ## real vLLM with other models than the demo's, made on the spot (ARGS: pytest's)
-	.venv/bin/pytest -p no:randomly tests/models $(ARGS)
+	.venv/bin/pytest tests/models $(ARGS)
 
 test-cluster: install ## the tests of the queue again, on a node of a Redis Cluster (ARGS: pytest's)
 	TEST_REDIS=cluster .venv/bin/pytest $(PARALLEL) tests/redis tests/store $(ARGS)
@@ -45,7 +45,7 @@ PAGE_TOOLS = .venv/bin/python -c 'import axe_playwright_python, playwright' 2>/d
 
 test-page: install ## the page in a browser, and the tour; skipped where there is no Chromium (ARGS: pytest's)
 	@$(PAGE_TOOLS)
-	.venv/bin/pytest -p no:randomly tests/page $(ARGS)
+	.venv/bin/pytest tests/page $(ARGS)
 
 tour: install ## walks through docs/pages/tour.md on a fleet of its own, and takes its pictures
 	@$(PAGE_TOOLS)

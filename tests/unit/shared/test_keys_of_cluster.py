@@ -55,7 +55,7 @@ def test_scripts_spell_no_key_and_no_channel(tags: list[str]) -> None:
     """They make them of the base key; a cluster refuses what lies in another slot."""
     texts = [script(name, flags=True) for name in NAMES] + [library()[1]]
     for text in texts:
-        body = text.split("-- Keys of one shard")[1]
+        body = text.split("-- One call of a script")[1]
         assert "flotilla:" not in body
         assert "'PUBLISH'" not in body
         assert "'NUMSUB'" not in body

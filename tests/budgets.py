@@ -124,13 +124,14 @@ def budgets() -> list[Budget]:
         # the workers: 7 lines of load tests.
         # What a node of a cluster costs is measured by a command: 118 lines of load tests.
         # Capacity: p99 is the median over nine simulations, as it depends on which steps come
-        # together, and measured answers end evenly: 25 lines of load tests.
+        # together, measured answers end evenly, and frames cost a gateway more where nothing of
+        # their connections is in its caches: 38 lines of load tests.
         # The headers of a call are read beside its member `flotilla`, in the core: 48 lines moved.
         # At a job's end and in its events Redis is asked again after a lost connection (2 of core);
         # claims begin with the shard whose oldest job waits longest (2).
         Budget("lines of the core", total(*CORE), 25_179, 14_000),
         Budget("lines of the product", total(*PRODUCT), 65_726, 34_000),
-        Budget("lines of the load tests", total("load_tests"), 15_023, 9_000),
+        Budget("lines of the load tests", total("load_tests"), 15_036, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),
         Budget(f"constructors above {ARGUMENTS} arguments", len(arguments), 0, 0),

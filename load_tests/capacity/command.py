@@ -23,6 +23,7 @@ from load_tests.capacity.simulation import (
     Prediction,
     Size,
     Spread,
+    cold_share,
     fit,
     simulate,
     spread_of,
@@ -280,7 +281,8 @@ def predict(
 def gateways_for(size: Size, costs: Costs) -> int:
     """Return the fewest gateways of which none has more to do than is planned with."""
     of, a_second = costs["gateway"], 1e3 / size.step_ms
-    frame_us, each = of["frame"] + of["request"] / size.tokens, size.streams / size.workers
+    frame_us = of["frame"] + of["cold"] * cold_share(size.step_ms) + of["request"] / size.tokens
+    each = size.streams / size.workers
 
     def work(gateways: int) -> float:
         near = min(size.near or gateways, gateways)

@@ -26,15 +26,17 @@ Arrival = tuple[float, float, Any]
 
 FEATURES = {
     "redis": ("step", "frame", "message", "request", "second", "fleet", "wake"),
-    "gateway": ("message", "frame", "request", "second", "wake"),
+    "gateway": ("message", "frame", "cold", "request", "second", "wake"),
     "workers": ("step", "frame", "request", "second", "wake"),
     "client": ("frame", "request", "wake"),
 }
-"""What CPU time is spent for. `frame`: the output of a job in a step; `message`: all that a gateway
+"""What CPU time is spent for. `frame`: the output of a job in a step; `cold`: of a frame, beside
+that, where nothing of its connection is in the CPU's caches any more; `message`: all that a gateway
 gets of a step (Redis' first one belongs to the step); `second`: of each gateway or, elsewhere, of
 each worker, with jobs or without; `fleet`: a second of all together; `wake`: see `coldness`, of
 Redis only by a step, as the rest comes so seldom that its cost has it."""
 _COLD_US = 3000.0
+_COLD_CONNECTION_MS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,12 @@ def coldness(idle_us: float) -> float:
     it slept, the less of its data is left in the CPU's caches. The form is assumed, not measured.
     """
     return 1 - math.exp(-idle_us / _COLD_US)
+
+
+def cold_share(step_ms: float) -> float:
+    """Return which part of a connection's data is no longer in the CPU's caches when its next frame
+    comes. The form is assumed; its constant fits three measurements."""
+    return 1 - math.exp(-step_ms / _COLD_CONNECTION_MS)
 
 
 def serve(
@@ -162,6 +170,7 @@ def simulate(
             spread[min(bisect(spread, f - 1, key=lambda each: each[0]), len(spread) - 1)][1]
         )
         send("redis", worker, begin + took, redis, (worker, begin + took / 2))
+    cold = cold_share(size.step_ms)
     for begin, took, (worker, stamp) in finish("redis"):
         for n in range(seen):
             if frames := places[worker][n]:
@@ -169,7 +178,7 @@ def simulate(
                     "gateway",
                     n,
                     begin + took,
-                    cost("gateway", message=1, frame=frames),
+                    cost("gateway", message=1, frame=frames, cold=frames * cold),
                     (frames, stamp),
                 )
     left = finish("gateway")
@@ -221,7 +230,9 @@ def _units(run: Mapping[str, Any], part: str) -> dict[str, float]:
     idle = max(0.0, 1 - run["cpu_s"][part] / run["seconds"] / processes)
     wakes = idle * run["steps" if part in ("redis", "workers") else "messages"]
     slept_us = 1e6 * idle * run["seconds"] * processes / max(1.0, wakes)
+    step_ms = 1e3 * run["seconds"] * run["size"]["workers"] / max(1, run["steps"])
     units = {
+        "cold": run["frames"] * cold_share(step_ms),
         **{unit: run[f"{unit}s"] for unit in ("step", "frame", "request")}, "fleet": run["seconds"],
         "message": run["messages"] - (run["steps"] if part == "redis" else 0),
         "second": run["seconds"] * run["size"]["gateways" if part == "gateway" else "workers"],

@@ -2,10 +2,10 @@
 
 A message is one or more frames back to back, each a msgpack array `[job id, seq, generation, kind,
 journal, payload]`. The gateway decodes the array (C code), finds the job's reader, completes the
-chunk from its template and writes it: no JSON is parsed per token. `seq` is the
-number of the job's log entry, so a lost frame shows as a gap and is read from the log. `generation`
-counts the job's leases: a frame of the next one is delivered only if it continues what was
-delivered (gateway/core/entry_order.py). Journal and payload of a step are its entry in the log
+chunk from its template and writes it: no JSON is parsed per token. `seq` is the number of the job's
+log entry, so a lost frame shows as a gap and is read from the log. `generation` counts the job's
+leases: a frame of the next one is delivered only if it continues what was delivered
+(gateway/core/entry_order.py). Journal and payload of a step are its entry in the log
 (job_log.py). The journal of the last frame is the number of tokens that all attempts at the job
 have generated, nil or empty if no worker ended the job; STARTED has no journal.
 
@@ -134,7 +134,7 @@ _IMPROVE_AGAIN = 2
 
 
 class DeltaEncoder:
-    """The worker's side of one job."""
+    """Encodes the chunks of one job, in its worker."""
 
     __slots__ = ("_before", "_head", "_improvable", "_length", "_n_head", "_n_tail", "_tail")
 
@@ -176,7 +176,7 @@ class DeltaEncoder:
 
 
 class DeltaDecoder:
-    """The gateway's side of one job: it needs every step, from the first."""
+    """Decodes the chunks of one job, in a gateway: it needs every step, from the first."""
 
     __slots__ = ("_before", "_head", "_tail")
 

@@ -134,7 +134,9 @@ def test_an_adapter_with_many_jobs_does_not_keep_others_waiting(loaded: Fleet) -
         hot.extend(submit("hot") for _ in range(hot_jobs_waiting(), HOT_JOBS))
         return all(map(is_over, others))
 
+    assert loaded.operate("pause").status_code == 200
     hot = [submit("hot") for _ in range(HOT_JOBS)]
+    assert loaded.operate("resume").status_code == 200
     wait_for(lambda: job(hot[0])["started_at"], "the adapter runs", LOADED_S)
     others = [submit("cold"), submit(BASE)]
     wait_for(others_have_ended, "the jobs of others have ended", LOADED_S)

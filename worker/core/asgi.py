@@ -1,4 +1,4 @@
-"""Calls an ASGI application in this process, as a server would, without a socket."""
+"""Calls an ASGI application in this process, without a socket; tells which events are errors."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ class Exchange:
         return self._finished
 
 
-_BEGINNINGS = (b'data: {"error"', b"event: error\n")
+_ERROR_BEGINNINGS = (b'data: {"error"', b"event: error\n")
 """The beginnings of OpenAI's and of Anthropic's error events."""
 
 
 def is_error(event: bytes) -> bool:
     """Whether this is an error event, as vLLM makes them."""
-    return event.startswith(_BEGINNINGS)
+    return event.startswith(_ERROR_BEGINNINGS)

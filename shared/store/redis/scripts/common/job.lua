@@ -1,5 +1,4 @@
--- A job's record: a hash (record.py).
-
+-- A job: its record, a hash (record.py), and its end.
 -- The words of a packed array under these names, '' where a record of an earlier release has none; nil if it
 -- can't be read. `least`: how many words it has at least.
 local function unpacked(names, packed, least)

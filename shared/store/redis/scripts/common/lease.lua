@@ -1,5 +1,4 @@
 -- Leases and fencing tokens.
-
 -- A worker may write if the token that it presents is the one in Redis: scripts that change a job that a
 -- worker holds delete it (`invalidate_fence`), so the worker has to renew before it writes again.
 local function fence_token_of(worker) return call('GET', key('fence', worker)) or '' end

@@ -1,3 +1,4 @@
+-- Where a job's output is: in its log, and what is not in there yet in the step log of its worker.
 local COUNTED_MS = 60000 -- the ledger's entries are in the sums long before
 
 -- A job's log: a list of segments, each `first number, number of entries, entries` (job_log.py).
@@ -66,7 +67,6 @@ end
 
 -- A worker's step log (step_log.py): what it wrote in the last engine steps.
 local STEP_LOG_MS = 86400000 -- step logs outlive their worker by this much at most
-
 local WINDOWS = {4, 16, STEPS} -- so many of the last steps are read, until they reach back far enough
 
 -- The last steps of a worker, oldest first: sizes, frames, ...

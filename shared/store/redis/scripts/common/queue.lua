@@ -1,5 +1,6 @@
 -- The queues: one stream per pool and lane, with one consumer group. Streams of requeued jobs are read in their order; of
 -- those of client lanes a worker gets the entries whose turn it is (turns.lua).
+-- Further down: how idle workers are woken, and the free slots that they have advertised.
 
 local function is_entry_id(entry) return string.match(entry, '^%d+%-%d+$') ~= nil end
 

@@ -1,5 +1,5 @@
 -- Requeue a job that its worker does not hold any more, or fail it: the retry limit is here. The job's log
--- stays: the next lease continues it behind its last entry.
+-- stays: the next lease continues it behind its last entry. `take_back` finds the jobs of a lost worker.
 local ATTEMPTS_SHOWN = 100 -- the history keeps so many, the latest ones
 local ATTEMPTS_IN_LETTER = 20
 local DEAD_JOB_MS = 7 * 86400000 -- a dead letter's job can be replayed for so long, or its own time to live

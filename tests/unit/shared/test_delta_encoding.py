@@ -1,4 +1,4 @@
-"""Chunk templates: decoding gives the same bytes, and an encoding is little more than its text."""
+"""Delta-encoded chunks: decoding gives the same bytes; an encoding is little more than the text."""
 
 from __future__ import annotations
 

@@ -129,8 +129,8 @@ def budgets() -> list[Budget]:
         # The headers of a call are read beside its member `flotilla`, in the core: 48 lines moved.
         # At a job's end and in its events Redis is asked again after a lost connection (2 of core);
         # claims begin with the shard whose oldest job waits longest (2).
-        Budget("lines of the core", total(*CORE), 25_178, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_725, 34_000),
+        Budget("lines of the core", total(*CORE), 25_186, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 65_744, 34_000),
         Budget("lines of the load tests", total("load_tests"), 15_036, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from gateway.batches.batch_run import BatchRun
 from gateway.batches.window import MOST_BYTES, Share
 from shared.job.errors import BlobMissing, StorageUnavailable
 from shared.job.replies import Fenced
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 
 log = logging.getLogger("flotilla.batches")
@@ -49,7 +49,7 @@ class BatchWork:
         if time.monotonic() > self._refreshed_at + _REFRESH_S:
             await self._context.fleet.refresh()
             self._refreshed_at = time.monotonic()
-        await asyncio.gather(*(self._advance(batch_id, until) for batch_id in ids))
+        await run_together(*(self._advance(batch_id, until) for batch_id in ids))
 
     async def _advance(self, batch_id: str, until: float) -> None:
         if time.monotonic() < self._again_at.get(batch_id, 0):

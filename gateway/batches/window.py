@@ -14,7 +14,6 @@ again, as the owner before may have been killed in between.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from itertools import islice
@@ -29,6 +28,7 @@ from gateway.batches.result_store import ResultStore
 from shared.batches.line_check import parse_line
 from shared.files.stored_file import StoredFile
 from shared.job.job import NewJob, checked_shard
+from shared.platform.tasks import run_together
 from shared.store.redis.batch_records import Change, LinePlace, OwnedBatch
 
 _MOST_LINES = 8192
@@ -275,7 +275,7 @@ class Window:
         running = [number for number in self._places if number not in self._unsent]
         for at in range(0, len(running), _AT_ONCE):
             ids = [self._job_id(number) for number in running[at : at + _AT_ONCE]]
-            await asyncio.gather(*(queue.cancel(job_id, tenant) for job_id in ids))
+            await run_together(*(queue.cancel(job_id, tenant) for job_id in ids))
 
     async def cut_off_next(self, why: CutOff) -> bool:
         """Give up lines that were never in flight; False if there are none any more."""

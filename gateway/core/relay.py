@@ -220,7 +220,7 @@ class Relay:
                         watches = [
                             self._queue.watch(i, self._gateway_id, follow=False) for i in part
                         ]
-                        await asyncio.gather(*watches)
+                        await run_together(*watches)
             except StoreError as error:
                 log.debug("could not watch jobs again: %s", error)
                 await asyncio.sleep(_RETRY_S)

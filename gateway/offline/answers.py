@@ -14,6 +14,7 @@ import httpx
 from shared.batches.line_check import BadLine, check_body
 from shared.client.async_transport import AsyncResumingTransport
 from shared.client.retries import Limits
+from shared.platform.tasks import end
 
 _PATIENT = Limits(attempts=1_000_000_000, give_up_s=inf)
 """A gateway that is away is started again; whoever waits for answers sees if the fleet ends."""
@@ -62,10 +63,7 @@ class Answers:
         return _error(f"Status {response.status_code}, and no JSON object.", "no_json_object", None)
 
     async def _end(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for each in others:
-            each.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await end([each for each in asyncio.all_tasks() if each is not asyncio.current_task()])
         await self._http.aclose()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from math import nan
 
@@ -16,6 +15,7 @@ from gateway.ops.readiness import checks
 from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.platform.metrics.gateway import GatewayMetrics
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis import dead_letters
 from shared.store.redis.batch_records import BatchRecords
@@ -32,9 +32,7 @@ log = logging.getLogger("flotilla.gateway")
 async def metrics(gateway: GatewayDep) -> Response:
     """All metrics in Prometheus' text format."""
     # At the same time, so that a scrape waits for one timeout of Redis, not for three.
-    problems, _, _ = await asyncio.gather(
-        checks(gateway), _read_fleet(gateway), _read_redis(gateway)
-    )
+    problems, _, _ = await run_together(checks(gateway), _read_fleet(gateway), _read_redis(gateway))
     for check, problem in problems.items():
         gateway.metrics.ready.labels(check).set(not problem)
     return Response(generate_latest(gateway.prometheus), media_type=CONTENT_TYPE_LATEST)
@@ -44,13 +42,15 @@ async def _read_fleet(gateway: Gateway) -> None:
     """Set the gauges whose values are in Redis. If Redis does not answer they have no value."""
     m, queue = gateway.metrics, gateway.queue
     try:
-        lanes, letters, runs, (batches, idle_s), webhooks, ledger = await asyncio.gather(
-            depths(queue),
-            dead_letters.count(queue),
-            MaintenanceRuns(queue.servers).all(),
-            BatchRecords(queue).open_counts(),
-            DeliveryRecords(queue).backlog(),
-            UsageRecords(queue).backlog(),
+        (lanes, letters, runs), ((batches, idle_s), webhooks, ledger) = await run_together(
+            run_together(
+                depths(queue), dead_letters.count(queue), MaintenanceRuns(queue.servers).all()
+            ),
+            run_together(
+                BatchRecords(queue).open_counts(),
+                DeliveryRecords(queue).backlog(),
+                UsageRecords(queue).backlog(),
+            ),
         )
         workers = gateway.fleet.workers
     except StoreError as error:

@@ -14,7 +14,7 @@ from functools import partial
 from gateway.webhooks.ended_events import deliveries_of
 from gateway.webhooks.webhook_sender import Outcome, WebhookSender
 from shared.platform.logs import RareWarning
-from shared.platform.tasks import end
+from shared.platform.tasks import end, run_together
 from shared.store.interface import StoreError
 from shared.store.redis.delivery_records import CLAIM_S, MOST_PENDING, DeliveryRecords, Taken
 from shared.store.redis.job_queue import JobQueue
@@ -155,7 +155,7 @@ class WebhookWork:
         self._fresh.clear()
 
     async def _read_outboxes(self) -> None:
-        full = await asyncio.gather(*map(self._read, range(self._queue.shards)))
+        full = await run_together(*map(self._read, range(self._queue.shards)))
         if any(full):  # the next round begins when all have results
             self._n_open = sum(each.result is None for each in self._fresh)
             if not self._n_open:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine
+from collections.abc import Awaitable, Collection, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from prometheus_client import Gauge
 
 log = logging.getLogger("flotilla.tasks")
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 
 _AGAIN_S = 0.1
 
@@ -50,20 +54,32 @@ class TaskSupervisor:
         log.error("background task %s has ended: %s", name, reason, exc_info=error)
 
 
-async def run_together(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all until all have ended. Raises the error of the first that fails, or CancelledError,
-    once the others have been ended.
+@overload
+async def run_together(first: Awaitable[A], second: Awaitable[B], /) -> tuple[A, B]: ...
+@overload
+async def run_together(
+    first: Awaitable[A], second: Awaitable[B], third: Awaitable[C], /
+) -> tuple[A, B, C]: ...
+@overload
+async def run_together(*works: Awaitable[A]) -> list[A]: ...
 
-    `asyncio.gather` returns with the first that is cancelled; what loses its cancellation goes on.
+
+async def run_together(*works: Awaitable[Any]) -> Any:
+    """Run all until all have ended; returns their results. Raises the error of the first that
+    fails, or CancelledError, once the others have been ended.
+
+    `asyncio.gather` leaves the others running when one fails, and returns with the first that is
+    cancelled.
     """
-    tasks = [asyncio.create_task(work) for work in works]
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        await asyncio.gather(*tasks)
-    finally:
+        return await asyncio.gather(*tasks)
+    except BaseException:
         await end(tasks)
+        raise
 
 
-async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
+async def end(tasks: Collection[asyncio.Future[Any]]) -> None:
     """Cancel tasks until all have ended. What they raise is dropped; if this is cancelled
     meanwhile, it raises CancelledError afterwards.
 

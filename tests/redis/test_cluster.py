@@ -96,6 +96,24 @@ async def test_each_client_finds_the_master_of_its_slot(pair: RedisCluster) -> N
         await redis.aclose(close_connection_pool=True)
 
 
+async def test_a_connection_that_is_made_during_the_close_is_closed(pair: RedisCluster) -> None:
+    redis = connect_slot(slot_map(pair.url), TAG)
+    await redis.ping()
+    pool = redis.connection_pool
+    taken = await pool.get_connection()  # the next call makes another
+    call = asyncio.create_task(redis.ping())
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert len(pool._made) == 2
+    await redis.aclose(close_connection_pool=True)
+    with pytest.raises(StoreUnavailable, match="are closed"):
+        await call
+    with pytest.raises(StoreUnavailable, match="are closed"):
+        await redis.ping()
+    assert not any(each.is_connected for each in pool._made)
+    await pool.release(taken)
+
+
 async def test_it_closes_although_the_reader_of_the_map_loses_a_cancellation(
     pair: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,6 +17,7 @@ from shared.job.errors import NotRepeatable
 from shared.job.job import Job, shard_in
 from shared.job.place import Place
 from shared.job.states import JobState
+from shared.platform.tasks import run_together
 
 MOST_JOBS = 1000
 """Jobs in one call; `next_cursor` continues."""
@@ -76,7 +76,7 @@ class BulkActions:
             one = self._cancel if action == "cancel" else self._retry
             for first in range(0, len(found.jobs), _AT_ONCE):
                 batch = found.jobs[first : first + _AT_ONCE]
-                done += filter(None, await asyncio.gather(*map(one, batch)))
+                done += filter(None, await run_together(*map(one, batch)))
         matched = len(found.jobs)
         return Bulk(
             action=action,

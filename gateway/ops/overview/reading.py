@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from gateway.ops.overview.tenant_sample import TenantSample
 from shared.fleet.registry import WorkerInfo
 from shared.job.lanes import WAITING_LANES, pool_of
 from shared.job.states import WorkerState
+from shared.platform.tasks import run_together
 from shared.store.redis import dead_letters
 from shared.store.redis.depths import LaneDepth, depths
 from shared.store.redis.eviction import EvictionMonitor
@@ -46,9 +46,7 @@ class Reading(NamedTuple):
 
 async def read(queue: JobQueue, fleet: FleetView, sample: TenantSample) -> Reading:
     """Read everything now; refreshes the workers in `fleet`. Raises StoreError."""
-    lanes, letters, _ = await asyncio.gather(
-        depths(queue), _letters(queue), fleet.refresh_workers()
-    )
+    lanes, letters, _ = await run_together(depths(queue), _letters(queue), fleet.refresh_workers())
     queues: dict[str, list[str]] = {}
     totals: dict[str, tuple[int, int]] = {}
     for lane in lanes:
@@ -60,7 +58,7 @@ async def read(queue: JobQueue, fleet: FleetView, sample: TenantSample) -> Readi
     running_ids: dict[str, list[str]] = {}
     for worker in fleet.workers:
         running_ids.setdefault(worker.pool, []).extend(worker.job_ids)
-    total, tenants = await asyncio.gather(
+    total, tenants = await run_together(
         throughput(queue, dict.fromkeys(lane.pool for lane in lanes)),
         sample.read(queues, running_ids, totals),
     )
@@ -68,7 +66,7 @@ async def read(queue: JobQueue, fleet: FleetView, sample: TenantSample) -> Readi
 
 
 async def _letters(queue: JobQueue) -> tuple[int, float | None]:
-    counted, newest = await asyncio.gather(
+    counted, newest = await run_together(
         dead_letters.count(queue), dead_letters.page(queue, None, None, 1)
     )
     return counted.kept, newest[0].id.ms / 1e3 if newest else None

@@ -42,6 +42,7 @@ _RETRY_S = 0.05
 _REFUSED_S = 0.2
 """For so long a slot counts as not served after a node has refused it: callers that wait try more
 often."""
+_CLOSED = "the connections to the cluster are closed"
 
 Reply = TypeVar("Reply")
 
@@ -97,7 +98,8 @@ class SlotMap:
         self._client: Any = None  # of the first node
         self._read_at = -_FRESH_S
         self._reading = asyncio.Lock()
-        self._wanted = asyncio.Event()
+        self.wanted = asyncio.Event()
+        """Set: the map is read at once."""
         self._task: asyncio.Task[None] | None = None
 
     def add(self, pool: SlotPool) -> None:
@@ -125,10 +127,6 @@ class SlotMap:
                 return node
         return None
 
-    def read_soon(self) -> None:
-        """Read the map at once."""
-        self._wanted.set()
-
     async def remove(self, pool: SlotPool) -> None:
         """The pool is closed. With the last one ends the map's own connection."""
         self._pools.discard(pool)
@@ -141,9 +139,9 @@ class SlotMap:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_INTERVAL_S):
-                    await self._wanted.wait()
+                    await self.wanted.wait()
             await asyncio.sleep(max(0.0, self._read_at + _FRESH_S - time.monotonic()))
-            self._wanted.clear()
+            self.wanted.clear()
             with contextlib.suppress(RedisError, OSError):
                 await self._read()
 
@@ -227,6 +225,9 @@ class SlotConnection(Connection):
         except (RedisConnectionError, OSError) as error:
             self._slot_pool.refused()
             raise ClusterDownError(f"the slot's master: {error}") from error
+        if self._slot_pool.is_closed:  # meanwhile; it did not close this connection
+            await self.disconnect(nowait=True)
+            raise RedisConnectionError(_CLOSED)
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         """The next reply. Raises redis-py's errors."""
@@ -259,6 +260,7 @@ class SlotPool(BlockingConnectionPool):
         self._made: weakref.WeakSet[SlotConnection] = weakref.WeakSet()
         self._kind = SlotTlsConnection if slots.tls else SlotConnection
         self._refused_at = -_REFUSED_S
+        self.is_closed = False
         super().__init__(connection_class=self._kind, **slots.login, **options)
         slots.add(self)
 
@@ -269,18 +271,21 @@ class SlotPool(BlockingConnectionPool):
         return made
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections. No further ones are made."""
+        self.is_closed = True
         await super().aclose()
         await self.slots.remove(self)
 
     async def address(self) -> Address:
         """The master that has the slot. Raises redis-py's errors."""
+        if self.is_closed:
+            raise RedisConnectionError(_CLOSED)
         return await self.slots.address(self._slot)
 
     def refused(self) -> None:
         """A node does not serve the slot."""
         self._refused_at = time.monotonic()
-        self.slots.read_soon()
+        self.slots.wanted.set()
 
     @property
     def is_served(self) -> bool:

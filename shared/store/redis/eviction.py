@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shared.platform.settings import SettingsError
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError, StoreRefused
 from shared.store.redis.redis_client import server_name
 
@@ -88,7 +89,7 @@ class EvictionMonitor:
 
     async def check(self) -> None:
         """Check all servers now. A server that is away keeps its last result."""
-        await asyncio.gather(*map(self._check, self._servers))
+        await run_together(*map(self._check, self._servers))
 
     async def _check(self, redis: Any) -> None:
         try:

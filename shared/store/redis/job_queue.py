@@ -22,6 +22,7 @@ from shared.job.placement import PlacementRules
 from shared.job.replies import Acquired, Fenced, NextTurn, Renewal, Repaired, SubmitReply
 from shared.job.result import piece_field
 from shared.job.states import JobState
+from shared.platform.tasks import run_together
 from shared.store.interface import Store, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_reader import JobReader
@@ -88,7 +89,7 @@ class JobQueue(JobReader, Store):
         by_shard: dict[int, list[str]] = {}
         for job_id in job_ids:
             by_shard.setdefault(checked_shard(job_id), []).append(job_id)
-        await asyncio.gather(*(self.run("delete", *each) for each in by_shard.items()))
+        await run_together(*(self.run("delete", *each) for each in by_shard.items()))
 
     async def watch(self, job_id: str, gateway: str, *, follow: bool) -> None:
         await self.run("watch", checked_shard(job_id), (job_id, gateway, int(follow)))

@@ -16,6 +16,7 @@ from shared.fleet.memory_room import MemoryRoom, answer_bytes, job_bytes
 from shared.job.errors import RedisMemoryFull
 from shared.job.job import NewJob
 from shared.job.lanes import LANES, pool_of
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.depths import pool_names
@@ -85,7 +86,7 @@ class MemoryMonitor:
         groups = self._queue.servers.groups
         clients = [self._queue.servers.of(shards[0]) for shards in groups]
         with contextlib.suppress(StoreError):
-            infos = await asyncio.gather(*map(_memory, clients))
+            infos = await run_together(*map(_memory, clients))
             owed = [0.0] * len(groups)
             self._is_limited = any(limit for _, limit in infos)
             if self._is_limited:

@@ -7,11 +7,11 @@ slot, and so has what belongs to none.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from shared.platform.cluster_url import is_cluster
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.cluster import FLEET_TAG, shard_tags
@@ -64,7 +64,7 @@ class Servers:
 
     async def infos(self) -> list[Mapping[str, Any]]:
         """INFO of each group's server; empty of one that can't be reached."""
-        return await asyncio.gather(*map(_info, self._of_groups))
+        return await run_together(*map(_info, self._of_groups))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -99,9 +99,8 @@ class ShardedPipeline:
         Without `raise_on_error` the error of a command that Redis refuses takes the place of the
         reply; with `partial` also that of a server that can't be reached.
         """
-        replies = await asyncio.gather(
-            *(_execute(each, raise_on_error, partial=partial) for each in self._pipelines)
-        )
+        calls = [_execute(each, raise_on_error, partial=partial) for each in self._pipelines]
+        replies = await run_together(*calls) if len(calls) > 1 else [await calls[0]]
         by_pipeline = [iter(each) for each in replies]
         return [next(by_pipeline[index]) for index in self._pipeline_of_command]
 

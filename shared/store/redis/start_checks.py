@@ -9,6 +9,7 @@ from typing import Any
 from shared.fleet.fleet_settings import FleetSettings
 from shared.platform.cluster_url import is_cluster
 from shared.platform.settings import SettingsError
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError, StoreRefused, StoreUnwritable
 from shared.store.redis import keys
 from shared.store.redis.durability import refuse_volatile
@@ -51,7 +52,7 @@ async def write_problems(queue: JobQueue, who: str) -> tuple[str, list[str]]:
     """
     primary = queue.servers.primary.set(keys.PROBE, who, px=10_000)
     probes = [_probe(queue, shards[0], who) for shards in queue.servers.groups]
-    found = await asyncio.gather(*map(_problem, (primary, *probes)))
+    found = await run_together(*map(_problem, (primary, *probes)))
     return found[0], found[1:]
 
 

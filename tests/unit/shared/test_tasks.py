@@ -64,7 +64,7 @@ async def test_what_runs_together_ends_with_the_first_that_fails() -> None:
     with pytest.raises(ValueError, match="broken"):
         await run_together(stubborn.run(), returns(), raises())
     assert stubborn.ended
-    await run_together(returns(), returns())
+    assert await run_together(asyncio.sleep(0, "a"), asyncio.sleep(0, 2)) == ["a", 2]
 
 
 async def test_the_error_of_a_failed_task_is_dropped() -> None:

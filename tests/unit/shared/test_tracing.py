@@ -299,9 +299,18 @@ def test_a_collector_gets_the_spans_by_http() -> None:
     assert resource.scope_spans[0].spans[0].name == "attempt"
 
 
-def test_a_collector_that_is_away_delays_the_end_by_a_moment_only() -> None:
-    tracing.set_up(f"http://127.0.0.1:{free_port()}/v1/traces", "worker", "w-1")
+def test_a_collector_that_is_away_delays_the_end_by_a_moment_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exporter = tracing._exporter(f"http://127.0.0.1:{free_port()}/v1/traces")
+    monkeypatch.setattr(tracing, "_exporter", lambda endpoint: exporter)
+    tracing.set_up("http://away/", "worker", "w-1")
     tracing.write("attempt", new_trace(), None, (1, 2))
     began = time.monotonic()
     tracing.shut_down()
     assert time.monotonic() - began < 10
+    exporter.shutdown()  # the threads would go on into the next tests
+    for thread in threading.enumerate():
+        if "BatchSpan" in thread.name:
+            thread.join(10)
+            assert not thread.is_alive()

@@ -24,6 +24,7 @@ from typing import Any
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
+from shared.platform.tasks import end
 from worker.engines.interface import Generated, Past, PastRefused
 from worker.engines.vllm import forced_replay
 from worker.engines.vllm import logprobs as vllm_logprobs
@@ -275,6 +276,4 @@ async def _merged(sources: list[AsyncGenerator[Any, None]]) -> AsyncGenerator[An
             else:
                 yield item
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)

@@ -11,7 +11,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -61,9 +61,13 @@ with wide batches."""
 VALIDATION = (Size(4, 128, 30), Size(16, 256, 100))
 SHARES = {"p50": 0.5, "p99": 0.99}
 SEEDS = range(9)
-"""With few workers p99 depends on how often the steps of some come together."""
-CORES_OFF, P99_OFF = 0.15, 0.30
+"""How often the steps of some workers come together depends on them: ages of all count."""
+ALLOWED_OFF = {"redis cores": 0.15, "gateway cores": 0.15, "p99 ms": 0.30}
 """How far a prediction may be off."""
+Run = Mapping[str, Any]
+"""What `measure` has returned."""
+Pairs = dict[tuple[str, str], list[tuple[float, float]]]
+"""By fleet and figure: what it was, and what was predicted, in each round."""
 NODES, PER_NODE, NODE_OVER = (1, 2, 3), Size(4, 32, 10, tokens=300), 1.15
 """Clusters, the part of the fleet for each of their nodes, and how far above its share of the cost
 of an only node that of each may be."""
@@ -81,12 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options = {
         "--measure": (False, "measure the costs on this machine first, and store them"),
         "--validate": (False, "run two other sizes on this machine, and predict them"),
-        "--nodes": (
-            0,
-            "so many rounds: what a node costs on clusters of one, two and three masters",
-        ),
+        "--nodes": (0, "so many rounds: what a node of one, two and three masters costs"),
         "--seconds": (10.0, "length of each measured run"),
-        "--rounds": (1, "of these measured runs; of each size the median run counts"),
+        "--rounds": (1, "of these measured runs; medians count"),
         "--steps": (40, "engine steps a second of each worker"),
         "--tokens": (300, "tokens of an answer"),
         "--near": (0, "how many gateways the streams of a worker come from; 0: all"),
@@ -101,27 +102,30 @@ def main(arguments: argparse.Namespace) -> int:
         print_tables([table], arguments)
         save_result(arguments.json, "nodes", {table.title: table.rows})
         return 0 if good else 1
-    sizes = CALIBRATION * arguments.measure + VALIDATION * arguments.validate
-    measured = _measured(sizes, arguments.seconds, arguments.rounds)
+    sizes = CALIBRATION * arguments.measure
+    if arguments.validate:  # in the middle, so that the machine's speed is most like the others'
+        sizes = (*sizes[:5], *VALIDATION, *sizes[5:])
+    rounds = [_measured(sizes, arguments.seconds) for _ in range(arguments.rounds * bool(sizes))]
     if arguments.measure:
-        runs = measured[: len(CALIBRATION)]
-        head = {
-            "command": " ".join(sys.argv[1:]),
-            "commit": _commit(),
-            "machine": machine.describe(),
-        }
-        MEASURED.write_text(json.dumps({**head, "runs": runs}) + "\n")
+        of_size = zip(*(_of(CALIBRATION, each) for each in rounds), strict=True)
+        asked = ["git", "-C", str(MEASURED.parent), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+        MEASURED.write_text(json.dumps({
+            "command": " ".join(sys.argv[1:]), "commit": commit, "machine": machine.describe(),
+            "runs": list(map(_median_run, of_size)),
+        }) + "\n")  # fmt: skip
     stored = json.loads(MEASURED.read_text())
-    runs, costs, spread = stored["runs"], fit(stored["runs"]), spread_of(stored["runs"])
+    runs: list[Run] = stored["runs"]
+    costs, spread = fit(runs), spread_of(runs)
     added = beyond(runs, costs, spread)
     if arguments.validate:
-        table = compare(measured[-len(VALIDATION) :], costs, spread, added)
-        good = near(table)
+        parts = ((_of(CALIBRATION, each) or runs, _of(VALIDATION, each)) for each in rounds)
+        table, good = judge(compare(parts))
     else:
         table, good = predict(arguments, costs, spread, added, runs[0]["connections"]), True
     print_tables([cost_table(costs), table], arguments)
     print(f"\nlatency beyond the simulated one: {added} us")
-    save_result(arguments.json, "capacity", {"costs": costs, table.title: table.rows})
+    save_result(arguments.json, "capacity", {table.title: table.rows, "rounds": rounds})
     return 0 if good else 1
 
 
@@ -152,26 +156,23 @@ def node_table(costs: Mapping[int, list[float]]) -> tuple[Table, bool]:
     return Table("The node that spends most CPU time, medians", head, rows), good
 
 
-def _commit() -> str:
-    asked = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(asked, capture_output=True, text=True, cwd=MEASURED.parent).stdout.strip()
+def _measured(sizes: Iterable[Size], seconds: float) -> list[Run]:
+    runs: list[Run] = []
+    for size in sizes:
+        with session() as processes:
+            run = measure(processes, size, seconds)
+        cores = {part: round(cpu_s / run["seconds"], 3) for part, cpu_s in run["cpu_s"].items()}
+        print_progress(f"{size} {cores} {run['ages_us']} stolen {run['stolen']:.0%}")
+        runs.append(run)
+    return runs
 
 
-def _measured(sizes: Iterable[Size], seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """Measure all sizes in each round; return of each size the run with the median CPU time, as the
-    speed of a machine changes."""
-    runs: dict[Size, list[dict[str, Any]]] = {size: [] for size in sizes}
-    for _ in range(rounds):
-        for size, found in runs.items():
-            with session() as processes:
-                run = measure(processes, size, seconds)
-            cores = {part: round(cpu_s / run["seconds"], 3) for part, cpu_s in run["cpu_s"].items()}
-            print_progress(f"{size} {cores} {run['ages_us']} stolen {run['stolen']:.0%}")
-            found.append(run)
-    return [
-        sorted(found, key=lambda run: sum(run["cpu_s"].values()))[len(found) // 2]
-        for found in runs.values()
-    ]
+def _of(sizes: Collection[Size], runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if Size(**run["size"]) in sizes]
+
+
+def _median_run(found: Sequence[Run]) -> Run:
+    return sorted(found, key=lambda run: sum(run["cpu_s"].values()))[len(found) // 2]
 
 
 def cost_table(costs: Costs) -> Table:
@@ -198,44 +199,49 @@ def beyond(runs: Iterable[Mapping[str, Any]], costs: Costs, spread: Spread) -> d
 def _local(
     run: Mapping[str, Any], costs: Costs, spread: Spread
 ) -> tuple[dict[str, float], Prediction]:
-    """Return a measured run's simulated ages, medians over SEEDS, and the last simulation."""
-    size, ages_us = Size(**run["size"]), dict[str, list[float]]()
+    """Return the simulated ages of a measured run, over SEEDS, and the last simulation."""
+    size, ages_us = Size(**run["size"]), list[float]()
     for seed in SEEDS:
         found = simulate(size, 1, costs, spread, run["seconds"], local=True, seed=seed)
-        for name, share in SHARES.items():
-            ages_us.setdefault(name, []).append(percentile(found.ages_us, share))
-    return {name: median(each) for name, each in ages_us.items()}, found
+        ages_us = sorted(ages_us + found.ages_us)
+    return {name: percentile(ages_us, share) for name, share in SHARES.items()}, found
 
 
-def compare(
-    runs: Iterable[Mapping[str, Any]], costs: Costs, spread: Spread, added: Mapping[str, float]
-) -> Table:
-    """Return real and predicted figures of measured fleets; `added`: see `beyond`."""
-    rows = []
-    for run in runs:
-        size, (ages_us, found) = Size(**run["size"]), _local(run, costs, spread)
-        pairs = {
-            f"{part} cores": (run["cpu_s"][part] / run["seconds"], found.cores[part])
-            for part in ("redis", "gateway")
-        }
-        for name, age_us in ages_us.items():
-            predicted = age_us + added[name]
-            pairs[f"{name} ms"] = run["ages_us"][name] / 1e3, predicted / 1e3
-        fleet = f"{size.workers} workers, {size.streams} streams, {size.step_ms:g} ms"
-        rows += [
-            [fleet, name, f"{real:.3f}", f"{predicted:.3f}", f"{predicted / real - 1:+.0%}"]
-            for name, (real, predicted) in pairs.items()
-        ]
-    return Table("Real and predicted", ["fleet", "", "real", "predicted", "off"], rows)
+def compare(rounds: Iterable[tuple[Sequence[Run], Sequence[Run]]]) -> Pairs:
+    """Return real and predicted figures of measured fleets.
+
+    A round: the runs by which it is predicted, and those that are.
+    """
+    pairs: Pairs = {}
+    for calibration, runs in rounds:
+        costs, spread = fit(calibration), spread_of(calibration)
+        added = beyond(calibration, costs, spread)
+        for run in runs:
+            size, (ages_us, found) = Size(**run["size"]), _local(run, costs, spread)
+            fleet = f"{size.workers} workers, {size.streams} streams, {size.step_ms:g} ms"
+            for part in ("redis", "gateway"):
+                cores = run["cpu_s"][part] / run["seconds"], found.cores[part]
+                pairs.setdefault((fleet, f"{part} cores"), []).append(cores)
+            for name, age_us in ages_us.items():
+                ages_ms = run["ages_us"][name] / 1e3, (age_us + added[name]) / 1e3
+                pairs.setdefault((fleet, f"{name} ms"), []).append(ages_ms)
+    return pairs
 
 
-def near(compared: Table) -> bool:
-    """Return whether no prediction is further off than it may be."""
-    allowed = {"redis cores": CORES_OFF, "gateway cores": CORES_OFF, "p99 ms": P99_OFF}
-    return all(
-        abs(float(predicted) / float(real) - 1) <= allowed.get(name, math.inf)
-        for _, name, real, predicted, _ in compared.rows
-    )
+def judge(pairs: Pairs) -> tuple[Table, bool]:
+    """Return the medians over rounds, and whether no prediction is further off than it may be.
+
+    As the machine's speed changes between rounds, what is off is the median of their ratios.
+    """
+    rows, good = [], True
+    for (fleet, name), each in pairs.items():
+        ratios = [predicted / real - 1 for real, predicted in each]
+        figures = [f"{median(column):.3f}" for column in zip(*each, strict=True)]
+        spread_text = f"{min(ratios):+.0%} to {max(ratios):+.0%}"
+        rows.append([fleet, name, *figures, f"{median(ratios):+.0%}", spread_text])
+        good = good and abs(median(ratios)) <= ALLOWED_OFF.get(name, math.inf)
+    head = ["fleet", "", "real", "predicted", "off", "rounds"]
+    return Table("Real and predicted, medians", head, rows), good
 
 
 def predict(

@@ -25,18 +25,18 @@ Arrival = tuple[float, float, Any]
 """When something comes to a process, what it costs there, what it is."""
 
 FEATURES = {
-    "redis": ("step", "frame", "message", "request", "second", "fleet", "wake"),
+    "redis": ("step", "frame", "cold", "message", "request", "second", "fleet", "wake"),
     "gateway": ("message", "frame", "cold", "request", "second", "wake"),
     "workers": ("step", "frame", "request", "second", "wake"),
     "client": ("frame", "request", "wake"),
 }
 """What CPU time is spent for. `frame`: the output of a job in a step; `cold`: of a frame, beside
-that, where nothing of its connection is in the CPU's caches any more; `message`: all that a gateway
-gets of a step (Redis' first one belongs to the step); `second`: of each gateway or, elsewhere, of
-each worker, with jobs or without; `fleet`: a second of all together; `wake`: see `coldness`, of
-Redis only by a step, as the rest comes so seldom that its cost has it."""
+that, where nothing of its job or connection is in the CPU's caches any more; `message`: all that a
+gateway gets of a step (Redis' first one belongs to the step); `second`: of each gateway or,
+elsewhere, of each worker, with jobs or without; `fleet`: a second of all together; `wake`: see
+`coldness`, of Redis only by a step, as the rest comes so seldom that its cost has it."""
 _COLD_US = 3000.0
-_COLD_CONNECTION_MS = 30.0
+_COLD_FRAME_MS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ def coldness(idle_us: float) -> float:
 
 
 def cold_share(step_ms: float) -> float:
-    """Return which part of a connection's data is no longer in the CPU's caches when its next frame
+    """Return which part of a stream's data is no longer in the CPU's caches when its next frame
     comes. The form is assumed; its constant fits three measurements."""
-    return 1 - math.exp(-step_ms / _COLD_CONNECTION_MS)
+    return 1 - math.exp(-step_ms / _COLD_FRAME_MS)
 
 
 def serve(
@@ -163,14 +163,14 @@ def simulate(
         used[part] = [work / until for work, _ in done]
         return (each for _, served in done for each in served if each[2] is not None)
 
+    cold = cold_share(size.step_ms)
     for begin, took, worker in finish("workers"):
-        messages = len(places[worker])
-        redis = cost("redis", step=1, frame=(f := places[worker].total()), message=messages - 1)
+        messages, f = len(places[worker]), places[worker].total()
+        redis = cost("redis", step=1, frame=f, cold=f * cold, message=messages - 1)
         redis *= rng.choice(
             spread[min(bisect(spread, f - 1, key=lambda each: each[0]), len(spread) - 1)][1]
         )
         send("redis", worker, begin + took, redis, (worker, begin + took / 2))
-    cold = cold_share(size.step_ms)
     for begin, took, (worker, stamp) in finish("redis"):
         for n in range(seen):
             if frames := places[worker][n]:

@@ -131,7 +131,7 @@ def budgets() -> list[Budget]:
         # claims begin with the shard whose oldest job waits longest (2).
         Budget("lines of the core", total(*CORE), 25_186, 14_000),
         Budget("lines of the product", total(*PRODUCT), 65_744, 34_000),
-        Budget("lines of the load tests", total("load_tests"), 15_036, 9_000),
+        Budget("lines of the load tests", total("load_tests"), 15_042, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),
         Budget(f"constructors above {ARGUMENTS} arguments", len(arguments), 0, 0),

@@ -21,7 +21,7 @@ from gateway.cli.exit_codes import ExitCode
 from gateway.cli.terminal import alone_in_foreground
 from gateway.launcher import run_file
 from gateway.launcher.launcher_settings import LauncherSettings
-from gateway.launcher.up import up as run_up
+from gateway.launcher.preflight import up as run_up
 from shared.fleet.pools import load_pools
 from shared.platform.settings import (
     SettingsError,

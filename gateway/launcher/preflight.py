@@ -1,4 +1,4 @@
-"""`flotilla up`: Redis, the gateway and the workers on this machine, in one terminal."""
+"""What `flotilla up` checks before the supervisor starts Redis, the gateway and the workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def up(
     commands: Commands | None = None,
     folder: Path = FOLDER,
 ) -> int:
-    """Run everything until Ctrl-C; the process's exit status.
+    """Check everything, and run it until Ctrl-C; the process's exit status.
 
     `workers`: their number, unless `settings.autoscale` has a range or flotilla.yaml has pools.
     """

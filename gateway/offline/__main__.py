@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.launcher.launcher_settings import LauncherSettings
-from gateway.launcher.up import up
+from gateway.launcher.preflight import up
 from shared.platform.settings import load_settings
 
 _CHECK_S = 0.5

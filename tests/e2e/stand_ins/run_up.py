@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.cli.terminal import alone_in_foreground
 from gateway.launcher.supervisor import Commands
-from gateway.launcher.up import up
+from gateway.launcher.preflight import up
 from shared.platform.settings import load_settings
 from tests.settings import Settings
 

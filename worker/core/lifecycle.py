@@ -50,7 +50,7 @@ from worker.worker_settings import WorkerSettings
 
 log = logging.getLogger("flotilla.worker")
 
-_CHECK_S = 0.25
+_CHECK_S = 1.0
 
 
 class EngineDied(Exception):

@@ -62,9 +62,8 @@ class Reaper:
         lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
         if not await redis.set(keys.base(shard) + keys.REAPER, 1, nx=True, px=lock_ms):
             return
-        await self._expire(shard)
-        await self._cancel_unattended(shard)
-        await self._reap(shard)
+        # Sent in this order, at once: one wake-up of Redis and one of this process.
+        await run_together(self._expire(shard), self._cancel_unattended(shard), self._reap(shard))
         # By time, not by rounds: in most rounds another process holds the lock.
         if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
             self._swept[shard] = time.monotonic()

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from gateway.cli.terminal import alone_in_foreground
-from gateway.launcher.supervisor import Commands
 from gateway.launcher.preflight import up
+from gateway.launcher.supervisor import Commands
 from shared.platform.settings import load_settings
 from tests.settings import Settings
 

@@ -9,9 +9,8 @@ from shared.api.endpoint import ErrorStyle
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import FlotillaError
 
-_ANTHROPIC_PATHS = tuple(
-    row.path for row in ENDPOINTS.values() if row.errors is ErrorStyle.ANTHROPIC
-)
+_STYLES = {row.path: row.errors for row in ENDPOINTS.values()}
+_ANTHROPIC_PATHS = [path for path, style in _STYLES.items() if style is ErrorStyle.ANTHROPIC]
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -26,6 +25,8 @@ _ANTHROPIC_TYPES = {
 
 def error_style(path: str) -> ErrorStyle:
     """The shape of errors on this path: that of the row of the table that it is, or is below."""
+    if path in _STYLES:
+        return _STYLES[path]
     for known in _ANTHROPIC_PATHS:
         if path.startswith(known) and path[len(known) : len(known) + 1] in ("", "/"):
             return ErrorStyle.ANTHROPIC

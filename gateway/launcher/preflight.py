@@ -41,13 +41,7 @@ async def up(
         await refuse_unfit(settings)
     if settings.log_format == "auto":  # people read it, though the processes write into pipes
         settings = settings.model_copy(update={"log_format": "pretty"})
-    names = [
-        "flotilla",
-        "redis",
-        "gateway",
-        "maintenance",
-        *_worker_names(pools),
-    ]
+    names = ["flotilla", "redis", "gateway", "maintenance", *_worker_names(pools)]
     console = Console(names, colours=wants_colours(to_environment("up")))
     try:
         _check_folder(folder)

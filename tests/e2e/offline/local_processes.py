@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -85,6 +86,7 @@ class LocalProcesses:
         assert process.wait(120) == status, self.text()
 
     def kill(self) -> None:
-        """End what still runs."""
+        """Kill what still runs."""
         for pid in self.running():
-            os.kill(pid, 9)
+            with contextlib.suppress(ProcessLookupError):  # it ended with another one
+                os.kill(pid, 9)

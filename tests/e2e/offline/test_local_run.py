@@ -69,9 +69,8 @@ def test_a_run_without_a_server(local: LocalProcesses) -> None:
 
 
 def kill_everything(local: LocalProcesses, command: subprocess.Popen[bytes]) -> None:
-    while running := local.running():
-        for pid in running:
-            os.kill(pid, signal.SIGKILL)
+    while local.running():
+        local.kill()
     command.wait()
 
 

@@ -21,7 +21,7 @@ from gateway.cli.exit_codes import ExitCode
 from gateway.cli.terminal import alone_in_foreground
 from gateway.launcher import run_file
 from gateway.launcher.launcher_settings import LauncherSettings
-from gateway.launcher.preflight import up as run_up
+from gateway.launcher.preflight import check_and_run
 from shared.fleet.pools import load_pools
 from shared.platform.settings import (
     SettingsError,
@@ -98,7 +98,7 @@ def up(
             flags["autoscale"] = f"{load_pools(settings).own.served_names[0]}={autoscale}"
             settings = load_settings(LauncherSettings, **flags)
         with alone_in_foreground():
-            status = asyncio.run(run_up(settings, workers or 1))
+            status = asyncio.run(check_and_run(settings, workers or 1))
     raise typer.Exit(status)
 
 

@@ -21,7 +21,7 @@ from shared.platform.settings import SettingsError, to_environment
 from shared.store.redis.start_checks import refuse_unfit
 
 
-async def up(
+async def check_and_run(
     settings: LauncherSettings,
     workers: int,
     *,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.launcher.launcher_settings import LauncherSettings
-from gateway.launcher.preflight import up
+from gateway.launcher.preflight import check_and_run
 from shared.platform.settings import load_settings
 
 _CHECK_S = 0.5
@@ -23,7 +23,7 @@ _CHECK_S = 0.5
 async def _serve(owner: int, folder: str, workers: int, flags: dict[str, Any]) -> int:
     watch = asyncio.create_task(_end_with(owner), name="end with the owner")
     try:
-        return await up(_settings(flags), workers, folder=Path(folder))
+        return await check_and_run(_settings(flags), workers, folder=Path(folder))
     finally:
         watch.cancel()
 

@@ -50,7 +50,7 @@ from worker.worker_settings import WorkerSettings
 
 log = logging.getLogger("flotilla.worker")
 
-_CHECK_S = 1.0
+_CHECK_S = 1.0  # between two looks at an engine that reports nothing
 
 
 class EngineDied(Exception):

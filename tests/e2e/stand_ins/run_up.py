@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from gateway.cli.terminal import alone_in_foreground
-from gateway.launcher.preflight import up
+from gateway.launcher.preflight import check_and_run
 from gateway.launcher.supervisor import Commands
 from shared.platform.settings import load_settings
 from tests.settings import Settings
@@ -25,5 +25,7 @@ commands = Commands(
     ),
 )
 with alone_in_foreground():
-    status = asyncio.run(up(load_settings(Settings), int(sys.argv[1]), commands=commands))
+    status = asyncio.run(
+        check_and_run(load_settings(Settings), int(sys.argv[1]), commands=commands)
+    )
 sys.exit(status)

@@ -142,7 +142,7 @@ def test_up_serves_a_torchserve_file(folder: Path, monkeypatch: pytest.MonkeyPat
         seen.append(settings)
         return 0
 
-    monkeypatch.setattr(processes, "run_up", fake)
+    monkeypatch.setattr(processes, "check_and_run", fake)
     path = folder / "model_config.yaml"
     path.write_text("handler: {vllm_engine_config: {model: org/m, served_model_name: m}}\n")
     arguments = ["up", "--torchserve-config", str(path)]

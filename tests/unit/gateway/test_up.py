@@ -262,7 +262,7 @@ def test_up_passes_its_flags_and_its_status(monkeypatch: pytest.MonkeyPatch) -> 
         seen.extend([settings, workers])
         return 7
 
-    monkeypatch.setattr(processes, "run_up", fake)
+    monkeypatch.setattr(processes, "check_and_run", fake)
     result = runner.invoke(main.app, ["up", "--workers", "3", "--port", "8123"])
     assert result.exit_code == 7
     assert seen[0].port == 8123
@@ -289,7 +289,7 @@ def test_up_autoscales_the_model_that_its_workers_will_announce(
         seen.append(settings.autoscale)
         return 0
 
-    monkeypatch.setattr(processes, "run_up", fake)
+    monkeypatch.setattr(processes, "check_and_run", fake)
     assert runner.invoke(main.app, ["up", *flags, "--autoscale", "0:3"]).exit_code == 0
     assert seen == [f"{model}=0:3"]
 

@@ -61,7 +61,7 @@ with wide batches."""
 VALIDATION = (Size(4, 128, 30), Size(16, 256, 100))
 SHARES = {"p50": 0.5, "p99": 0.99}
 SEEDS = range(9)
-"""How often the steps of some workers come together depends on them: ages of all count."""
+"""Which steps come together depends on the seed, so the ages of all seeds count."""
 ALLOWED_OFF = {"redis cores": 0.15, "gateway cores": 0.15, "p99 ms": 0.30}
 """How far a prediction may be off."""
 Run = Mapping[str, Any]
@@ -125,7 +125,8 @@ def main(arguments: argparse.Namespace) -> int:
         table, good = predict(arguments, costs, spread, added, runs[0]["connections"]), True
     print_tables([cost_table(costs), table], arguments)
     print(f"\nlatency beyond the simulated one: {added} us")
-    save_result(arguments.json, "capacity", {table.title: table.rows, "rounds": rounds})
+    found = {"costs": costs, table.title: table.rows, "rounds": rounds}
+    save_result(arguments.json, "capacity", found)
     return 0 if good else 1
 
 
@@ -182,7 +183,7 @@ def cost_table(costs: Costs) -> Table:
     return Table.of_columns("CPU microseconds", {"": list(costs), **columns})
 
 
-def beyond(runs: Iterable[Mapping[str, Any]], costs: Costs, spread: Spread) -> dict[str, float]:
+def beyond(runs: Iterable[Run], costs: Costs, spread: Spread) -> dict[str, float]:
     """Return how much older tokens were than simulated, in microseconds: scheduling, mostly.
 
     Medians over those measured runs in which the engines kept their pace.
@@ -196,14 +197,12 @@ def beyond(runs: Iterable[Mapping[str, Any]], costs: Costs, spread: Spread) -> d
     return {name: max(0.0, median(each)) for name, each in differences.items()}
 
 
-def _local(
-    run: Mapping[str, Any], costs: Costs, spread: Spread
-) -> tuple[dict[str, float], Prediction]:
+def _local(run: Run, costs: Costs, spread: Spread) -> tuple[dict[str, float], Prediction]:
     """Return the simulated ages of a measured run, over SEEDS, and the last simulation."""
-    size, ages_us = Size(**run["size"]), list[float]()
-    for seed in SEEDS:
-        found = simulate(size, 1, costs, spread, run["seconds"], local=True, seed=seed)
-        ages_us = sorted(ages_us + found.ages_us)
+    ages_us: list[float] = []
+    for n in SEEDS:
+        found = simulate(Size(**run["size"]), 1, costs, spread, run["seconds"], local=True, seed=n)
+        ages_us += found.ages_us
     return {name: percentile(ages_us, share) for name, share in SHARES.items()}, found
 
 

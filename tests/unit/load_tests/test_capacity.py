@@ -99,15 +99,16 @@ def test_what_comes_to_a_sleeping_process_costs_more_the_longer_it_slept() -> No
     assert cost(1e9, None, always=False) == 10.0
 
 
-def test_a_frame_costs_more_the_longer_its_connection_got_none() -> None:
-    def gateway(step_ms: float, cold: float) -> float:
+@pytest.mark.parametrize("part", ["redis", "gateway"])
+def test_a_frame_costs_more_the_longer_its_job_got_none(part: str) -> None:
+    def cores(step_ms: float, cold: float) -> float:
         size = Size(workers=2, streams=64, step_ms=step_ms)
-        return simulate(size, 1, costs("gateway", cold=cold), EVEN, 5.0).cores["gateway"]
+        return simulate(size, 1, costs(part, cold=cold), EVEN, 5.0).cores[part]
 
     for step_ms in (5.0, 100.0):
         frames_a_second = 64 * 1e3 / step_ms
         more = frames_a_second * cold_share(step_ms) * 10e-6
-        assert gateway(step_ms, 10.0) - gateway(step_ms, 0.0) == pytest.approx(more, rel=0.1)
+        assert cores(step_ms, 10.0) - cores(step_ms, 0.0) == pytest.approx(more, rel=0.1)
     assert 0 < cold_share(5.0) < cold_share(100.0) < 1
 
 

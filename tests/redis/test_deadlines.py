@@ -157,7 +157,8 @@ async def test_the_deadline_for_the_whole_job_has_its_own_error(
 ) -> None:
     waits = (await submit(queue, deadline_s=0.001)).id
     runs = (await submit(queue, deadline_s=0.001, run_deadline_s=500.0)).id
-    store.hset(keys.job(0, runs), "deadline_us", 10**17)  # as if it was claimed before
+    # Submitted long ago, and claimed before the deadline.
+    store.hset(keys.job(0, runs), mapping={"created_us": 1, "deadline_us": 10**17})
     leased = [job.id for job in await claim(queue)]
     assert runs in leased
     set_due(store, runs)

@@ -30,8 +30,8 @@ def most_output(fields: Mapping[str, Any]) -> int | None:
     """The tokens that a request allows all its choices together; None: it does not say."""
     get = fields.get
     asked = get("max_completion_tokens") or get("max_output_tokens") or get("max_tokens")
-    tokens = _number(asked) if asked else 0
-    return tokens * max(1, _number(get("n"))) if tokens else None
+    tokens, n = _number(asked) if asked else 0, get("n")
+    return (tokens * max(1, _number(n)) if n else tokens) or None
 
 
 def check_answer_size(

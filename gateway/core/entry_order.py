@@ -79,13 +79,16 @@ class EntryOrder:
         """
         if seq != self.last_seq + 1 or generation != self.generation:
             return None
-        data = self._decoder.decode(items or ())
-        self._tokens += 1 if type(journal) is int else tokens_in(journal)
-        # As _add_items, without a call: this runs for every token.
-        if items is not None and len(items) == 1 and type(items[0]) is bytes:
-            self._crc32 = crc32(items[0], self._crc32 + 1)  # type: ignore[operator]
+        n_tokens = 1 if type(journal) is int else tokens_in(journal)
+        decoder = self._decoder
+        # As `_add_items` and `decode`, without a call: this runs for every token.
+        if items is not None and len(items) == 1 and type(text := items[0]) is bytes:
+            decoder.before = data = decoder.head + text + decoder.tail
+            self._crc32 = crc32(text, self._crc32 + 1)  # type: ignore[operator]
         else:
+            data = decoder.decode(items or ())
             self._add_items(items or ())
+        self._tokens += n_tokens
         self.last_seq = seq
         return data
 

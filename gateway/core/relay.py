@@ -128,11 +128,9 @@ class Relay:
         """The reader gets no more frames."""
         key = reader.job_id.encode()
         self.n_readers[shard_in(reader.job_id)] -= 1
-        others = tuple(each for each in self._readers[key] if each is not reader)
-        if others:
-            self._readers[key] = others
-        else:
-            del self._readers[key]
+        readers = self._readers.pop(key)
+        if len(readers) > 1:
+            self._readers[key] = tuple(each for each in readers if each is not reader)
 
     def has_readers(self, job_id: str) -> bool:
         """Whether a client of this gateway follows the job."""

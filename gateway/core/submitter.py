@@ -77,11 +77,12 @@ class Submitter:
         called with that error.
         """
         queued: asyncio.Future[str | None] = self._loop.create_future()
-        waiting = self._waiting[job.shard]
+        shard = job.shard
+        waiting = self._waiting[shard]
         waiting.append(_Waiting(job, queued, on_error))
-        if not self._calls[job.shard] and len(waiting) == 1:
+        if not self._calls[shard] and len(waiting) == 1:
             # Later, together with other jobs of this turn of the event loop.
-            self._loop.call_soon(self._send, job.shard)
+            self._loop.call_soon(self._send, shard)
         return queued
 
     def _send(self, shard: int) -> None:

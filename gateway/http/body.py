@@ -81,7 +81,10 @@ def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 def check_type(headers: Mapping[bytes, bytes], kind: BodyKind) -> None:
     """Raise UnsupportedMediaType or BadRequest for a body that can't be read."""
-    media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    header = headers.get(b"content-type", b"")
+    if header == _MEDIA_TYPES[kind] and b"content-encoding" not in headers:
+        return  # the usual case
+    media_type = header.split(b";")[0].strip().lower()
     if media_type != _MEDIA_TYPES[kind]:
         # vLLM accepts no other type either; and a page of another site can't send JSON without a
         # CORS preflight request, which is not answered.

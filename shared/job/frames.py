@@ -145,17 +145,20 @@ class DeltaEncoder:
         self._length = self._n_head + self._n_tail
         self._improvable = _IMPROVE
 
+    def text(self, chunk: bytes) -> bytes | None:
+        """The next chunk as its text, as with nearly every token; None: call `encode` for it."""
+        n = len(chunk)
+        if (
+            self._improvable
+            or n < self._length
+            or not (chunk.startswith(self._head) and chunk.endswith(self._tail))
+        ):
+            return None
+        self._before = chunk
+        return chunk[self._n_head : n - self._n_tail]
+
     def encode(self, chunks: Sequence[bytes]) -> list[Item]:
         """The next chunks of the job, as items."""
-        if len(chunks) == 1 and not self._improvable:  # as with nearly every token
-            (chunk,) = chunks
-            if (
-                len(chunk) >= self._length
-                and chunk.startswith(self._head)
-                and chunk.endswith(self._tail)
-            ):
-                self._before = chunk
-                return [chunk[self._n_head : len(chunk) - self._n_tail]]
         items: list[Item] = []
         for chunk in chunks:
             fits = (
@@ -178,32 +181,31 @@ class DeltaEncoder:
 class DeltaDecoder:
     """Decodes the chunks of one job, in a gateway: it needs every step, from the first."""
 
-    __slots__ = ("_before", "_head", "_tail")
+    __slots__ = ("before", "head", "tail")
 
     def __init__(self) -> None:
-        self._before = b""
-        self._head = b""
-        self._tail = b""
+        self.before = b""
+        """The last chunk."""
+        self.head = b""
+        """Of the template, as `tail`."""
+        self.tail = b""
 
     @property
     def state(self) -> tuple[bytes, bytes, bytes]:
         """The chunk before, and the head and the tail of the template."""
-        return self._before, self._head, self._tail
+        return self.before, self.head, self.tail
 
     def decode(self, items: Sequence[Item]) -> bytes:
         """The chunks of one step, back to back."""
-        if len(items) == 1 and isinstance(items[0], bytes):
-            self._before = self._head + items[0] + self._tail
-            return self._before
         chunks = []
         for item in items:
             if isinstance(item, bytes):
-                self._before = self._head + item + self._tail
-                chunks.append(self._before)
+                self.before = self.head + item + self.tail
+                chunks.append(self.before)
             else:
                 n, m = item
-                self._head = self._before[:n]
-                self._tail = self._before[len(self._before) - m :]
+                self.head = self.before[:n]
+                self.tail = self.before[len(self.before) - m :]
         return b"".join(chunks)
 
 

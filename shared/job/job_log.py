@@ -98,30 +98,31 @@ out where there are none: four fields or more are a Delta, fewer a Prompt."""
 
 def make_journal(records: Sequence[Record], items: Sequence[Item] = ()) -> Journal:
     """The journal of an entry whose chunks are `items`."""
-    if len(records) == len(items) == 1:  # as with nearly every token
-        record = _shortest(records[0], items[0])
-        return record if isinstance(record, int) else (record,)
+    if len(records) == len(items) == 1:
+        token = token_of(records[0], items[0])
+        return (records[0],) if token is None else token
     texts = [item for item in items if isinstance(item, bytes)]
-    journal = []
+    journal: list[Record | int] = []
     for record in records:
-        short = _shortest(record, texts[0]) if texts else record
-        if short is not record:
+        token = token_of(record, texts[0]) if texts else None
+        journal.append(record if token is None else token)
+        if token is not None:
             del texts[0]
-        journal.append(short)
     return journal or None
+
+
+def token_of(record: Record, text: Item) -> int | None:
+    """The token that stands for a record, as its text is that of its chunk; None: nothing does."""
+    if len(record) >= 4 and record[3].encode() == text and (len(record) == 4 or record[4] is None):
+        call, choice, ids = record[:3]
+        if call == choice == 0 and len(ids) == 1:
+            return ids[0]
+    return None
 
 
 def context_record(call: int, context: Sequence[int]) -> Record:
     """What an engine call depends on, to be compared by later attempts: see the module."""
     return ~call, 0, context
-
-
-def _shortest(record: Record, text: Item) -> Record | int:
-    if len(record) >= 4 and record[3].encode() == text and (len(record) == 4 or record[4] is None):
-        call, choice, ids = record[:3]
-        if call == choice == 0 and len(ids) == 1:
-            return ids[0]
-    return record
 
 
 def read_journal(journal: Journal, items: Sequence[Item] = ()) -> list[Delta | Prompt]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.job.states import JobEvent
 
@@ -17,8 +17,7 @@ MAX_RESULT_BYTES = 64 << 20
 """A longer body is not stored: Redis would stand still while it receives it."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobResult:
+class JobResult(NamedTuple):
     """How a worker ends a job."""
 
     event: JobEvent

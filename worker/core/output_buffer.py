@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shared.job.frames import DeltaEncoder, FrameKind, encode, entries_of
+from shared.job.frames import DeltaEncoder, FrameKind, Item, entries_of
 from shared.job.job import LeasedJob
-from shared.job.job_log import Record, context_record, make_journal, pack_segment
+from shared.job.job_log import Journal, Record, context_record, make_journal, pack_segment, token_of
+from shared.job.packing import pack
 from shared.job.result import JobResult
 from shared.job.step_log import FinalEntry, JobStream, LogFlush
 from worker.core.asgi import is_error
@@ -173,12 +174,20 @@ class OutputBuffer(JobStream):
         if self.discarded:
             return None
         frame, chunks, records = b"", self._chunks, self._records
+        items: list[Item]
+        journal: Journal
         if chunks or records:
             self._seq += 1
-            items = self._encoder.encode(chunks)
             kind = self._kind if result is None else self._last_kind
-            journal = make_journal(records, items)
-            frame = encode(self._id, self._seq, kind, items or None, journal, self.generation)
+            is_token = len(chunks) == len(records) == 1
+            if is_token and (text := self._encoder.text(chunks[0])) is not None:
+                items, token = [text], token_of(records[0], text)
+                journal = (records[0],) if token is None else token
+            else:
+                items = self._encoder.encode(chunks)
+                journal = make_journal(records, items)
+            # `frames.encode`, without a call: this runs for every token.
+            frame = pack((self._id, self._seq, self.generation, kind, journal, items or None))
             self.unflushed.append(frame)
             self._chunks, self._records = [], []
             if result is None:

@@ -55,9 +55,14 @@ def steps(stream: list[bytes], cuts: Iterable[int]) -> Iterator[list[bytes]]:
 
 
 def encode_each(stream: list[bytes]) -> list[list[Item]]:
-    """Encode one chunk per step, as in a token stream."""
-    encoder = DeltaEncoder()
-    return [encoder.encode([chunk]) for chunk in stream]
+    """Encode one chunk per step, as in a token stream: `text` is `encode` where it is not None."""
+    encoder, plain = DeltaEncoder(), DeltaEncoder()
+    steps: list[list[Item]] = []
+    for chunk in stream:
+        text = encoder.text(chunk)
+        steps.append(encoder.encode([chunk]) if text is None else [text])
+        assert steps[-1] == plain.encode([chunk])
+    return steps
 
 
 def decode_each(encoded: Iterable[list[Item]]) -> bytes:

@@ -143,7 +143,7 @@ async def test_a_job_continues_behind_each_entry_of_its_log(
         assert len(created(queue.sent)) <= (2 if body.get("endpoint") == RESPONSES else 1)
         assert transcript([*before, *queue.log]) == transcript(log)
         assert without_created(queue.answer.body) == without_created(answer.body)
-        assert replace(queue.answer, body=b"") == replace(answer, body=b"")
+        assert queue.answer._replace(body=b"") == answer._replace(body=b"")
         assert queue.ended[0].seq == len(before) + len(queue.log) + 1
         again = bench.metrics.tokens_decoded_again._value.get()
         assert (queue.restarted, again) == ([], 0)

@@ -53,10 +53,6 @@ class PromptSize(NamedTuple):
     """The field that asks for it."""
 
 
-_UNKNOWN = PromptSize(0, 0)
-"""Of texts that the model's server measures, as most are."""
-
-
 def check_input(policy: Policy, fields: Mapping[str, Any], settings: GatewaySettings) -> None:
     """Raises BadRequest for too many messages, inputs or choices, or too large an answer."""
     limit = settings.max_sequences if policy.choices else settings.max_inputs
@@ -128,8 +124,6 @@ def prompt_size(kind: InputKind, fields: Mapping[str, Any]) -> PromptSize:
             tokens = max(tokens, _longest_token_list(value))
         if param and (name != "messages" or isinstance(value, list)):
             chars = max(chars, _longest_text(value))
-    if not tokens and not chars:
-        return _UNKNOWN
     return PromptSize(tokens, chars, param) if chars else PromptSize(tokens, chars)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
@@ -286,7 +285,7 @@ async def test_a_list_reads_short_errors_only(queue: JobQueue, store: Redis) -> 
         await submit(queue, stream=False)
         job = await claim_one(queue)
         kind = answer() if body == b"fine" else refusal
-        await finish(queue, job, 1, dataclasses.replace(kind, body=body))
+        await finish(queue, job, 1, kind._replace(body=body))
         bodies[job.id] = body
     before = sent(store)
     shown = [job for _, _, job in await page(queue, [TENANT], None, 100) if job is not None]

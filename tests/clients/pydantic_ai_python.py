@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Literal
 
 from checks import BASE, KEY, MODEL, QUESTION, V1, check, main, raises
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput
-from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.exceptions import ModelHTTPError, UnexpectedModelBehavior
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
@@ -39,8 +40,15 @@ async def stream() -> None:
 @check("agent with structured output, by tool and by schema")
 def structured() -> None:
     for kind in (Boat, NativeOutput(Boat)):
-        answer = Agent(chat, output_type=kind, model_settings=SHORT).run_sync(QUESTION)
-        assert isinstance(answer.output, Boat)
+        assert isinstance(asked_for(kind), Boat)
+
+
+def asked_for(kind: Any) -> Any:
+    """An answer of this kind. Once in a hundred the demo model does not end a tool's call."""
+    agent = Agent(chat, output_type=kind, model_settings=SHORT)
+    with contextlib.suppress(UnexpectedModelBehavior):
+        return agent.run_sync(QUESTION).output
+    return agent.run_sync(QUESTION).output
 
 
 @check("agent over the Responses API")

@@ -131,9 +131,10 @@ def budgets() -> list[Budget]:
         # The headers of a call are read beside its member `flotilla`, in the core: 48 lines moved.
         # At a job's end and in its events Redis is asked again after a lost connection (2 of core);
         # claims begin with the shard whose oldest job waits longest (2).
-        # A token's frame is packed with three calls less: 13 of core, 16 of product.
-        Budget("lines of the core", total(*CORE), 25_199, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_756, 34_000),
+        # A token's frame is packed with three calls less: 13 of core, 16 of product. What is
+        # counted and has expired, but was not swept yet, is no damage: 3.
+        Budget("lines of the core", total(*CORE), 25_202, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 65_759, 34_000),
         Budget("lines of the load tests", total("load_tests"), 15_041, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

@@ -289,7 +289,7 @@ async def test_a_scan_finds_logs_without_a_job(queue: JobQueue, store: Redis) ->
 async def test_jobs_that_expired_and_wait_for_the_sweep_are_no_damage(
     queue: JobQueue, store: Redis
 ) -> None:
-    job = await submit(queue, ttl_s=0.001)
+    job = await submit(queue, ttl_s=0.001, body=b"x" * 5000)  # long enough to be counted
     await queue.cancel(job.id, TENANT)
 
     async def expired() -> bool:
@@ -297,9 +297,9 @@ async def test_jobs_that_expired_and_wait_for_the_sweep_are_no_damage(
 
     await eventually(expired, "its record has expired")
     assert await repair(queue) == {}
-    assert store.zcard(LISTED) == 1
+    assert (store.zcard(LISTED), store.exists(keys.kept(0, TENANT))) == (1, 1)
     assert await queue.sweep(0) == 1
-    assert store.zcard(LISTED) == 0
+    assert (store.zcard(LISTED), store.exists(keys.kept(0, TENANT))) == (0, 0)
 
 
 async def test_damaged_hashes_stop_nothing(queue: JobQueue, store: Redis) -> None:

@@ -96,6 +96,9 @@ local function put_back(id, job)
   end
 end
 
+-- What has ended expires by itself, some time before `sweep` takes its id out of the sets of its tenant, `rest`.
+local function is_swept_later(id) return call('ZSCORE', base .. WORD.expiring, id .. ' ' .. rest) end
+
 if word == WORD.job then
   local live = {}
   for i = 3, #ARGV do
@@ -131,7 +134,8 @@ elseif word == WORD.log then
 elseif word == WORD.kept or word == WORD.conversations then
   for i = 3, #ARGV do
     local id = ARGV[i]
-    if id ~= TOTAL and redis.call('EXISTS', key(is_conversation(id) and 'conversation' or 'job', id)) == 0 then
+    local is_gone = id ~= TOTAL and redis.call('EXISTS', key(is_conversation(id) and 'conversation' or 'job', id)) == 0
+    if is_gone and not is_swept_later(id) then
       if word == WORD.conversations then call('ZREM', key('conversations', rest), id) end
       count_kept(rest, id, 0)
       did('stray ' .. word, 1, id)
@@ -143,8 +147,7 @@ else
     local job = load_job(ARGV[i], TO_FIND)
     local leads = job and FROM.expire[job.state]
     if word == WORD.jobs then
-      -- The hash of an ended job expires by itself, some time before `sweep` takes its id out here.
-      leads = job or call('ZSCORE', base .. WORD.expiring, ARGV[i] .. ' ' .. rest)
+      leads = job or is_swept_later(ARGV[i])
     end
     if word == WORD.waiting then
       leads = job and FROM.acquire[job.state] and lane_waited_in(job) == rest

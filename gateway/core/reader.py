@@ -29,6 +29,8 @@ _EXPANSION = 4
 """A chunk is about so many times as long as its entry in the log (frames.py)."""
 _EVENT_BYTES = 200
 """About what an event other than a chunk takes in memory."""
+_UNREAD = 256
+"""Most frames that wait while the log is read; if more come, it is read once more instead."""
 
 
 class ReaderState(Enum):
@@ -41,7 +43,7 @@ class ReaderState(Enum):
     REPLAYING = "replaying"
     """From the log, which is being read. Frames wait until that is done."""
     REPLAYING_STALE = "replaying stale"
-    """As REPLAYING, and the log is to be read once more: entries were missed meanwhile."""
+    """As REPLAYING, and the log is to be read once more, as it has what came meanwhile."""
 
 
 # These are compared for every token, and a global is cheaper than an attribute of a class.
@@ -162,8 +164,10 @@ class Reader:
                 self._buffer(LogEvent(seq, kind, payload))
         elif kind == FrameKind.STARTED:
             self._buffer(LogEvent(seq, kind, payload))
-        elif state is ReaderState.REPLAYING or state is ReaderState.REPLAYING_STALE:
+        elif state is ReaderState.REPLAYING and len(self._unread) < _UNREAD:
             self._unread.append(frame)
+        elif state is ReaderState.REPLAYING or state is ReaderState.REPLAYING_STALE:
+            self.resync()  # the log has the frame
         elif generation != order.generation:
             self._on_other_attempt(frame, generation)
         elif state is ReaderState.BEHIND:
@@ -229,8 +233,8 @@ class Reader:
         self._notify()
 
     def fail(self, error: Exception) -> None:
-        """Have `next` raise this error."""
-        self._failure = error
+        """Have `next` raise this error, or the one before it."""
+        self._failure = self._failure or error
         self._notify()
 
     def on_wakeup(self) -> None:
@@ -245,14 +249,16 @@ class Reader:
 
     @property
     def awaits_end(self) -> bool:
-        """The job is in the queue, and its end was not delivered or buffered yet."""
-        return not self._order.ended and (self.queued is None or self.queued.done())
+        """The job is in the queue, and its end or an error was not delivered or buffered yet."""
+        done = self._order.ended or self._failure is not None
+        return not done and (self.queued is None or self.queued.done())
 
     def _set_behind(self) -> None:
         if self._state is _LIVE:
             self._state = ReaderState.BEHIND
         elif self._state is ReaderState.REPLAYING:
             self._state = ReaderState.REPLAYING_STALE
+            self._unread.clear()
 
     def _notify(self) -> None:
         self._notified = True

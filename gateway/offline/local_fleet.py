@@ -116,6 +116,7 @@ class LocalFleet:
                 fields = dict(body)
                 if self.model:
                     fields.setdefault("model", self.model)
+                self.check()
                 waiting.append(self._answers.start(endpoint, fields))
                 while waiting and (len(waiting) >= window or waiting[0].done()):
                     yield self._result(waiting.popleft())

@@ -29,7 +29,10 @@ FAULTS = tuple(Fault)
 _TIMES, _QUICK_TIMES = 30, 1
 _CLIENTS, _QUICK_CLIENTS = 100, 24
 _WARM_UP_S, _BETWEEN_S = 3.0, 2.0
+_OPEN_STREAMS = 2
+"""A fault waits until so many streams of each shard have begun."""
 _TIMEOUT_S = 60.0
+_POLL_S = 0.05
 _STEP_MS = 100.0
 _OVER_S, _OTHERS_S = 1.0, 0.5
 """Limits: a pause beyond the time until another master is known; a pause of other shards."""
@@ -125,7 +128,10 @@ def _pause_in(seen: Observation, injection: Injection) -> float | None:
 async def play(
     folder: Path, *, times: int, clients: int, seed: str, progress: Progress
 ) -> ClusterResult:
-    """Inject each fault so many times. Raises ProcessError if the cluster does not recover."""
+    """Inject each fault so many times.
+
+    Raises ProcessError if the cluster does not recover, TimeoutError if no streams begin.
+    """
     result, rng = ClusterResult(), random.Random(seed)
     shape = FleetShape(workers=3, gateways=2, step_ms=_STEP_MS, shards=SHARDS)
     trial = Trial(
@@ -140,6 +146,10 @@ async def play(
         await asyncio.sleep(_WARM_UP_S)
         for n in range(times):
             for fault in FAULTS:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    while not _all_stream(trial):
+                        await asyncio.sleep(_POLL_S)
+                        trial.check()
                 result.injections.append(
                     await asyncio.to_thread(inject, trial.fleet.cluster, fault, rng, SHARDS)
                 )
@@ -148,6 +158,13 @@ async def play(
             progress(f"{n + 1} of each fault, {len(result.calls)} calls")
         await trial.stop()
     return result
+
+
+def _all_stream(trial: Trial) -> bool:
+    """Whether streams of each shard have begun, and have not ended."""
+    seen = trial.clients.open.values()
+    begun = Counter(shard_of(each.job_id) for each in seen if each.streams and each.at)
+    return all(begun[shard] >= _OPEN_STREAMS for shard in range(SHARDS))
 
 
 def run_cluster(arguments: argparse.Namespace, folder: Path) -> int:

@@ -136,15 +136,17 @@ def test_a_folder_has_one_fleet(fleet: LocalFleet) -> None:
 
 def test_the_end_of_the_block_is_the_end_of_all(tmp_path: Path) -> None:
     with LocalFleet(engine="simulated", folder=tmp_path) as fleet:
-        answers = fleet.map("/v1/completions", (body(n) for n in itertools.count()))
-        next(answers)
+        bodies = (body(n) for n in itertools.count())
+        answers = [fleet.map("/v1/completions", bodies, window=window) for window in (None, 1)]
+        assert all(map(next, answers))
         run = run_file.running(tmp_path)
         assert run is not None
         pids = [run.pid, *children(run.pid)]
     assert len(pids) >= 1 + 4  # Redis, gateway, worker, maintenance; and their children
     assert not any(map(is_alive, pids))
-    with pytest.raises(FleetError):
-        list(answers)
+    for rest in answers:
+        with pytest.raises(FleetError):
+            list(rest)
     with pytest.raises(FleetError):
         fleet.map("/v1/completions", [])
 

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.core.log_event import LogEvent, ReadMode
+from gateway.core.reader import _UNREAD as MOST_UNREAD
 from gateway.core.relay import Relay
 from shared.job.errors import StreamReset
 from shared.job.frames import FrameKind
@@ -65,6 +66,28 @@ async def test_a_frame_that_arrives_during_a_replay_is_delivered_once(
     log.while_reading = lambda: publish(relay, chunk(2), chunk(3))
     reader.resync()
     assert seqs(await reader.next(LONG_S)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("stale", [False, True])
+async def test_few_frames_are_kept_while_redis_is_slow(relay: Relay, log: Log, stale: bool) -> None:
+    reader = relay.open(JOB, ReadMode.CHUNKS)
+    log.write(b"1")
+
+    def slow() -> None:
+        log.while_reading = lambda: None
+        if stale:
+            reader.resync()
+        for seq in range(2, 3000):
+            log.write(b"%d" % seq)
+            publish(relay, chunk(seq))
+            assert len(reader._unread) <= (0 if stale else MOST_UNREAD)
+
+    log.while_reading = slow
+    reader.resync()
+    assert seqs(await reader.next(LONG_S)) == [*range(1, 3000)]
+    publish(relay, chunk(3000))
+    assert seqs(await reader.next(LONG_S)) == [3000]
+    assert log.reads == [0, 1]
 
 
 async def test_a_frame_lost_during_a_replay_causes_another_replay(relay: Relay, log: Log) -> None:

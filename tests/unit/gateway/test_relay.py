@@ -10,9 +10,18 @@ from prometheus_client import CollectorRegistry
 from gateway.core.log_event import LogEvent, ReadMode
 from gateway.core.reader import ReaderState
 from gateway.core.relay import Relay
-from shared.job.errors import StreamReset
+from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.frames import FrameKind, encode
-from tests.unit.gateway.reader_support import JOB, LONG_S, Log, chunk, publish, seqs, turns
+from tests.unit.gateway.reader_support import (
+    JOB,
+    LONG_S,
+    SILENCE_S,
+    Log,
+    chunk,
+    publish,
+    seqs,
+    turns,
+)
 from tests.waiting import eventually
 
 
@@ -156,3 +165,32 @@ async def test_a_job_that_is_not_queued_yet_is_not_polled_for(relay: Relay) -> N
     assert not reader.awaits_end
     reader.queued.set_result(None)
     assert reader.awaits_end
+
+
+async def test_a_job_that_was_not_queued_fails_with_the_error_of_that(
+    relay: Relay, log: Log
+) -> None:
+    """Once this was 500 "The queue has lost this job": the reader was reading the log."""
+    reader = relay.open(JOB, ReadMode.CHUNKS)
+    reader.queued = asyncio.get_running_loop().create_future()
+
+    def submit_fails() -> None:
+        assert reader.queued is not None
+        error = RedisUnavailable("no answer")
+        reader.queued.set_exception(error)
+        reader.fail(error)
+        relay._on_ended({JOB: "gone"})
+
+    log.while_reading = submit_fails
+    assert await reader.next(SILENCE_S) == []
+    with pytest.raises(RedisUnavailable):
+        await reader.next(SILENCE_S)
+    assert not reader.awaits_end
+
+
+async def test_the_first_error_of_a_reader_counts(relay: Relay) -> None:
+    reader = relay.open(JOB, ReadMode.CHUNKS)
+    reader.fail(RedisUnavailable("no answer"))
+    reader.fail(StreamReset("gone"))
+    with pytest.raises(RedisUnavailable):
+        await reader.next(LONG_S)

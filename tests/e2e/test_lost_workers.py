@@ -156,7 +156,7 @@ def test_a_draining_worker_finishes_its_streams_and_claims_nothing_more(
     gateway = stack.gateway()
     worker = stack.worker(**FAST)
     call = Call(gateway, request("drain me", max_tokens=200, ignore_eos=True, stream=True))
-    wait_for(lambda: call.status == 200, "it streams")
+    wait_for(lambda: call.text, "it streams")
     worker.terminate()
     wait_for(lambda: httpx.get(f"{worker.url}/readyz").status_code == 503, "it drains")
     late = Call(gateway, request("late", max_tokens=2, stream=True))
@@ -278,7 +278,7 @@ def test_redis_is_killed_and_comes_back_in_the_middle_of_a_stream(
     gateway = fragile.gateway(lease_s=10)
     fragile.worker(lease_s=10, sim_step_ms=20, sim_step_us_per_seq=0)
     call = Call(gateway, request("redis", max_tokens=150, ignore_eos=True, stream=True))
-    wait_for(lambda: call.status == 200, "it streams")
+    wait_for(lambda: call.text, "it streams")
     own_redis.stop(kill=True)
     wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 503, "not ready")
     assert httpx.get(f"{gateway.url}/healthz").status_code == 200
@@ -297,7 +297,7 @@ def test_a_gateway_that_missed_frames_reads_them_from_the_log(stack: Stack) -> N
     gateway = stack.gateway(keepalive_s=0.5)
     stack.worker(**FAST)
     call = Call(gateway, request("gap", max_tokens=300, ignore_eos=True, stream=True))
-    wait_for(lambda: call.status == 200, "it streams")
+    wait_for(lambda: call.text, "it streams")
     with httpx.Client() as _, _redis(stack) as client:
         for _ in range(3):
             client.client_kill_filter(_type="pubsub")  # every subscriber is cut off

@@ -64,6 +64,7 @@ def main() -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # headers with a client's address are not trusted
+        timeout_keep_alive=settings.idle_connection_s,
         timeout_graceful_shutdown=settings.grace_s + _SEND_S,
     )
     _Server(config, app, settings.grace_s, settings.loop_stall_s).run(sockets=[listener])

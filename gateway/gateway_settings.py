@@ -73,6 +73,13 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         gt=0,
         description="time limit for a request's headers; closes silent connections too",
     )
+    idle_connection_s: int = Field(
+        120,
+        ge=1,
+        le=86_400,
+        description="how long a connection stays open between two requests with a valid key. "
+        "Longer than clients and proxies keep theirs, or these send on one that is being closed",
+    )
     max_waiting_connections: int = Field(
         512,
         ge=1,

@@ -135,8 +135,9 @@ def budgets() -> list[Budget]:
         # counted and has expired, but was not swept yet, is no damage: 3.
         # What waits while a log is read has a bound, and a submit that failed is not "lost": 6 of
         # core. A fault of a cluster waits until streams of each shard are open: 17 of load tests.
+        # A setting for how long idle connections stay: 8 of product.
         Budget("lines of the core", total(*CORE), 25_208, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_766, 34_000),
+        Budget("lines of the product", total(*PRODUCT), 65_774, 34_000),
         Budget("lines of the load tests", total("load_tests"), 15_058, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

@@ -3,7 +3,7 @@
 A connection has a deadline while its client has to act: to send a request or the rest of its
 headers, or to read its answer. One timer checks all deadlines once a second. Connections whose
 clients read their answers as they come have none, nor do those between two requests that have sent
-a valid key: uvicorn closes these after a few seconds.
+a valid key: uvicorn closes these after `idle_connection_s`.
 """
 
 from __future__ import annotations

@@ -195,6 +195,22 @@ def test_silent_connections_of_an_address_are_limited_and_authenticated_ones_are
     served()
 
 
+@pytest.mark.parametrize("api_keys", [f"alice:{KEY}", ""])
+def test_a_connection_between_two_requests_has_a_time_of_its_own(
+    stack: Stack, connect: Connect, api_keys: str
+) -> None:
+    """Not that of silent ones: who comes back later must not meet a connection that is closing."""
+    key = f"authorization: Bearer {KEY}\r\n" if api_keys else ""
+    request = f"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n{key}\r\n".encode()
+    patient = stack.gateway(api_keys=api_keys, header_timeout_s=0.5, idle_connection_s=600)
+    client, silent = connect(request, to=patient), connect(to=patient)
+    assert b" 200 OK" in client.recv(1 << 16)
+    assert rest(silent) == b""  # it is closed
+    assert is_open(client)
+    hasty = stack.gateway(api_keys=api_keys, header_timeout_s=60, idle_connection_s=1)
+    assert b" 200 OK" in rest(connect(request, to=hasty))  # and then it is closed
+
+
 def test_at_the_limit_of_descriptors_silent_connections_are_closed_first(
     stack: Stack, connect: Connect
 ) -> None:

@@ -1,4 +1,4 @@
-"""How soon the jobs of a killed worker are queued again, with the lease at its default length."""
+"""The jobs of a killed worker are queued again long before its lease has expired."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.waiting import wait_for
 KILLS = 6
 SLOW = {"sim_step_ms": 5, "sim_step_us_per_seq": 0, "sim_prefill_us_per_token": 3_000_000}
 """The first token takes longer than the test."""
-LEASE_S = 15.0
+LEASE_S = 60.0
+"""Nothing here waits so long."""
 FASTEST_S = 0.3
 """The best of a few kills, whatever else the machine does; FAILURES.md has what was measured."""
-LONGEST_S = 5.0
-"""For one kill on a machine that is busy with other tests."""
-SILENT_S = 8.0
-"""On a calm machine 1.6 s."""
+LONGEST_S = 20.0
+"""For one worker on a machine that is busy with other tests. On a calm one 0.2 s after a kill, and
+1.6 s where the worker stands still."""
 
 
 def submit(gateway: Process, n: int) -> list[str]:
@@ -78,6 +78,9 @@ def test_jobs_of_a_worker_that_is_killed_as_soon_as_it_has_them_are_queued_again
 
 def test_the_maintenance_process_notices_it_without_a_gateway(stack: Stack) -> None:
     gateway, maintenance = stack.gateway(lease_s=LEASE_S), stack.maintenance(lease_s=LEASE_S)
+    # Of another pool. A Redis without any subscriber may hide them: then a process that has begun
+    # to watch, or was without CPU time for a second, takes nobody for lost.
+    stack.worker(served_model_name="other", lease_s=LEASE_S, **SLOW)
     victim = stack.worker(lease_s=LEASE_S, **SLOW)
     store = redis.Redis.from_url(stack.redis_url)
     ids = submit(gateway, 3)
@@ -117,7 +120,7 @@ def test_a_worker_that_stands_still_with_open_connections_loses_its_jobs(stack: 
     wait_for(lambda: states(store, ids) == {b"in_progress"}, "the jobs are in progress")
     victim.stop(signal.SIGSTOP)
     stopped = time.monotonic()
-    wait_for(lambda: states(store, ids) == {b"queued"}, "they are queued again", SILENT_S)
+    wait_for(lambda: states(store, ids) == {b"queued"}, "they are queued again", LONGEST_S)
     print(f"queued again after {time.monotonic() - stopped:.2f} s")
     assert gateway.metric("flotilla_false_alarms_total") == 0
     victim.stop(signal.SIGCONT)

@@ -19,6 +19,8 @@ from tests.waiting import wait_for
 RESPONSES = "/v1/responses"
 BLOCK = "block of text " * 150
 CACHE: dict[str, Any] = {"sim_cache_blocks": 1000, "sim_max_model_len": 100_000}
+PATIENT: dict[str, Any] = {"placement": '{"patience_s": 60}', "silence_s": 60, "lease_s": 60}
+"""On a busy machine a warm worker may be late, but no other one takes its jobs."""
 
 
 class Conversation:
@@ -56,8 +58,8 @@ def cached(usage: dict[str, Any]) -> float:
 def test_the_turns_of_a_conversation_run_where_it_is_cached(
     stack: Stack, path: str, blocks: int
 ) -> None:
-    gateway = stack.gateway()
-    workers = [stack.worker(**CACHE) for _ in range(3)]
+    gateway = stack.gateway(**PATIENT)
+    workers = [stack.worker(**CACHE, **PATIENT) for _ in range(3)]
     conversations = [Conversation(gateway, f"conversation {n}", path) for n in range(6)]
     for turn in range(4):
         for each in conversations:
@@ -97,9 +99,9 @@ def test_on_a_cluster_a_conversation_has_one_shard_and_worker(tmp_path: Path) ->
     with contextlib.closing(cluster):
         cluster.start()
         with contextlib.closing(Stack(cluster.url, tmp_path)) as stack:
-            gateway = stack.gateway(shards=4)
+            gateway = stack.gateway(shards=4, **PATIENT)
             for _ in range(3):
-                stack.worker(shards=4, **CACHE)
+                stack.worker(shards=4, **CACHE, **PATIENT)
             wait_for(lambda: settled(cluster, 3, 4), "the shards have workers")
             wait_for(lambda: advertised(cluster, 4), "others have left them")
             talks = [Conversation(gateway, f"conversation {n}") for n in range(8)]

@@ -27,7 +27,8 @@ MOST_MB = 32.0
 
 @pytest.fixture
 def gateway(stack: Stack) -> Process:
-    return stack.gateway(storage_url=str(folder(stack)), body_timeout_s=1)
+    # A connection whose request was read to its end is closed, too: `answer` waits for that.
+    return stack.gateway(storage_url=str(folder(stack)), body_timeout_s=1, idle_connection_s=1)
 
 
 def folder(stack: Stack) -> Path:

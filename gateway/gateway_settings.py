@@ -78,7 +78,8 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         ge=1,
         le=86_400,
         description="how long a connection stays open between two requests with a valid key. "
-        "Longer than clients and proxies keep theirs, or these send on one that is being closed",
+        "Set it higher than the idle timeout of clients and proxies: else they send requests on "
+        "connections that are being closed",
     )
     max_waiting_connections: int = Field(
         512,

@@ -133,11 +133,11 @@ def budgets() -> list[Budget]:
         # claims begin with the shard whose oldest job waits longest (2).
         # A token's frame is packed with three calls less: 13 of core, 16 of product. What is
         # counted and has expired, but was not swept yet, is no damage: 3.
-        # What waits while a log is read has a bound, and a submit that failed is not "lost": 6 of
-        # core. A fault of a cluster waits until streams of each shard are open: 17 of load tests.
-        # A setting for how long idle connections stay: 8 of product.
-        Budget("lines of the core", total(*CORE), 25_208, 14_000),
-        Budget("lines of the product", total(*PRODUCT), 65_774, 34_000),
+        # What waits while a log is read has a bound in bytes, and a submit that failed is not
+        # "lost": 10 of core. A fault of a cluster waits until streams of each shard are open: 17 of
+        # load tests. A setting for how long idle connections stay: 9 of product.
+        Budget("lines of the core", total(*CORE), 25_212, 14_000),
+        Budget("lines of the product", total(*PRODUCT), 65_779, 34_000),
         Budget("lines of the load tests", total("load_tests"), 15_058, 9_000),
         Budget(f"files above {FILE_LINES} lines", len(files), 3, 0),
         Budget(f"functions above {FUNCTION_LINES} lines", len(functions_), 0, 0),

@@ -21,6 +21,7 @@ from gateway.core.log_replay import Replayed, replay
 from gateway.http.asgi_io import ChunkWriter
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.frames import LAST, Frame, FrameKind
+from shared.job.packing import pack
 from shared.store.interface import Store, StoreError
 
 _REDIS_PATIENCE_S = 30.0
@@ -28,9 +29,7 @@ _REDIS_PATIENCE_S = 30.0
 _EXPANSION = 4
 """A chunk is about so many times as long as its entry in the log (frames.py)."""
 _EVENT_BYTES = 200
-"""About what an event other than a chunk takes in memory."""
-_UNREAD = 256
-"""Most frames that wait while the log is read; if more come, it is read once more instead."""
+"""About what an event other than a chunk, or a frame, takes in memory beside its data."""
 
 
 class ReaderState(Enum):
@@ -43,7 +42,7 @@ class ReaderState(Enum):
     REPLAYING = "replaying"
     """From the log, which is being read. Frames wait until that is done."""
     REPLAYING_STALE = "replaying stale"
-    """As REPLAYING, and the log is to be read once more, as it has what came meanwhile."""
+    """As REPLAYING, and the log is to be read once more. Frames are dropped: it has them."""
 
 
 # These are compared for every token, and a global is cheaper than an attribute of a class.
@@ -92,6 +91,7 @@ class Reader:
         "_redis_failing_since",
         "_state",
         "_unread",
+        "_unread_bytes",
         "_waiter",
         "_writer",
         "job_id",
@@ -116,6 +116,7 @@ class Reader:
         self._events: list[LogEvent] = []
         self._buffered_bytes = 0
         self._unread: list[Frame] = []  # frames that came while the log was being read
+        self._unread_bytes = 0
         self._redis_failing_since: float | None = None
         self._failure: Exception | None = None
         self._client_left = False
@@ -164,10 +165,13 @@ class Reader:
                 self._buffer(LogEvent(seq, kind, payload))
         elif kind == FrameKind.STARTED:
             self._buffer(LogEvent(seq, kind, payload))
-        elif state is ReaderState.REPLAYING and len(self._unread) < _UNREAD:
+        elif state is ReaderState.REPLAYING:
             self._unread.append(frame)
-        elif state is ReaderState.REPLAYING or state is ReaderState.REPLAYING_STALE:
-            self.resync()  # the log has the frame
+            self._unread_bytes += _EVENT_BYTES + len(pack((journal, payload)))
+            if self._unread_bytes > self._host.buffer_bytes:
+                self.resync()  # Redis is slow: these frames come from the log instead
+        elif state is ReaderState.REPLAYING_STALE:
+            self._notify()
         elif generation != order.generation:
             self._on_other_attempt(frame, generation)
         elif state is ReaderState.BEHIND:
@@ -233,7 +237,7 @@ class Reader:
         self._notify()
 
     def fail(self, error: Exception) -> None:
-        """Have `next` raise this error, or the one before it."""
+        """Have `next` raise this error, unless it has another one to raise already."""
         self._failure = self._failure or error
         self._notify()
 
@@ -249,7 +253,7 @@ class Reader:
 
     @property
     def awaits_end(self) -> bool:
-        """The job is in the queue, and its end or an error was not delivered or buffered yet."""
+        """The job is in the queue, its end was not delivered or buffered, nothing has failed."""
         done = self._order.ended or self._failure is not None
         return not done and (self.queued is None or self.queued.done())
 
@@ -332,7 +336,7 @@ class Reader:
         return events
 
     async def _replay(self) -> Replayed:
-        self._state = ReaderState.REPLAYING
+        self._state, self._unread_bytes = ReaderState.REPLAYING, 0
         most_bytes, more = self._host.buffer_bytes // _EXPANSION, False
         try:
             replayed = await replay(

@@ -78,8 +78,8 @@ def test_jobs_of_a_worker_that_is_killed_as_soon_as_it_has_them_are_queued_again
 
 def test_the_maintenance_process_notices_it_without_a_gateway(stack: Stack) -> None:
     gateway, maintenance = stack.gateway(lease_s=LEASE_S), stack.maintenance(lease_s=LEASE_S)
-    # Of another pool. A Redis without any subscriber may hide them: then a process that has begun
-    # to watch, or was without CPU time for a second, takes nobody for lost.
+    # A worker of another pool, which stays. A detector that has just started, or had no CPU time
+    # for a second, reports no lost worker as long as Redis shows no subscriber at all.
     stack.worker(served_model_name="other", lease_s=LEASE_S, **SLOW)
     victim = stack.worker(lease_s=LEASE_S, **SLOW)
     store = redis.Redis.from_url(stack.redis_url)

@@ -147,7 +147,7 @@ async def play(
         for n in range(times):
             for fault in FAULTS:
                 async with asyncio.timeout(_TIMEOUT_S):
-                    while not _all_stream(trial):
+                    while not _each_shard_streams(trial):
                         await asyncio.sleep(_POLL_S)
                         trial.check()
                 result.injections.append(
@@ -160,8 +160,8 @@ async def play(
     return result
 
 
-def _all_stream(trial: Trial) -> bool:
-    """Whether streams of each shard have begun, and have not ended."""
+def _each_shard_streams(trial: Trial) -> bool:
+    """Whether `_OPEN_STREAMS` streams of each shard have begun, and have not ended."""
     seen = trial.clients.open.values()
     begun = Counter(shard_of(each.job_id) for each in seen if each.streams and each.at)
     return all(begun[shard] >= _OPEN_STREAMS for shard in range(SHARDS))

@@ -8,12 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.core.log_event import LogEvent, ReadMode
-from gateway.core.reader import _UNREAD as MOST_UNREAD
 from gateway.core.relay import Relay
 from shared.job.errors import StreamReset
 from shared.job.frames import FrameKind
 from shared.store.interface import StoreUnavailable
 from tests.unit.gateway.reader_support import (
+    BUFFER,
     JOB,
     LAST_FRAME,
     LONG_S,
@@ -78,9 +78,12 @@ async def test_few_frames_are_kept_while_redis_is_slow(relay: Relay, log: Log, s
         if stale:
             reader.resync()
         for seq in range(2, 3000):
-            log.write(b"%d" % seq)
-            publish(relay, chunk(seq))
-            assert len(reader._unread) <= (0 if stale else MOST_UNREAD)
+            data = b"%d" % seq * 10
+            log.write(data)
+            publish(relay, chunk(seq, data))
+            assert len(b"".join(frame[5][0] for frame in reader._unread)) <= (
+                0 if stale else BUFFER
+            )
 
     log.while_reading = slow
     reader.resync()

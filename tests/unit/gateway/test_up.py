@@ -198,8 +198,8 @@ def test_console(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log.write_text("".join(f"line {n}\n" for n in range(100)))
     plain = Console(["flotilla", "worker-1"], colours=False)
     plain.show("worker-1", "claimed 3 jobs")
-    plain.tail("worker-1", log)
-    plain.tail("worker-1", tmp_path / "none.log")
+    plain.end_of("worker-1", log)
+    plain.end_of("worker-1", tmp_path / "none.log")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "worker-1 | claimed 3 jobs"
     assert lines[1] == "worker-1 |   line 85"

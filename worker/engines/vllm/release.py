@@ -47,6 +47,7 @@ def load() -> SimpleNamespace:
         prefills=PREFILLS,
         make_arg_parser=make_arg_parser,
         run_headless=run_headless,
+        tensors=_tensors,
         validate_parsed_serve_args=validate_parsed_serve_args,
     )
 
@@ -69,6 +70,13 @@ def _application() -> tuple[Any, Any]:
     except ImportError:  # 0.24
         from vllm.entrypoints.openai.api_server import build_app, init_app_state
     return build_app, init_app_state
+
+
+def _tensors(model: str, revision: str | None) -> dict[str, Any]:
+    """The headers of the safetensors of a folder or a hub's model; empty if it has none."""
+    from vllm.transformers_utils import config
+
+    return dict(config.get_safetensors_params_metadata(model, revision=revision))
 
 
 def _on_cpu() -> bool:

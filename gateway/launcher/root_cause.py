@@ -1,4 +1,4 @@
-"""Why a process failed to start: found in its log, where vLLM's processes write their tracebacks."""
+"""Why a process failed to start: found in its log, which has the tracebacks of vLLM's processes."""
 
 from __future__ import annotations
 

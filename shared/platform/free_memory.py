@@ -28,7 +28,8 @@ def free_memory(root: Path = Path("/")) -> FreeMemory:
 
 def _left_in_groups(root: Path) -> Iterator[int]:
     """Of each control group with a limit; versions 1 and 2."""
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             mount, limit, used = root / "sys/fs/cgroup", "memory.max", "memory.current"

@@ -8,7 +8,7 @@ from shared.fleet.fleet_settings import FleetSettings
 from shared.fleet.pool_settings import WorkerMemorySettings
 
 
-class VllmSettings(FleetSettings, WorkerMemorySettings):
+class VllmSettings(WorkerMemorySettings, FleetSettings):
     """Settings that only a worker with vLLM reads."""
 
     grammar_timeout_s: float = Field(

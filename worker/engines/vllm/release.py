@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
+
+log = logging.getLogger("flotilla.engine")
 
 
 def load() -> SimpleNamespace:
@@ -73,10 +76,14 @@ def _application() -> tuple[Any, Any]:
 
 
 def _tensors(model: str, revision: str | None) -> dict[str, Any]:
-    """The headers of the safetensors of a folder or a hub's model; empty if it has none."""
-    from vllm.transformers_utils import config
+    """The headers of a model's safetensors; empty if it has none, or none that can be read."""
+    try:
+        from vllm.transformers_utils.config import get_safetensors_params_metadata
 
-    return dict(config.get_safetensors_params_metadata(model, revision=revision))
+        return dict(get_safetensors_params_metadata(model, revision=revision))
+    except Exception as error:  # of a hub's library, of a release without the function
+        log.warning("the size of the weights of %s is not known: %r", model, error)
+        return {}
 
 
 def _on_cpu() -> bool:

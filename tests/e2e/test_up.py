@@ -21,9 +21,10 @@ import httpx
 import pytest
 import redis
 
-from tests.e2e.up_run import REAL, ROOT, STAND_INS, Up, children, is_alive
-from tests.redis_server import free_port
-from tests.waiting import DEADLINE_S, wait_for
+from tests.harness.servers import free_port
+from tests.harness.settings import ROOT
+from tests.harness.up import REAL, STAND_INS, Up, children, is_alive
+from tests.harness.waiting import DEADLINE_S, wait_for
 
 
 @pytest.fixture

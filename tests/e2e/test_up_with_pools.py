@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.up_run import REAL, Up, children, is_alive
-from tests.waiting import wait_for
+from tests.harness.up import REAL, Up, children, is_alive
+from tests.harness.waiting import wait_for
 
 FILE = """\
 default_model: embed

@@ -21,13 +21,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.ops import page_route as page
+from tests.harness.servers import free_port
+from tests.harness.waiting import wait_for
 from tests.page import jobs as made_up
 from tests.page import sample_keys
 from tests.page.overviews import SCENES, Overview, autoscale, quiet
 from tests.page.sample_batches import batches
 from tests.page.sample_webhooks import deliveries, webhooks
-from tests.redis_server import free_port
-from tests.waiting import wait_for
 
 _POLL_S = 0.02
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app
-from tests.e2e.processes import Process
-from tests.waiting import wait_for
+from tests.harness.fleet import Process
+from tests.harness.waiting import wait_for
 
 Flotilla = Callable[..., Result]
 GATEWAY: dict[str, str] = {}

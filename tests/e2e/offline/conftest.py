@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.offline.local_processes import LocalProcesses
+from tests.harness.local_processes import LocalProcesses
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from gateway.launcher import run_file
 from gateway.offline import LocalFleet
 from gateway.offline.fleet_process import FleetError
 from shared.platform.settings import SettingsError
-from tests.e2e.offline.local_processes import LocalProcesses
-from tests.e2e.up_run import children, is_alive
-from tests.waiting import wait_for
+from tests.harness.local_processes import LocalProcesses
+from tests.harness.up import children, is_alive
+from tests.harness.waiting import wait_for
 
 REFUSED, STREAMED = 7, 9
 PROGRAM = """

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.offline.local_processes import FLOTILLA, LocalProcesses
-from tests.e2e.up_run import is_alive
-from tests.waiting import wait_for
+from tests.harness.local_processes import FLOTILLA, LocalProcesses
+from tests.harness.up import is_alive
+from tests.harness.waiting import wait_for
 
 RUN = (
     FLOTILLA, "batch", "run", "in.jsonl", "-o", "out.jsonl", "--endpoint", "/v1/completions",

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.redis_server import free_port
-from tests.waiting import DEADLINE_S, wait_for
+from tests.harness.servers import free_port
+from tests.harness.settings import ROOT
+from tests.harness.waiting import DEADLINE_S, wait_for
 
-ROOT = Path(__file__).parents[2]
 STAND_INS = (sys.executable, str(Path(__file__).parent / "stand_ins" / "run_up.py"))
 """`flotilla up` with stand-ins instead of gateway and worker."""
 REAL = (str(Path(sys.executable).with_name("flotilla")), "up")

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.up_run import is_alive
-from tests.settings import child_environment
-from tests.waiting import wait_for
+from tests.harness.settings import child_environment
+from tests.harness.up import is_alive
+from tests.harness.waiting import wait_for
 
 FLOTILLA = str(Path(sys.executable).with_name("flotilla"))
 SETTINGS: Mapping[str, Any] = {

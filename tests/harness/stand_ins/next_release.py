@@ -1,6 +1,6 @@
 """Runs a program as a later release of the same format: other scripts, another version.
 
-`next_release.py PYTHON -m MODULE ARGUMENT...`, as `tests.e2e.processes.Stack` starts its processes
+`next_release.py PYTHON -m MODULE ARGUMENT...`, as `tests.harness.fleet.Stack` starts its processes
 if this is its `launcher`.
 """
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from shared.fleet.pools import Pools, load_pools
 from shared.platform.settings import PREFIX, declared
+
+ROOT = Path(__file__).parents[2]
+"""The repository."""
 
 
 class Settings(*declared("gateway", "up", "worker", "client")):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 from prometheus_client import CollectorRegistry
 
-from tests.e2e.processes import Process, Stack
-from tests.e2e.shared_engine import SharedEngine
-from tests.redis_server import RedisServer
-from tests.settings import Settings
-from tests.waiting import eventually
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 from worker.core.lifecycle import Worker
 from worker.engines.interface import Engine
 
@@ -43,3 +43,29 @@ async def vllm_fleet(
     worker.stop()
     assert await running == 0
     await asyncio.to_thread(stack.close)
+
+
+class SharedEngine:
+    """Passes all calls on to an engine, but does not start or close it. It may have fewer slots."""
+
+    def __init__(self, engine: Engine, slots: int = 0) -> None:
+        capacity = engine.capacity
+        slots = slots or capacity.max_num_seqs
+        object.__setattr__(self, "_engine", engine)
+        object.__setattr__(self, "capacity", replace(capacity, max_num_seqs=slots))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._engine, name, value)
+
+    async def start(self) -> None:
+        """Do nothing: the engine is already started."""
+
+    async def __call__(self, *arguments: Any) -> None:
+        await self._engine(*arguments)
+
+    def close(self) -> None:
+        """Leave the engine open; only remove the worker's callback."""
+        self._engine.on_step = lambda: None

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from load_tests.harness.forked_popen import ForkedPopen
-from tests.forked_popen import MODULES, start_forked
-from tests.redis_server import free_port
-from tests.settings import child_environment
-from tests.waiting import wait_for
+from load_tests.harness.forked_popen import ForkedPopen, ForkedProcesses
+from tests.harness.servers import free_port
+from tests.harness.settings import child_environment
+from tests.harness.waiting import wait_for
 
 _END_S = 2.0
 LEASE_S = 2.0
@@ -156,3 +159,20 @@ class Stack:
                 process.popen.wait(max(0.1, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+MODULES = frozenset({"gateway", "worker"})
+"""What can be started this way."""
+
+
+@functools.cache
+def _forked() -> ForkedProcesses:
+    """Return this test process's fork server; it ends with the test process."""
+    processes = ForkedProcesses(Path(tempfile.mkdtemp(prefix="flotilla-tests-")))
+    atexit.register(processes.close)
+    return processes
+
+
+def start_forked(module: str, environment: Mapping[str, str], log: Path) -> ForkedPopen:
+    """Start `module`, one of MODULES, with these variables. Its output goes to `log`."""
+    return _forked().start(module, log, environment)

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.redis_server import free_port
-from tests.waiting import wait_for
+from tests.harness.servers import free_port
+from tests.harness.waiting import wait_for
 
 FOLDER = Path(__file__).parents[2] / "compose" / "observability"
 RULES = FOLDER / "rules" / "flotilla.yml"

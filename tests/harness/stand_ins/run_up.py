@@ -11,7 +11,7 @@ from gateway.cli.terminal import alone_in_foreground
 from gateway.launcher.preflight import check_and_run
 from gateway.launcher.supervisor import Commands
 from shared.platform.settings import load_settings
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 server = str(Path(__file__).with_name("server.py"))
 commands = Commands(

@@ -1,6 +1,6 @@
 """Runs a program as a release of another format version.
 
-`other_format.py VERSION PYTHON -m MODULE ARGUMENT...`, as `tests.e2e.processes.Stack` starts its
+`other_format.py VERSION PYTHON -m MODULE ARGUMENT...`, as `tests.harness.fleet.Stack` starts its
 processes if this is its `launcher`.
 """
 

@@ -227,7 +227,7 @@ async def test_above_the_mark_no_job_is_accepted(
 async def test_what_waits_and_runs_needs_room_for_its_answers(
     door: Door, queue: JobQueue, limited: Redis
 ) -> None:
-    large = make_job(body=b"x" * (4 << 20))
+    large = make_job(body=b"x" * (8 << 20))
     limited.config_set("maxmemory", int(limited.info("memory")["used_memory"]) + (32 << 20))
     await door.memory.look()
     assert await door.admit(large)

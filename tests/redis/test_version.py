@@ -25,10 +25,9 @@ from shared.store.redis.format_version import (
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import connect
 from shared.store.redis.servers import Servers
-from tests.cluster import one_redis_only
+from tests.harness.servers import RedisServer, free_port, one_redis_only
+from tests.harness.waiting import eventually
 from tests.redis.conftest import submit
-from tests.redis_server import RedisServer, free_port
-from tests.waiting import eventually
 
 SHARDS = 4
 OTHER_VERSION = FORMAT_VERSION + 1
@@ -93,7 +92,7 @@ async def test_of_two_versions_that_start_at_once_on_an_empty_redis_one_wins(
     barrier = asyncio.Barrier(2)
     versions: dict[int, Any] = {FORMAT_VERSION: version, OTHER_VERSION: other_release()}
     clients = {number: connect(redis_url) for number in versions}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         results = await asyncio.gather(
             *(
                 module.check_format(LateSet(clients[number], barrier), 1)
@@ -185,7 +184,7 @@ async def test_a_server_that_is_away_is_checked_as_soon_as_it_is_back(
     monkeypatch.setattr(redis, "get", away)
     store.set(keys.FORMAT, "1")
     monitor = FormatMonitor(redis, SHARDS)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(FormatMismatch):
             await monitor.run()
     assert "of format 1" in monitor.problem

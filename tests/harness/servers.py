@@ -234,6 +234,7 @@ class SentinelGroup:
 
 NODE_TIMEOUT_MS = 1000
 """A node of a cluster that does not answer for so long is taken for down."""
+_NEVER_DOWN_MS = 60_000
 _PIPELINE = 100
 """`redis-cli --cluster-pipeline`; its default, 10, takes more than four times as long."""
 
@@ -403,9 +404,9 @@ def stop_until_replaced(cluster: RedisCluster, slot: int, master: RedisServer) -
         master.signal(signal.SIGCONT)
 
 
-ON_CLUSTER = os.environ.get("TEST_REDIS") == "cluster"
-"""The Redis of the tests is a node of a cluster."""
-one_redis_only = pytest.mark.skipif(ON_CLUSTER, reason="tests what only one Redis has")
+one_redis_only = pytest.mark.skipif(
+    "config.getoption('redis') == 'cluster'", reason="tests what only one Redis has"
+)
 
 _TAGS = [FLEET_TAG, *(tag for shards in (1, 2, 3, 4) for tag in shard_tags(shards))]
 FLEET_SLOTS = frozenset(key_slot(tag.encode()) for tag in _TAGS)
@@ -415,4 +416,30 @@ FLEET_SLOTS = frozenset(key_slot(tag.encode()) for tag in _TAGS)
 def fleet_on_one_node(folder: Path) -> RedisCluster:
     """Two masters: the first has the slots of a fleet, the second no key that it may touch. So the
     first can be used as one Redis, and refuses scripts that touch what lies elsewhere."""
-    return RedisCluster(folder, 2, node_timeout_ms=60_000, only=FLEET_SLOTS)
+    return RedisCluster(folder, 2, node_timeout_ms=_NEVER_DOWN_MS, only=FLEET_SLOTS)
+
+
+KINDS = ("any", "embedded", "sentinel", "cluster")
+"""The system's Redis, else the embedded one; the embedded one; a master behind Sentinel; a node of
+a cluster that has all slots of a fleet."""
+
+
+@contextlib.contextmanager
+def redis_of_kind(kind: str, folder: Path) -> Iterator[RedisServer]:
+    """A server that holds all of a fleet. Its `url` is the one that fleets are configured with."""
+    group: Any = None
+    if kind == "sentinel":
+        # A busy machine is no reason for a failover in tests that share it.
+        group = SentinelGroup(folder, down_after_ms=_NEVER_DOWN_MS)
+        server = group.servers[0]
+    elif kind == "cluster":
+        group = fleet_on_one_node(folder)
+        server = group.masters[0]
+    else:
+        server = RedisServer(folder, embedded_binary() if kind == "embedded" else None)
+    try:
+        (group or server).start()
+        server.url = (group or server).url
+        yield server
+    finally:
+        group.close() if group else server.stop()

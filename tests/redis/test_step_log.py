@@ -1313,7 +1313,7 @@ class RandomSteps:
                 )
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(4)
 async def test_random_steps_lose_no_stored_output(
     flaky: Flaky,
     store: Redis,

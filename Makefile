@@ -36,7 +36,7 @@ test-models: install ## real vLLM with other models than the demo's, made on the
 	.venv/bin/pytest tests/models $(ARGS)
 
 test-cluster: install ## the tests of the queue again, on a node of a Redis Cluster (ARGS: pytest's)
-	TEST_REDIS=cluster .venv/bin/pytest $(PARALLEL) tests/redis tests/store $(ARGS)
+	.venv/bin/pytest $(PARALLEL) --redis=cluster tests/redis tests/store $(ARGS)
 
 # The browser itself is the system's: Debian's chromium-headless-shell or chromium.
 PAGE_TOOLS = .venv/bin/python -c 'import axe_playwright_python, playwright' 2>/dev/null || \

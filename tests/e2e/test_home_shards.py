@@ -10,13 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from load_tests.harness.redis_cluster import call
 from shared.job.job import shard_in
 from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
 from tests.e2e.test_redis_faults import CHAT, body
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisCluster, fleet_on_one_node
+from tests.harness.servers import RedisCluster, call, fleet_on_one_node
 from tests.harness.waiting import wait_for
 
 POOL = "simulated"

@@ -9,12 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from load_tests.harness.redis_cluster import call
 from shared.platform.settings import SettingsError
 from shared.store.redis.start_checks import refuse_unfit
 from tests.e2e.test_redis_faults import CHAT, FAST, Stream, body, join
 from tests.harness.fleet import Stack
-from tests.harness.servers import RedisCluster, RedisServer, fleet_on_one_node
+from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node
 from tests.harness.settings import Settings
 from tests.harness.waiting import wait_for
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from shared.fleet.pools import Pools, load_pools
-from shared.platform.settings import PREFIX, declared
+from shared.platform.settings import declared, to_environment
 
 ROOT = Path(__file__).parents[2]
 """The repository."""
@@ -23,10 +22,5 @@ class Settings(*declared("gateway", "up", "worker", "client")):
 
 
 def child_environment(**values: Any) -> dict[str, str]:
-    """This process's environment with these settings, for any program; None removes a setting."""
-    found = dict(os.environ)
-    for name, value in values.items():
-        found.pop(PREFIX + name.upper(), None)
-        if value is not None:
-            found[PREFIX + name.upper()] = str(value)
-    return found
+    """This process's environment with no settings but these, for any program."""
+    return to_environment("", **values)

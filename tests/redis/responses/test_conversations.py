@@ -400,7 +400,7 @@ async def test_a_conversation_lies_in_the_shard_of_its_id(redis_url: str) -> Non
             await side.create(conversation="conv_" + "f" * 35)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(6)
 async def test_requests_in_any_order(side: Side, seed: int) -> None:
     """Several gateways' requests about one conversation, each step at any time. At every time the
     conversation is what its completed responses have added, in order, each once."""

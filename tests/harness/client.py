@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import threading
+from collections.abc import Iterator
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import httpx
+
+from shared.client.transport import ResumingTransport
+
+__all__ = ["ResumingTransport"]
 
 MODEL = "simulated"
 """The name that simulated workers serve."""
@@ -83,6 +90,18 @@ class Call(threading.Thread):
         if self.events[-1] == "[DONE]":
             return ""
         return str(json.loads(self.events[-1])["error"]["code"])
+
+
+@contextlib.contextmanager
+def unread(
+    gateway: HasUrl, body: dict[str, Any], *, headers: dict[str, str] | None = None
+) -> Iterator[None]:
+    """A call whose client reads nothing, and leaves when the context is left."""
+    connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc)
+    sent = {"content-type": "application/json", **(headers or {})}
+    with contextlib.closing(connection):
+        connection.request("POST", CHAT, json.dumps(body), sent)
+        yield
 
 
 def join(calls: list[Call], timeout_s: float = 60) -> None:

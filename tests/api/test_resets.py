@@ -12,6 +12,7 @@ import pytest
 from tests.harness.client import CHAT, chat
 from tests.harness.fleet import Process, Stack
 from tests.harness.process_state import anonymous_bytes, descriptors
+from tests.harness.settings import PATIENT
 from tests.harness.strict_client import StrictClient, request
 from tests.harness.waiting import wait_for
 
@@ -55,10 +56,14 @@ async def test_1000_connections_reset_at_once_leave_nothing(stack: Stack) -> Non
         pytest.skip(f"only {hard} file descriptors are allowed")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, CLIENTS + 200), hard))
     # The worker is busy for more than 1.5 s, which is not what is tested here.
-    gateway = stack.gateway(disconnect_grace_s=0.5, silence_s=60)
+    gateway = stack.gateway(disconnect_grace_s=0.5, **PATIENT)
     for _ in range(4):  # Redis does more for each job of a worker that has more of them
         stack.worker(
-            sim_step_ms=1000, sim_step_us_per_seq=0, sim_max_num_seqs=750, sim_kv_tokens=1 << 23
+            sim_step_ms=1000,
+            sim_step_us_per_seq=0,
+            sim_max_num_seqs=750,
+            sim_kv_tokens=1 << 23,
+            **PATIENT,
         )
     memory, files = [anonymous_bytes(gateway)], []
     for _ in range(3):

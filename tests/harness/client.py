@@ -12,9 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from shared.client.transport import ResumingTransport
-
-__all__ = ["ResumingTransport"]
+from shared.client.transport import ResumingTransport as ResumingTransport
 
 MODEL = "simulated"
 """The name that simulated workers serve."""

@@ -12,6 +12,9 @@ from shared.platform.settings import PREFIX, declared
 ROOT = Path(__file__).parents[2]
 """The repository."""
 
+PATIENT: dict[str, Any] = {"lease_s": 15, "silence_s": 60}
+"""Settings of processes that are not to be taken for lost, however busy the machine is."""
+
 
 class Settings(*declared("gateway", "up", "worker", "client")):
     """The settings of every process."""

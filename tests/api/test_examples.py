@@ -53,7 +53,7 @@ def test_an_example_prints_what_it_should(name: str, gateway: Process, tmp_path:
         "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert prints in done.stdout, done.stdout + done.stderr

@@ -135,13 +135,9 @@ def test_a_client_that_leaves_a_stream_midway_pays_for_what_was_made(fleet: Flee
 def test_a_client_that_leaves_a_whole_answer_pays_for_what_was_made(fleet: Fleet) -> None:
     """LiteLLM #37992: it was recorded with no tokens."""
     client, _ = fleet.client("whole")
-
-    def job() -> Any:
-        (job,) = client.get("/jobs").json()["data"] or [None]
-        return job
-
     with unread(fleet.gateway, request(4000), headers=headers_of(client)):
-        wait_for(lambda: (made := job()) and tokens_in_log(client, made["id"])[1], "it has output")
+        (job,) = wait_for(lambda: client.get("/jobs").json()["data"], "its job is there")
+        wait_for(lambda: tokens_in_log(client, job["id"])[1], "it has output")
     row = fleet.only_row("whole")
     assert row["cancelled"] == 1
     assert tokens_of(row) == tokens_in_log(client, job["id"])

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import httpx
-import pytest
 
-from tests.api.test_front_door import CLOSED, HALF, KEY, Connect, connect, gateway, is_open
+from tests.api.test_front_door import (
+    CLOSED,
+    HALF,
+    KEY,
+    Connect,
+    connect,
+    gateway,
+    is_open,
+    stack,
+)
 from tests.harness.fleet import Stack
 from tests.harness.waiting import wait_for
 
-__all__ = ["connect", "gateway"]
-
-
-@pytest.fixture
-def stack(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Stack:
-    """Its metrics need a key, too."""
-    get = httpx.get
-    more = {"headers": {"authorization": f"Bearer {KEY}"}, "timeout": 20}
-    monkeypatch.setattr(httpx, "get", lambda url, **given: get(url, **more | given))
-    return stack
+__all__ = ["connect", "gateway", "stack"]
 
 
 def test_silent_connections_of_an_address_are_limited_and_authenticated_ones_are_not(
@@ -54,10 +54,11 @@ def test_silent_connections_of_an_address_are_limited_and_authenticated_ones_are
 
 
 def test_at_the_limit_of_descriptors_silent_connections_are_closed_first(
-    stack: Stack, connect: Connect
+    stack: Stack, connect: Connect, tmp_path: Path
 ) -> None:
-    stack.launcher = ("sh", "-c", 'ulimit -n 256 && exec "$@"', "limited")
-    small = stack.gateway(api_keys=f"alice:{KEY}", header_timeout_s=60)
+    launcher = ("sh", "-c", 'ulimit -n 256 && exec "$@"', "limited")
+    limited = Stack(stack.redis_url, tmp_path, stack.processes, launcher)
+    small = limited.gateway(api_keys=f"alice:{KEY}", header_timeout_s=60)
     limit = int(small.metric("flotilla_connections_limit"))
     assert 100 < limit < 256
     half_open = [connect(HALF, to=small) for _ in range(300)]

@@ -14,6 +14,7 @@ import pytest
 from tests.harness.fleet import Process, Stack
 from tests.harness.keys import bearer
 from tests.harness.process_state import anonymous_bytes
+from tests.harness.settings import patience
 from tests.harness.waiting import wait_for
 
 KEY = "sk-of-alice"
@@ -39,7 +40,7 @@ def stack(module_stack: Stack) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def gateway(stack: Stack) -> Process:
-    return stack.gateway(api_keys=f"alice:{KEY}", header_timeout_s=60)
+    return stack.gateway(api_keys=f"alice:{KEY}", **patience())
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_trailers_are_limited_and_not_used_as_headers(gateway: Process, connect:
 
 
 def test_connections_of_silent_clients_are_closed(stack: Stack, connect: Connect) -> None:
-    hasty = stack.gateway(api_keys=f"alice:{KEY}", header_timeout_s=2)
+    hasty = stack.gateway(api_keys=f"alice:{KEY}", **patience(header_s=2))
     wrong = b"POST /jobs HTTP/1.1\r\nauthorization: Bearer x\r\ncontent-length: 99\r\n\r\n"
     upgrade = b"connection: upgrade\r\nupgrade: websocket\r\n"
     request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -168,12 +169,12 @@ def test_a_connection_between_two_requests_has_a_time_of_its_own(
     """Not that of silent ones: who comes back later must not meet a connection that is closing."""
     key = f"authorization: Bearer {KEY}\r\n" if api_keys else ""
     request = f"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n{key}\r\n".encode()
-    patient = stack.gateway(api_keys=api_keys, header_timeout_s=2, idle_connection_s=600)
+    patient = stack.gateway(api_keys=api_keys, idle_connection_s=600, **patience(header_s=2))
     client, silent = connect(request, to=patient), connect(to=patient)
     assert b" 200 OK" in client.recv(1 << 16)
     assert rest(silent) == b""  # it is closed
     assert is_open(client)
-    hasty = stack.gateway(api_keys=api_keys, header_timeout_s=60, idle_connection_s=1)
+    hasty = stack.gateway(api_keys=api_keys, idle_connection_s=1, **patience())
     assert b" 200 OK" in rest(connect(request, to=hasty))  # and then it is closed
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.harness.fleet import Process, Stack
-from tests.harness.keys import MANAGED_KEYS, OPERATOR, PEPPER, bearer
+from tests.harness.keys import KEYS_WITHOUT_REDIS, MANAGED_KEYS, OPERATOR, PEPPER, bearer
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
@@ -199,7 +199,7 @@ def test_a_dump_of_redis_has_no_key_in_it(fleet: Fleet) -> None:
 def test_without_redis_known_keys_go_on_for_a_while(tmp_path: Path, own_redis: RedisServer) -> None:
     stack = Stack(own_redis.url, tmp_path)
     try:
-        gateway = stack.gateway(keys_without_redis_s=4, **MANAGED_KEYS)
+        gateway = stack.gateway(**KEYS_WITHOUT_REDIS)
         made = httpx.post(f"{gateway.url}/admin/keys", headers=OPERATOR, json={"tenant": "t"})
         key, other = made.json(), {"secret": made.json()["secret"] + "x"}
         assert (status(gateway, key), status(gateway, other)) == (200, 401)

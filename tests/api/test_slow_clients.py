@@ -17,6 +17,7 @@ import pytest
 from tests.harness.client import CHAT, chat, in_progress
 from tests.harness.fleet import Process, Stack
 from tests.harness.process_state import anonymous_bytes
+from tests.harness.settings import patience
 from tests.harness.strict_client import request
 from tests.harness.waiting import wait_for
 
@@ -81,7 +82,7 @@ def answer_of(gateway: Process, job_id: str) -> bytes:
 
 
 def test_readers_that_never_read_disturb_nobody(fleet: Stack, connect: Connect) -> None:
-    gateway = fleet.gateway(stream_buffer_bytes=65_536, write_timeout_s=600)
+    gateway = fleet.gateway(**patience(write_s=600))
     silent = [connect(gateway, large(TOKENS)) for _ in range(READERS)]
     wait_for(lambda: in_progress(gateway, READERS), "they run")
     jobs, read = running(gateway), 0
@@ -108,7 +109,7 @@ class KeptInMemory(AssertionError):
 def test_a_reader_that_never_reads_costs_a_part_of_its_answer_however_slow_the_gateway_is(
     fleet: Stack, connect: Connect
 ) -> None:
-    gateway = fleet.gateway(stream_buffer_bytes=65_536, write_timeout_s=600)
+    gateway = fleet.gateway(**patience(write_s=600))
     other = fleet.gateway()
     httpx.post(gateway.url + CHAT, json=endless(FAST, 200), timeout=60).raise_for_status()
     before = anonymous_bytes(gateway)
@@ -138,7 +139,7 @@ def test_a_reader_that_never_reads_costs_a_part_of_its_answer_however_slow_the_g
 def test_a_reader_that_never_reads_is_disconnected_and_its_job_cancelled(
     fleet: Stack, connect: Connect
 ) -> None:
-    gateway = fleet.gateway(write_timeout_s=2, disconnect_grace_s=0.2, stream_buffer_bytes=65_536)
+    gateway = fleet.gateway(disconnect_grace_s=0.2, **patience(write_s=2))
     silent = connect(gateway, large(8000))
     wait_for(lambda: in_progress(gateway, 1), "it runs")
     (job_id,) = running(gateway)
@@ -157,7 +158,7 @@ def assert_cancelled(gateway: Process, job_id: str) -> None:
 
 def test_a_slow_reader_is_served_to_the_end(fleet: Stack, connect: Connect) -> None:
     timeout_s = 3
-    gateway = fleet.gateway(write_timeout_s=timeout_s, stream_buffer_bytes=65_536)
+    gateway = fleet.gateway(**patience(write_s=timeout_s))
     client = connect(gateway, large(800))
     data, began = b"", time.monotonic()
     while not data.endswith(b"\r\n0\r\n\r\n"):
@@ -185,7 +186,7 @@ def vanish(client: socket.socket) -> None:
 def test_a_client_whose_machine_is_gone_is_noticed(
     fleet: Stack, connect: Connect, streams: bool
 ) -> None:
-    gateway = fleet.gateway(write_timeout_s=3, disconnect_grace_s=0.2)
+    gateway = fleet.gateway(disconnect_grace_s=0.2, **patience(write_s=3))
     body = endless(SLOW, stream=streams)
     client = connect(gateway, request("POST", CHAT, KEY, body), 1 << 16)
     wait_for(lambda: in_progress(gateway, 1), "it runs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import signal
 import socket
 import struct
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.client import CHAT, chat, in_progress
+from tests.harness.client import CHAT, chat, in_progress, job
 from tests.harness.fleet import Process, Stack
 from tests.harness.process_state import anonymous_bytes
 from tests.harness.settings import patience
@@ -68,36 +69,34 @@ def connect() -> Iterator[Connect]:
 # --- readers that never read ---
 
 
-def running(gateway: Process) -> list[str]:
-    """The ids of the jobs that run."""
-    answer = httpx.get(f"{gateway.url}/jobs?state=in_progress&limit=100", timeout=60)
-    return [job["id"] for job in answer.json()["data"]]
-
-
-def _completed(url: str) -> dict[str, Any] | None:
-    found: dict[str, Any] = httpx.get(url, timeout=60).json()
-    return found if found["state"] == "completed" else None
+def job_of(client: socket.socket) -> str:
+    """The id of the job of this client, which reads the head of the answer and nothing more."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        more = client.recv(256)
+        assert more, "the gateway has closed the connection"
+        head += more
+    found = re.search(rb"x-flotilla-job-id: (\S+)", head)
+    assert found
+    return found[1].decode()
 
 
 def answer_of(gateway: Process, job_id: str) -> bytes:
     """What the job has answered, once it is complete."""
-    url = f"{gateway.url}/jobs/{job_id}"
-    completed = wait_for(lambda: _completed(url), "it is complete", 180)
-    assert completed["usage"]["completion_tokens"] == 2 * TOKENS
-    return httpx.get(f"{url}/result", timeout=60).content
+    wait_for(lambda: job(gateway, job_id)["finished_at"], "it has ended", 180)
+    assert job(gateway, job_id)["usage"]["completion_tokens"] == 2 * TOKENS
+    return httpx.get(f"{gateway.url}/jobs/{job_id}/result", timeout=60).content
 
 
 def test_readers_that_never_read_disturb_nobody(fleet: Stack, connect: Connect) -> None:
     gateway = fleet.gateway(**patience(write_s=600))
     silent = [connect(gateway, large(TOKENS)) for _ in range(READERS)]
-    wait_for(lambda: in_progress(gateway, READERS), "they run")
-    jobs, read = running(gateway), 0
-    while running(gateway):
+    jobs = [job_of(client) for client in silent]
+    runs = True
+    while runs:
         answer = httpx.post(gateway.url + CHAT, json=endless(FAST, 50), timeout=60)
         assert answer.content.endswith(b"data: [DONE]\n\n")
-        read += 1
-    assert read > 1
-    assert len(silent) == len(jobs) == READERS
+        runs = not all(job(gateway, job_id)["finished_at"] for job_id in jobs)
     for job_id in jobs:
         assert answer_of(gateway, job_id).endswith(b"data: [DONE]\n\n")
 
@@ -121,8 +120,7 @@ def test_a_reader_that_never_reads_costs_a_part_of_its_answer_however_slow_the_g
     before = anonymous_bytes(gateway)
     request_kept = large(TOKENS, "x-flotilla-on-disconnect: keep")
     silent = [connect(gateway, request_kept) for _ in range(READERS)]
-    wait_for(lambda: in_progress(other, READERS), "they run")
-    jobs = running(other)
+    jobs = [job_of(client) for client in silent]
     # A gateway that gets no share of the CPU, while all the answers come.
     gateway.stop(signal.SIGSTOP)
     try:
@@ -147,8 +145,7 @@ def test_a_reader_that_never_reads_is_disconnected_and_its_job_cancelled(
 ) -> None:
     gateway = fleet.gateway(disconnect_grace_s=0.2, **patience(write_s=2))
     silent = connect(gateway, large(8000))
-    wait_for(lambda: in_progress(gateway, 1), "it runs")
-    (job_id,) = running(gateway)
+    job_id = job_of(silent)
     wait_for(lambda: gateway.metric("flotilla_connections") <= 2, "the connection is closed")
     assert_cancelled(gateway, job_id)
     silent.close()
@@ -156,9 +153,8 @@ def test_a_reader_that_never_reads_is_disconnected_and_its_job_cancelled(
 
 def assert_cancelled(gateway: Process, job_id: str) -> None:
     """The gateway has noticed that the client is gone."""
-    url = f"{gateway.url}/jobs/{job_id}"
-    wait_for(lambda: httpx.get(url, timeout=60).json()["finished_at"], "the job has ended")
-    assert httpx.get(url, timeout=60).json()["state"] == "cancelled"
+    wait_for(lambda: job(gateway, job_id)["finished_at"], "the job has ended")
+    assert job(gateway, job_id)["state"] == "cancelled"
     assert gateway.metric("flotilla_disconnects_total") == 1
 
 
@@ -196,7 +192,7 @@ def test_a_client_whose_machine_is_gone_is_noticed(
     body = endless(SLOW, stream=streams)
     client = connect(gateway, request("POST", CHAT, KEY, body), 1 << 16)
     wait_for(lambda: in_progress(gateway, 1), "it runs")
-    (job_id,) = running(gateway)
+    running = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()["data"]
     vanish(client)
-    assert_cancelled(gateway, job_id)
+    assert_cancelled(gateway, running[0]["id"])
     client.close()

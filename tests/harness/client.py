@@ -111,11 +111,11 @@ def join(calls: list[Call], timeout_s: float = 60) -> None:
 
 def job(gateway: HasUrl, job_id: str) -> dict[str, Any]:
     """The record of a job."""
-    shown: dict[str, Any] = httpx.get(f"{gateway.url}/jobs/{job_id}").json()
+    shown: dict[str, Any] = httpx.get(f"{gateway.url}/jobs/{job_id}", timeout=60).json()
     return shown
 
 
 def in_progress(gateway: HasUrl, n: int) -> bool:
     """Whether so many jobs run."""
-    listed = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()
+    listed = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}, timeout=60).json()
     return len(listed["data"]) == n

@@ -13,6 +13,6 @@ KEYS = {"api_keys": "team:s3cret", "admin_keys": "ops:adm1n"}
 """Settings of a gateway: a key of the tenant `team`, and an operator's."""
 MANAGED_KEYS = {**KEYS, "key_peppers": PEPPER}
 """The same for gateways whose operators can make further keys."""
-KEYS_WITHOUT_REDIS = {**MANAGED_KEYS, "keys_without_redis_s": 4}
-"""The same, if a key that was known is good for four seconds when Redis is gone."""
+KEYS_WITHOUT_REDIS = {**MANAGED_KEYS, "keys_without_redis_s": 10}
+"""The same, if a key that was known is good for ten seconds when Redis is gone."""
 TEAM, OPERATOR = bearer("s3cret"), bearer("adm1n")

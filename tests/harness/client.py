@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import httpx
+
+from shared.client.transport import ResumingTransport as ResumingTransport
 
 MODEL = "simulated"
 """The name that simulated workers serve."""
@@ -90,6 +95,18 @@ class Call(threading.Thread):
         if self.events[-1] == "[DONE]":
             return ""
         return str(json.loads(self.events[-1])["error"]["code"])
+
+
+@contextlib.contextmanager
+def unread(
+    gateway: HasUrl, body: dict[str, Any], *, headers: dict[str, str] | None = None
+) -> Iterator[None]:
+    """A call whose client reads nothing, and leaves when the context is left."""
+    connection = HTTPConnection(urlsplit(gateway.url).netloc)
+    sent = {"content-type": "application/json", **(headers or {})}
+    with contextlib.closing(connection):
+        connection.request("POST", CHAT, json.dumps(body), sent)
+        yield
 
 
 def join(calls: list[Call], timeout_s: float = 60) -> None:

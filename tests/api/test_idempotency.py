@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.harness.client import CHAT, MODEL, chat
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
+from tests.harness.keys import bearer
 from tests.harness.waiting import wait_for
 
-MODEL = "simulated"
-CHAT = "/v1/chat/completions"
-TEAM_A, TEAM_B = {"authorization": "Bearer a"}, {"authorization": "Bearer b"}
+TEAM_A, TEAM_B = bearer("a"), bearer("b")
 
 
 @pytest.fixture(scope="module")
-def fleet(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Process, Process]]:
-    """Two gateways of three shards, and one worker."""
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    stack.worker(sim_step_ms=10, sim_step_us_per_seq=0, shards=3)
-    settings: dict[str, Any] = {"api_keys": "team-a:a,team-b:b", "shards": 3}
-    yield stack.gateway(**settings), stack.gateway(**settings)
-    stack.close()
+def fleet(module_stack: Stack) -> tuple[Process, Process]:
+    """Two gateways and one worker."""
+    module_stack.worker(sim_step_ms=10, sim_step_us_per_seq=0)
+    keys = "team-a:a,team-b:b"
+    return module_stack.gateway(api_keys=keys), module_stack.gateway(api_keys=keys)
 
 
 @pytest.fixture
@@ -40,15 +32,13 @@ def key(request: pytest.FixtureRequest) -> str:
 
 
 def request_body(max_tokens: int = 20, **fields: Any) -> dict[str, Any]:
-    message = {"role": "user", "content": "hello"}
-    fields = {"stream": True, "ignore_eos": True} | fields
-    return {"model": MODEL, "messages": [message], "max_tokens": max_tokens, **fields}
+    return chat(**{"stream": True, "ignore_eos": True, "max_tokens": max_tokens} | fields)
 
 
 def post(gateway: Process, key: str, path: str = CHAT, **more: Any) -> httpx.Response:
     headers = TEAM_A | {"idempotency-key": key} | more.pop("headers", {})
     body = more or request_body()
-    return httpx.post(gateway.url + path, json=body, headers=headers, timeout=30)
+    return httpx.post(gateway.url + path, json=body, headers=headers, timeout=60)
 
 
 def replayed(answer: httpx.Response) -> bool:
@@ -98,7 +88,7 @@ def test_first_calls_at_once_on_two_gateways_make_one_job(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert len(answers) == 12
     assert len({answer.headers["x-flotilla-job-id"] for answer in answers}) == 1
     assert sum(not replayed(answer) for answer in answers) == 1

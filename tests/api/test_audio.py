@@ -1,7 +1,4 @@
-"""Forms with audio at the gateway, with the unmodified OpenAI SDK; the answers are canned.
-
-`tests/models/test_audio.py` has the answers of real vLLM, streamed and continued.
-"""
+"""Forms with audio at the gateway, with the unmodified OpenAI SDK; the answers are canned."""
 
 from __future__ import annotations
 
@@ -13,23 +10,16 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.harness.client import CHAT, MODEL
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
 
-MODEL = "simulated"
 AUDIO = bytes(range(256)) * 500
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("audio"))
-    stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
-    yield stack.gateway(max_upload_bytes=1 << 20, max_body_bytes=4096)
-    stack.close()
+def gateway(module_stack: Stack) -> Process:
+    module_stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
+    return module_stack.gateway(max_upload_bytes=1 << 20, max_body_bytes=4096)
 
 
 @pytest.fixture
@@ -59,9 +49,7 @@ def test_forms_that_the_gateway_refuses(gateway: Process) -> None:
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
     wrong = httpx.post(url, data={"stream": "maybe"}, files={"file": ("a.wav", AUDIO)})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "stream")
-    chat = httpx.post(
-        f"{gateway.url}/v1/chat/completions", files={"file": ("a.wav", AUDIO)}, data={"model": "x"}
-    )
+    chat = httpx.post(gateway.url + CHAT, files={"file": ("a.wav", AUDIO)}, data={"model": "x"})
     assert chat.status_code == 415
 
 

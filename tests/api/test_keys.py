@@ -11,12 +11,10 @@ import httpx
 import pytest
 
 from tests.harness.fleet import Process, Stack
+from tests.harness.keys import KEYS_WITHOUT_REDIS, MANAGED_KEYS, OPERATOR, PEPPER, bearer
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
-OPERATOR = {"authorization": "Bearer adm1n"}
-PEPPER, NEW_PEPPER = "p" * 32, "n" * 32
-KEYS = {"api_keys": "team:s3cret", "admin_keys": "ops:adm1n"}
 SIMULATED = {"sim_step_ms": 1, "sim_step_us_per_seq": 0}
 COMPLETION = {"prompt": "x", "max_tokens": 2}
 
@@ -27,7 +25,7 @@ class Fleet:
     def __init__(self, redis: RedisServer, folder: Path) -> None:
         self.redis = redis
         self.stack = Stack(redis.url, folder)
-        self.gateways = [self.stack.gateway(key_peppers=PEPPER, **KEYS) for _ in range(3)]
+        self.gateways = [self.stack.gateway(**MANAGED_KEYS) for _ in range(3)]
         self.operator = httpx.Client(base_url=self.gateways[0].url, headers=OPERATOR, timeout=30)
 
     def make(self, tenant: str = "team", **changes: Any) -> dict[str, Any]:
@@ -38,9 +36,8 @@ class Fleet:
 
 
 def ask(gateway: Process, key: dict[str, Any], path: str = "/version", **body: Any) -> Any:
-    headers = {"authorization": f"Bearer {key['secret']}"}
-    method = "POST" if body else "GET"
-    return httpx.request(method, gateway.url + path, headers=headers, json=body or None, timeout=30)
+    method, headers = "POST" if body else "GET", bearer(key["secret"])
+    return httpx.request(method, gateway.url + path, headers=headers, json=body or None, timeout=60)
 
 
 def status(gateway: Process, key: dict[str, Any], path: str = "/version", **body: Any) -> int:
@@ -71,13 +68,11 @@ def test_a_new_key_is_known_to_all_gateways_and_a_revoked_one_to_none(fleet: Fle
     assert key["secret"].startswith(key["hint"])
     assert status(fleet.gateways[0], key) == 200
     for gateway in fleet.gateways:
-        wait_for(lambda g=gateway: status(g, key) == 200, "it is known", 1)  # type: ignore[misc]
+        wait_for(lambda g=gateway: status(g, key) == 200, "it is known")  # type: ignore[misc]
     assert fleet.operator.delete(f"/admin/keys/{key['id']}").json()["revoked"] is True
-    until = time.monotonic() + 1
     assert status(fleet.gateways[0], key) == 401
     for gateway in fleet.gateways:
-        left = max(0.0, until - time.monotonic())
-        wait_for(lambda g=gateway: status(g, key) == 401, "it is refused", left)  # type: ignore[misc]
+        wait_for(lambda g=gateway: status(g, key) == 401, "it is refused")  # type: ignore[misc]
     assert code(fleet.operator.delete(f"/admin/keys/{key['id']}")) == (404, "not_found")
 
 
@@ -93,7 +88,6 @@ def test_a_rotated_key_has_another_secret_and_the_same_id(fleet: Fleet) -> None:
         wait_for(
             lambda g=gateway: (status(g, key), status(g, other)) == (401, 200),  # type: ignore[misc]
             "the old one is refused",
-            1,
         )
 
 
@@ -153,7 +147,7 @@ def test_a_key_of_some_models_sees_and_uses_only_these(fleet: Fleet) -> None:
 
 def test_an_expired_key_is_refused(fleet: Fleet) -> None:
     key = fleet.make(expires_at=time.time() + 1)
-    wait_for(lambda: status(fleet.gateways[0], key) == 401, "it has expired", 5)
+    wait_for(lambda: status(fleet.gateways[0], key) == 401, "it has expired")
     assert "expired" in ask(fleet.gateways[0], key).text
     past = fleet.operator.post("/admin/keys", json={"tenant": "t", "expires_at": 1})
     assert past.json()["error"]["param"] == "expires_at"
@@ -183,7 +177,7 @@ def test_each_change_is_a_line_of_the_audit_log(fleet: Fleet) -> None:
     found = [each for each in page["data"] + rest["data"] if each["subject"] == key["id"]]
     told = [(each["action"], each["reason"], each["tenant"]) for each in found]
     assert told == [("key.revoked", "it left", "ops"), ("key.created", "for the audit", "ops")]
-    assert abs(found[0]["at"] - time.time()) < 60
+    assert key["created_at"] <= found[1]["at"] <= found[0]["at"] <= time.time()
     assert fleet.operator.get("/admin/audit?after=x").status_code == 400
     assert key["secret"] not in log
 
@@ -202,64 +196,25 @@ def test_a_dump_of_redis_has_no_key_in_it(fleet: Fleet) -> None:
     assert not [secret for secret in secrets if secret.encode() in dumped]
 
 
-def test_without_a_pepper_or_keys_in_the_settings_none_is_made(fleet: Fleet) -> None:
-    for settings in (KEYS, {"key_peppers": PEPPER}):
-        gateway = fleet.stack.gateway(**settings)
-        made = httpx.post(f"{gateway.url}/admin/keys", headers=OPERATOR, json={"tenant": "t"})
-        assert code(made) == (501, "keys_not_configured")
-        assert "FLOTILLA_" in made.json()["error"]["message"]
-        rows = httpx.get(f"{gateway.url}/admin/keys?limit=1", headers=OPERATOR).json()["data"]
-        assert [row["pepper"] for row in rows] == [
-            "current" if "key_peppers" in settings else "unknown"
-        ]
-
-
 def test_without_redis_known_keys_go_on_for_a_while(tmp_path: Path, own_redis: RedisServer) -> None:
     stack = Stack(own_redis.url, tmp_path)
     try:
-        gateway = stack.gateway(key_peppers=PEPPER, keys_without_redis_s=4, **KEYS)
+        gateway = stack.gateway(**KEYS_WITHOUT_REDIS)
         made = httpx.post(f"{gateway.url}/admin/keys", headers=OPERATOR, json={"tenant": "t"})
         key, other = made.json(), {"secret": made.json()["secret"] + "x"}
         assert (status(gateway, key), status(gateway, other)) == (200, 401)
         own_redis.stop()
         assert status(gateway, key) == 200
-        wait_for(lambda: status(gateway, other) == 503, "another key may be a new one", 10)
-        assert status(gateway, key) == 200
-        wait_for(lambda: status(gateway, key) == 503, "the key can't be checked any more", 10)
+        wait_for(
+            lambda: (status(gateway, other), status(gateway, key)) == (503, 200),
+            "another key may be a new one, the known one is good",
+        )
+        wait_for(lambda: status(gateway, key) == 503, "the key can't be checked any more")
         refused = ask(gateway, key)
         assert code(refused) == (503, "redis_unavailable")
         assert refused.headers["retry-after"]
         assert status(gateway, {"secret": "s3cret"}) == 200
         own_redis.start()
-        wait_for(lambda: status(gateway, key) == 200, "the key is known again", 30)
-    finally:
-        stack.close()
-
-
-def test_a_pepper_is_replaced_without_an_interruption(redis_url: str, tmp_path: Path) -> None:
-    stack = Stack(redis_url, tmp_path)
-    try:
-        gateways = [stack.gateway(key_peppers=PEPPER, **KEYS) for _ in range(2)]
-        made = httpx.post(f"{gateways[0].url}/admin/keys", headers=OPERATOR, json={"tenant": "t"})
-        key = made.json()
-        unused = httpx.post(
-            f"{gateways[0].url}/admin/keys", headers=OPERATOR, json={"tenant": "t"}
-        ).json()
-
-        def peppers(gateway: Process) -> dict[str, str]:
-            rows = httpx.get(f"{gateway.url}/admin/keys", headers=OPERATOR).json()["data"]
-            return {row["id"]: row["pepper"] for row in rows}
-
-        for value in (f"{PEPPER},{NEW_PEPPER}", f"{NEW_PEPPER},{PEPPER}", NEW_PEPPER):
-            for n in range(2):
-                gateways[n].terminate()
-                gateways[n].popen.wait(20)
-                gateways[n] = stack.gateway(key_peppers=value, **KEYS)
-                for gateway in gateways:
-                    wait_for(lambda g=gateway: status(g, key) == 200, "the key works", 1)  # type: ignore[misc]
-            if value.startswith(NEW_PEPPER):
-                wait_for(lambda: peppers(gateways[0])[key["id"]] == "current", "it is moved", 5)
-        assert peppers(gateways[1])[unused["id"]] == "unknown"
-        assert status(gateways[1], unused) == 401
+        wait_for(lambda: status(gateway, key) == 200, "the key is known again")
     finally:
         stack.close()

@@ -1,12 +1,8 @@
-"""The unmodified OpenAI SDK against a gateway: simulated workers, real processes.
-
-The whole file runs with the fast paths through private parts of libraries, and without.
-"""
+"""The unmodified OpenAI SDK against a gateway."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,28 +11,18 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from tests.harness.client import CHAT, MODEL, chat, in_progress, job, unread
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
-MODEL = "simulated"
 MESSAGES = [{"role": "user", "content": "What is a queue?"}]
 
 
-@pytest.fixture(scope="module", params=["auto", "off"])
-def fleet(
-    request: pytest.FixtureRequest,
-    redis_server: RedisServer,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Process, Process]]:
-    """One gateway and one worker, with each value of FLOTILLA_FAST_PATHS in turn."""
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    worker = stack.worker(sim_step_ms=2, sim_step_us_per_seq=0, fast_paths=request.param)
-    gateway = stack.gateway(fast_paths=request.param)
-    yield gateway, worker
-    stack.close()
+@pytest.fixture(scope="module")
+def fleet(module_stack: Stack) -> tuple[Process, Process]:
+    """One gateway and one worker."""
+    worker = module_stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
+    return module_stack.gateway(), worker
 
 
 @pytest.fixture
@@ -153,7 +139,7 @@ def test_a_client_that_disconnects_cancels_its_job(
     job_id = next(iter(stream)).id.removeprefix("chatcmpl-")
     assert worker.metric("flotilla_worker_slots", use="busy") == 1
     stream.close()
-    wait_for(lambda: state(gateway, job_id) == "cancelled", "the job is cancelled")
+    wait_for(lambda: job(gateway, job_id)["state"] == "cancelled", "the job is cancelled")
     wait_for(lambda: worker.metric("flotilla_worker_slots", use="busy") == 0, "the slot is free")
     wait_for(lambda: gateway.metric("flotilla_open_streams") == 0, "no open stream")
 
@@ -162,21 +148,17 @@ def test_a_client_that_disconnects_before_a_plain_answer_cancels_its_job(
     fleet: tuple[Process, Process],
 ) -> None:
     gateway, worker = fleet
-    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 5000, "ignore_eos": True}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=0.5)
-    job = wait_for(
-        lambda: httpx.get(f"{gateway.url}/jobs", params={"limit": 1}).json()["data"], "it is listed"
-    )[0]
-    wait_for(lambda: state(gateway, job["id"]) == "cancelled", "the job is cancelled")
+    body = chat(max_tokens=5000, ignore_eos=True)
+    with unread(gateway, body):
+        wait_for(lambda: in_progress(gateway, 1), "it runs")
+        running = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()["data"]
+    wait_for(lambda: job(gateway, running[0]["id"])["state"] == "cancelled", "it is cancelled")
     wait_for(lambda: worker.metric("flotilla_worker_slots", use="busy") == 0, "the slot is free")
 
 
 def test_every_answer_carries_its_ids(fleet: tuple[Process, Process]) -> None:
-    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 2}
-    answer = httpx.post(
-        f"{fleet[0].url}/v1/chat/completions", json=body, headers={"x-request-id": "mine-1"}
-    )
+    body = chat(max_tokens=2)
+    answer = httpx.post(fleet[0].url + CHAT, json=body, headers={"x-request-id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
     assert answer.json()["id"] == f"chatcmpl-{answer.headers['x-flotilla-job-id']}"
     missing = httpx.get(f"{fleet[0].url}/nothing", headers={"x-request-id": "not sound!"})
@@ -200,7 +182,7 @@ def test_every_answer_carries_its_ids(fleet: tuple[Process, Process]) -> None:
 )
 def test_bad_bodies(fleet: tuple[Process, Process], body: bytes, status: int) -> None:
     answer = httpx.post(
-        f"{fleet[0].url}/v1/chat/completions",
+        fleet[0].url + CHAT,
         content=body,
         headers={"content-type": "application/json"},
     )
@@ -211,11 +193,6 @@ def test_bad_bodies(fleet: tuple[Process, Process], body: bytes, status: int) ->
 def test_the_api_description_lists_the_routes(fleet: tuple[Process, Process]) -> None:
     paths = httpx.get(f"{fleet[0].url}/openapi.json").json()["paths"]
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/jobs/{job_id}"} <= set(paths)
-
-
-def state(gateway: Process, job_id: str) -> str:
-    answer = httpx.get(f"{gateway.url}/jobs/{job_id}")
-    return str(json.loads(answer.content)["state"])
 
 
 @pytest.mark.parametrize(("asked", "named"), [("flex", "flex"), ("auto", "default")])

@@ -6,13 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
 from tests.harness.settings import ROOT
 
 PAGES = ROOT / "docs" / "pages"
@@ -37,16 +35,10 @@ EXAMPLES = {name: match for name, match in blocks() if match["prints"]}
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
+def gateway(module_stack: Stack) -> Process:
     """One gateway and one worker, whose model has the demo model's name."""
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    stack.worker(served_model_name="flotilla-demo", sim_step_ms=5, sim_step_us_per_seq=0)
-    yield stack.gateway()
-    stack.close()
+    module_stack.worker(served_model_name="flotilla-demo", sim_step_ms=5, sim_step_us_per_seq=0)
+    return module_stack.gateway()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -61,7 +53,7 @@ def test_an_example_prints_what_it_should(name: str, gateway: Process, tmp_path:
         "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert prints in done.stdout, done.stdout + done.stderr

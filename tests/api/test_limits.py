@@ -15,25 +15,26 @@ import httpx
 import openai
 import pytest
 
+from tests.harness.client import CHAT as CHAT_PATH
+from tests.harness.client import MODEL
+from tests.harness.client import chat as chat_body
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
+from tests.harness.keys import MANAGED_KEYS, OPERATOR
+from tests.harness.keys import bearer as headers
 from tests.harness.waiting import wait_for
 
-OPERATOR = {"authorization": "Bearer adm1n"}
-KEYS = {"api_keys": "team:s3cret", "admin_keys": "ops:adm1n", "key_peppers": "p" * 32}
-CHAT: Any = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+CHAT = chat_body("x", max_tokens=2)
 
 
 class Fleet:
     """Gateways and a worker."""
 
-    def __init__(self, redis: RedisServer, folder: Path) -> None:
-        self.redis = redis
-        self.stack = Stack(redis.url, folder)
-        stored = {"storage_url": str(folder / "files")}
-        self.gateways = [self.stack.gateway(**KEYS, **stored) for _ in range(3)]
-        self.stack.maintenance(**stored)
-        self.stack.worker(served_model_name="sim", sim_step_ms=5, sim_step_us_per_seq=0)
+    def __init__(self, stack: Stack, files: Path) -> None:
+        self.stack = stack
+        stored = {"storage_url": str(files)}
+        self.gateways = [stack.gateway(**MANAGED_KEYS, **stored) for _ in range(3)]
+        stack.maintenance(**stored)
+        stack.worker(sim_step_ms=5, sim_step_us_per_seq=0)
 
     def operator(self, method: str, path: str, **body: Any) -> dict[str, Any]:
         url = self.gateways[0].url + path
@@ -49,12 +50,8 @@ class Fleet:
         secret: str = made["secret"]
         for gateway in self.gateways:
             if gateway.popen.poll() is None:
-                wait_for(lambda g=gateway: known(g, secret), "the key is known", 5)  # type: ignore[misc]
+                wait_for(lambda g=gateway: known(g, secret), "the key is known")  # type: ignore[misc]
         return secret
-
-
-def headers(secret: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {secret}"}
 
 
 def known(gateway: Process, secret: str) -> bool:
@@ -63,20 +60,13 @@ def known(gateway: Process, secret: str) -> bool:
 
 def chat(gateway: Process, secret: str, **changes: Any) -> httpx.Response:
     body = CHAT | changes
-    url = f"{gateway.url}/v1/chat/completions"
+    url = gateway.url + CHAT_PATH
     return httpx.post(url, headers=headers(secret), json=body, timeout=60)
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    found = Fleet(server, tmp_path_factory.mktemp("fleet"))
-    try:
-        yield found
-    finally:
-        found.stack.close()
-        server.stop()
+def fleet(module_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    return Fleet(module_stack, tmp_path_factory.mktemp("files"))
 
 
 def test_a_limit_holds_over_all_gateways(fleet: Fleet) -> None:
@@ -101,10 +91,10 @@ def test_a_limit_holds_over_all_gateways(fleet: Fleet) -> None:
 
 
 def test_a_limit_is_exact_though_a_gateway_is_killed(fleet: Fleet) -> None:
-    killed = fleet.stack.gateway(**KEYS)
+    killed = fleet.stack.gateway(**MANAGED_KEYS)
     most, gateways = 300, [*fleet.gateways[:2], killed]
     secret = fleet.key(requests_per_minute=most)
-    wait_for(lambda: known(killed, secret), "the key is known", 5)
+    wait_for(lambda: known(killed, secret), "the key is known")
     answered: Counter[int] = Counter()
     started, refusals_needed, at = time.monotonic(), 100, {"first": 0.0, "refused": 0.0}
 
@@ -112,7 +102,7 @@ def test_a_limit_is_exact_though_a_gateway_is_killed(fleet: Fleet) -> None:
         with httpx.Client(headers=headers(secret), timeout=60) as client:
             while answered[429] < refusals_needed:
                 turn += 1
-                url, sent_at = f"{gateways[turn % 3].url}/v1/chat/completions", time.monotonic()
+                url, sent_at = gateways[turn % 3].url + CHAT_PATH, time.monotonic()
                 with contextlib.suppress(httpx.TransportError):  # of the killed one
                     code = client.post(url, json=CHAT).status_code
                     answered[code] += 1
@@ -164,9 +154,9 @@ def test_a_streamed_answer_and_a_job_tell_what_is_left(fleet: Fleet) -> None:
 @pytest.fixture
 def paused(fleet: Fleet) -> Iterator[None]:
     """No job ends, so that the ledger settles nothing."""
-    fleet.operator("POST", "/admin/pools/sim/pause")
+    fleet.operator("POST", f"/admin/pools/{MODEL}/pause")
     yield
-    fleet.operator("POST", "/admin/pools/sim/resume")
+    fleet.operator("POST", f"/admin/pools/{MODEL}/resume")
 
 
 def submit(gateway: Process, secret: str, max_tokens: int, **more: str) -> httpx.Response:
@@ -186,13 +176,15 @@ def test_a_request_that_asks_for_too_many_tokens_waits(fleet: Fleet, paused: Non
 def test_concurrent_requests_are_bounded_and_none_is_left_over(fleet: Fleet) -> None:
     secret = fleet.key(concurrent_requests=3)
     long = {"stream": True, "max_tokens": 3500, "ignore_eos": True}
-    url = f"{fleet.gateways[0].url}/v1/chat/completions"
+    url = fleet.gateways[0].url + CHAT_PATH
     with httpx.Client(headers=headers(secret), timeout=60) as client:
-        opened = []
-        for _ in range(3):
+
+        def open_one() -> httpx.Response:
             request = client.build_request("POST", url, json=CHAT | long)
-            opened.append(client.send(request, stream=True))
-            assert opened[-1].status_code == 200
+            return client.send(request, stream=True)
+
+        opened = [open_one() for _ in range(3)]
+        assert [each.status_code for each in opened] == [200] * 3
         refused = chat(fleet.gateways[1], secret)
         assert refused.status_code == 429
         assert refused.json()["error"]["type"] == "concurrent_requests"
@@ -202,20 +194,23 @@ def test_concurrent_requests_are_bounded_and_none_is_left_over(fleet: Fleet) -> 
         )
         assert job.status_code == 202, "a job waits in the queue"
         opened[0].close()  # its client leaves
-        wait_for(lambda: chat(fleet.gateways[1], secret).status_code == 200, "one is free", 10)
+        wait_for(lambda: chat(fleet.gateways[1], secret).status_code == 200, "one is free")
         for each in opened:
             each.close()
-    # Answers, errors, and clients that leave: as many as before are free again.
-    for _ in range(5):
-        assert chat(fleet.gateways[2], secret, n="x").status_code in {400, 429}
-    wait_for(lambda: chat(fleet.gateways[2], secret).status_code == 200, "all are free", 10)
-    with fleet.redis.client() as client_of_redis:
-        found = "flotilla:{0}:running:*"
-        wait_for(
-            lambda: not [k for k in client_of_redis.keys(found) if client_of_redis.zcard(k)],
-            "no request is counted any more",
-            10,
-        )
+        # Answers, errors, and clients that leave: as many as before are free again.
+        for _ in range(5):
+            assert chat(fleet.gateways[2], secret, n="x").status_code in {400, 429}
+        wait_for(lambda: chat(fleet.gateways[2], secret).status_code == 200, "one is free")
+
+        def is_open() -> bool:
+            opened.append(open_one())
+            return opened[-1].status_code == 200
+
+        for _ in range(3):
+            wait_for(is_open, "all are free")
+        assert chat(fleet.gateways[1], secret).status_code == 429
+        for each in opened:
+            each.close()
 
 
 def test_all_keys_of_a_tenant_share_its_limits(fleet: Fleet) -> None:
@@ -231,12 +226,12 @@ def test_all_keys_of_a_tenant_share_its_limits(fleet: Fleet) -> None:
         found = chat(fleet.gateways[2], one).headers
         return bool(found.get("x-ratelimit-limit-requests") == "4")
 
-    wait_for(limited, "every gateway knows the limit", 5)
+    wait_for(limited, "every gateway knows the limit")
     refused = [chat(fleet.gateways[n % 3], (one, other)[n % 2]) for n in range(8)][-1]
     assert refused.status_code == 429
     assert "of the tenant 'shared': limit 4" in refused.json()["error"]["message"]
     fleet.operator("PUT", "/admin/tenants/shared/limits")
-    wait_for(lambda: chat(fleet.gateways[2], one).status_code == 200, "it has no limits", 5)
+    wait_for(lambda: chat(fleet.gateways[2], one).status_code == 200, "it has no limits")
 
 
 def test_a_keys_limits_are_changed_while_it_is_used(fleet: Fleet) -> None:
@@ -257,7 +252,7 @@ def test_a_keys_limits_are_changed_while_it_is_used(fleet: Fleet) -> None:
     def left() -> str:
         return str(chat(fleet.gateways[0], secret).headers.get("x-ratelimit-limit-requests"))
 
-    wait_for(lambda: left() == "600", "the new limit holds", 5)
+    wait_for(lambda: left() == "600", "the new limit holds")
     listed = fleet.operator("GET", "/admin/keys?tenant=team&limit=1000")["data"]
     assert {row["id"]: row["limits"]["requests_per_minute"] for row in listed}[made["id"]] == 600
     url = fleet.gateways[0].url + path
@@ -292,7 +287,7 @@ def test_what_is_not_queued_gets_its_tokens_back(fleet: Fleet, paused: None) -> 
         return int(found.headers["x-ratelimit-remaining-tokens"]) > left - 100
 
     # Without that it takes 23 s to refill the bucket.
-    wait_for(is_back, "the tokens of the repeated call are back", 10)
+    wait_for(is_back, "the tokens of the repeated call are back", 20)
 
 
 def test_what_was_not_used_is_given_back_after_the_end(fleet: Fleet) -> None:
@@ -304,7 +299,8 @@ def test_what_was_not_used_is_given_back_after_the_end(fleet: Fleet) -> None:
         found = chat(fleet.gateways[1], secret, max_tokens=1)
         return int(found.headers["x-ratelimit-remaining-tokens"]) > 9800
 
-    wait_for(is_back, "the tokens are back", 10)
+    # Without that it takes 21 s to refill the bucket.
+    wait_for(is_back, "the tokens are back", 20)
 
 
 def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
@@ -314,7 +310,7 @@ def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
     def spent() -> bool:
         return chat(gateway, secret, max_tokens=20).status_code == 429
 
-    wait_for(spent, "the budget is spent", 30)
+    wait_for(spent, "the budget is spent")
     refused = chat(gateway, secret)
     error = refused.json()["error"]
     assert (error["code"], error["type"]) == ("budget_exceeded", "insufficient_quota")
@@ -325,16 +321,13 @@ def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
     with client, pytest.raises(openai.RateLimitError):
         client.chat.completions.create(**CHAT)
     # Nor can a batch go on in its place.
-    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
+    line = {"custom_id": "1", "method": "POST", "url": CHAT_PATH, "body": CHAT}
     files = {"file": ("in.jsonl", json.dumps(line).encode())}
     with httpx.Client(base_url=gateway.url, headers=headers(secret), timeout=30) as http:
         stored = http.post("/v1/files", data={"purpose": "batch"}, files=files).json()
         batch = {"input_file_id": stored["id"], "completion_window": "24h"}
-        refused = http.post("/v1/batches", json=batch | {"endpoint": "/v1/chat/completions"})
+        refused = http.post("/v1/batches", json=batch | {"endpoint": CHAT_PATH})
         assert refused.json()["error"]["code"] == "budget_exceeded", refused.text
-        message = {"custom_id": "1", "params": CHAT}
-        refused = http.post("/v1/messages/batches", json={"requests": [message]})
-        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
 
     def agree() -> bool:
         """All surfaces say the same, once the last jobs are in the sums."""
@@ -350,25 +343,21 @@ def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
         same = {"tokens_today": tokens, "tokens_this_month": tokens}
         return tokens >= 100 and found == [same] * 4
 
-    wait_for(agree, "the use is the same everywhere", 30)
+    wait_for(agree, "the use is the same everywhere")
     of_settings = headers("s3cret")
     assert httpx.get(f"{gateway.url}/v1/usage", headers=of_settings).json()["limits"]["key"] is None
 
 
 def test_a_lost_gateway_leaves_no_request_counted_for_ever(fleet: Fleet) -> None:
-    gateway = fleet.stack.gateway(**KEYS)
+    gateway = fleet.stack.gateway(**MANAGED_KEYS)
     secret = fleet.key(concurrent_requests=1)
-    wait_for(lambda: known(gateway, secret), "the key is known", 5)
-    url = f"{gateway.url}/v1/chat/completions"
+    wait_for(lambda: known(gateway, secret), "the key is known")
+    url = gateway.url + CHAT_PATH
     body = CHAT | {"stream": True, "max_tokens": 3500, "ignore_eos": True}
     with httpx.Client(headers=headers(secret), timeout=60) as client:
         request = client.build_request("POST", url, json=body)
         assert client.send(request, stream=True).status_code == 200
-        gateway.popen.kill()
-        gateway.popen.wait(10)
+        gateway.kill()
     assert chat(fleet.gateways[0], secret).status_code == 429
-    with fleet.redis.client() as redis:  # in place of waiting for the end of the lease
-        for key in redis.keys("flotilla:{0}:running:*"):
-            for holder in redis.zrange(key, 0, -1):
-                redis.zadd(key, {holder: time.time() * 1e6})
-    wait_for(lambda: chat(fleet.gateways[0], secret).status_code == 200, "its lease is over", 10)
+    # Its lease is half a minute.
+    wait_for(lambda: chat(fleet.gateways[0], secret).status_code == 200, "its lease is over", 120)

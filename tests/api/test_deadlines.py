@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,39 +10,26 @@ import httpx
 import openai
 import pytest
 
+from tests.harness.client import CHAT, chat
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
-CHAT = "/v1/chat/completions"
 QUEUE, RUN = "x-flotilla-queue-deadline", "x-flotilla-run-deadline"
-LATE_S = 20.0
-"""A deadline is noticed within about a second; a loaded machine takes longer."""
 
 
 def body(tokens: int, **fields: Any) -> dict[str, Any]:
-    return {
-        "model": "simulated",
-        "messages": [{"role": "user", "content": "hello"}],
-        "max_tokens": tokens,
-        **fields,
-    }
+    return chat(max_tokens=tokens, **fields)
 
 
 LONG = {"ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
+def gateway(module_stack: Stack) -> Process:
     """A fleet of one worker with one slot: a second job waits."""
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    stack.worker(sim_step_ms=5, sim_step_us_per_seq=0, sim_max_num_seqs=1)
-    yield stack.gateway()
-    stack.close()
+    module_stack.worker(sim_step_ms=5, sim_step_us_per_seq=0, sim_max_num_seqs=1)
+    return module_stack.gateway()
 
 
 @pytest.fixture
@@ -75,13 +61,12 @@ def asked(api: httpx.Client, header: str, value: str, **fields: Any) -> httpx.Re
 def test_a_call_that_waits_past_its_queue_deadline_is_504_and_was_not_started(
     api: httpx.Client,
 ) -> None:
-    began = time.monotonic()
     answer = asked(api, QUEUE, "0.5")
-    assert 0.5 <= time.monotonic() - began < LATE_S
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "queue_deadline_exceeded")
     assert answer.headers["x-should-retry"] == "false"
     job = api.get(f"/jobs/{answer.headers['x-flotilla-job-id']}").json()
     assert (job["state"], job["attempts"], job["queue_deadline_s"]) == ("expired", [], 0.5)
+    assert job["finished_at"] - job["created_at"] >= 0.5
 
 
 @pytest.mark.usefixtures("busy")
@@ -178,7 +163,7 @@ def test_the_run_deadline_of_a_continued_job_counts_from_its_first_start(own_sta
 def test_a_submitted_job_expires_in_the_queue(own_stack: Stack) -> None:
     gateway, worker = own_stack.gateway(), own_stack.worker()
     worker.terminate()
-    worker.popen.wait(20)  # without one nothing is known about the wait, so none is refused
+    worker.popen.wait(60)  # without one nothing is known about the wait, so none is refused
     codes = {"queue_deadline_s": "queue_deadline_exceeded", "deadline_s": "deadline_exceeded"}
     with httpx.Client(base_url=gateway.url, timeout=60) as api:
         for field, code in codes.items():

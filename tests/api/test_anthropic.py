@@ -1,4 +1,4 @@
-"""The unmodified Anthropic SDK against a gateway: simulated workers, real processes."""
+"""The unmodified Anthropic SDK against a gateway."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import httpx
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
-from shared.client.transport import ResumingTransport
+from tests.harness.client import CHAT, MODEL, ResumingTransport
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
-MODEL = "simulated"
 KEY = "sk-of-a-client"
 MESSAGES: list[Any] = [{"role": "user", "content": "What is a queue?"}]
 EVENTS = (
@@ -27,22 +25,15 @@ EVENTS = (
 
 
 @pytest.fixture(scope="module")
-def fleet(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Process, Process]]:
-    """One gateway with a key, and one worker."""
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    worker = stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
-    gateway = stack.gateway(api_keys=f"clients:{KEY}", max_body_bytes=1 << 20)
-    yield gateway, worker
-    stack.close()
+def gateway(module_stack: Stack) -> Process:
+    """A gateway with a key, and one worker."""
+    module_stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
+    return module_stack.gateway(api_keys=f"clients:{KEY}", max_body_bytes=1 << 20)
 
 
 @pytest.fixture
-def client(fleet: tuple[Process, Process]) -> Iterator[Anthropic]:
-    with Anthropic(base_url=fleet[0].url, api_key=KEY, max_retries=0) as client:
+def client(gateway: Process) -> Iterator[Anthropic]:
+    with Anthropic(base_url=gateway.url, api_key=KEY, max_retries=0) as client:
         yield client
 
 
@@ -80,8 +71,8 @@ def test_the_streaming_helper(client: Anthropic) -> None:
     assert final.usage.output_tokens == 6
 
 
-async def test_the_asynchronous_sdk(fleet: tuple[Process, Process]) -> None:
-    async with AsyncAnthropic(base_url=fleet[0].url, api_key=KEY) as client:
+async def test_the_asynchronous_sdk(gateway: Process) -> None:
+    async with AsyncAnthropic(base_url=gateway.url, api_key=KEY) as client:
         message = await client.messages.create(model=MODEL, messages=MESSAGES, max_tokens=5)
         stream = await client.messages.create(
             model=MODEL, messages=MESSAGES, max_tokens=5, stream=True
@@ -115,9 +106,9 @@ def test_errors_are_what_the_sdk_expects(client: Anthropic, stream: bool) -> Non
         create(client, messages=large, stream=stream)
 
 
-def test_a_wrong_key(fleet: tuple[Process, Process]) -> None:
+def test_a_wrong_key(gateway: Process) -> None:
     with (
-        Anthropic(base_url=fleet[0].url, api_key="sk-wrong", max_retries=0) as client,
+        Anthropic(base_url=gateway.url, api_key="sk-wrong", max_retries=0) as client,
         pytest.raises(anthropic.AuthenticationError) as refused,
     ):
         create(client)
@@ -135,7 +126,7 @@ def test_a_wrong_key(fleet: tuple[Process, Process]) -> None:
     ],
 )
 def test_every_error_below_the_path_has_anthropics_shape(
-    fleet: tuple[Process, Process],
+    gateway: Process,
     method: str,
     path: str,
     headers: dict[str, str],
@@ -143,25 +134,25 @@ def test_every_error_below_the_path_has_anthropics_shape(
     status: int,
     kind: str,
 ) -> None:
-    answer = httpx.request(method, f"{fleet[0].url}{path}", headers=headers, content=content)
+    answer = httpx.request(method, f"{gateway.url}{path}", headers=headers, content=content)
     assert answer.status_code == status
     body = answer.json()
     assert (body["type"], body["error"]["type"]) == ("error", kind)
     assert answer.headers["content-type"] == "application/json"
 
 
-def test_x_api_key_is_enough_everywhere(fleet: tuple[Process, Process]) -> None:
+def test_x_api_key_is_enough_everywhere(gateway: Process) -> None:
     headers = {"x-api-key": KEY, "anthropic-version": "2023-06-01"}
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
-    for path in ("/v1/messages", "/v1/chat/completions"):
-        answer = httpx.post(f"{fleet[0].url}{path}", json=body, headers=headers)
+    for path in ("/v1/messages", CHAT):
+        answer = httpx.post(f"{gateway.url}{path}", json=body, headers=headers)
         assert answer.status_code == 200
-    assert httpx.get(f"{fleet[0].url}/v1/models", headers=headers).status_code == 200
+    assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 200
 
 
-def test_a_job_of_it_and_its_events(fleet: tuple[Process, Process]) -> None:
+def test_a_job_of_it_and_its_events(gateway: Process) -> None:
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 5, "stream": True}
-    with httpx.Client(base_url=fleet[0].url, headers={"x-api-key": KEY}) as api:
+    with httpx.Client(base_url=gateway.url, headers={"x-api-key": KEY}) as api:
         job = api.post("/jobs", json={"endpoint": "/v1/messages", "body": body}).json()
         wait_for(
             lambda: api.get(f"/jobs/{job['id']}").json()["state"] == "completed", "it completes"
@@ -178,10 +169,10 @@ def test_a_job_of_it_and_its_events(fleet: tuple[Process, Process]) -> None:
     assert chunks[-1] == "message_stop"
 
 
-def test_the_resuming_transport_passes_the_events_on(fleet: tuple[Process, Process]) -> None:
+def test_the_resuming_transport_passes_the_events_on(gateway: Process) -> None:
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 6, "stream": True}
     with httpx.Client(
-        transport=ResumingTransport([fleet[0].url]), headers={"x-api-key": KEY}
+        transport=ResumingTransport([gateway.url]), headers={"x-api-key": KEY}
     ) as api:
         text = api.post("http://flotilla/v1/messages", json=body, timeout=30).text
     names = [line[7:] for line in text.splitlines() if line.startswith("event: ")]

@@ -11,25 +11,16 @@ import httpx
 import openai
 import pytest
 
+from tests.harness.client import CHAT, MODEL, chat, unread
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
-
-MODEL = "simulated"
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
+def gateway(module_stack: Stack) -> Process:
     """A gateway, and one worker with one slot: a second job waits."""
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    stack.worker(sim_step_ms=10, sim_step_us_per_seq=0, sim_max_num_seqs=1)
-    yield stack.gateway(keepalive_s=600)  # no comment but the early one comes within a test
-    stack.close()
+    module_stack.worker(sim_step_ms=10, sim_step_us_per_seq=0, sim_max_num_seqs=1)
+    return module_stack.gateway(keepalive_s=600)  # only the early comment comes within a test
 
 
 @pytest.fixture
@@ -39,9 +30,7 @@ def api(gateway: Process) -> Iterator[httpx.Client]:
 
 
 def body(max_tokens: int = 4, **fields: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "hello"}]
-    fields = {"ignore_eos": True, "max_tokens": max_tokens} | fields
-    return {"model": MODEL, "messages": messages, **fields}
+    return chat(**{"ignore_eos": True, "max_tokens": max_tokens} | fields)
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
@@ -81,21 +70,10 @@ def test_the_list_of_models_with_a_slash(api: httpx.Client) -> None:
 def test_a_route_that_is_not_there_has_another_code_than_an_unknown_model(
     api: httpx.Client,
 ) -> None:
-    refused = api.get("/v1/fine_tuning/jobs/job-1")
-    assert (refused.status_code, error_of(refused)["code"]) == (501, "not_supported")
-    assert refused.headers["x-should-retry"] == "false"
     unknown = api.get("/v1/nothing")
     assert (unknown.status_code, error_of(unknown)["code"]) == (404, "unknown_route")
     no_model = api.get("/v1/models/nothing")
     assert (no_model.status_code, error_of(no_model)["code"]) == (404, "model_not_found")
-
-
-def test_the_sdk_shows_why_a_route_is_refused_and_does_not_retry(gateway: Process) -> None:
-    with (
-        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any") as client,
-        pytest.raises(openai.InternalServerError, match="vLLM has no such model or store"),
-    ):
-        client.fine_tuning.jobs.list()
 
 
 @pytest.mark.parametrize("path", [CHAT, "/jobs"])
@@ -111,21 +89,19 @@ def test_a_body_of_another_content_type_is_refused(api: httpx.Client, path: str)
 def test_an_unknown_field_of_a_job_is_refused(api: httpx.Client) -> None:
     answer = api.post("/jobs", json={"body": body(), "webhook": "http://x"})
     assert answer.status_code == 400
-    assert error_of(answer) == {
-        "message": "There is no field `webhook`; "
-        "known: endpoint, body, lane, on_disconnect, deadline_s, queue_deadline_s, run_deadline_s, "
-        "max_wait_s, metadata, webhooks.",
-        "type": "invalid_request_error",
-        "param": "webhook",
-        "code": None,
-    }
+    error = error_of(answer)
+    assert (error["type"], error["code"]) == ("invalid_request_error", None)
+    assert error["param"] == "webhook"
+    known = {"endpoint", "body", "lane", "on_disconnect", "metadata", "webhooks", "max_wait_s"}
+    known |= {"deadline_s", "queue_deadline_s", "run_deadline_s"}
+    assert known <= set(re.findall(r"\w+", error["message"]))
 
 
 def test_an_unknown_job_is_not_found(api: httpx.Client) -> None:
     answer = api.get("/jobs/job_nothing")
     assert answer.status_code == 404
+    assert error_of(answer)["code"] == "not_found"
     message = error_of(answer)["message"]
-    assert "the id is wrong, or it has expired" in message
     assert "24 h" in message
     assert "15 min" in message
 
@@ -189,7 +165,7 @@ def line(gateway: Process, having: str) -> dict[str, Any]:
     (found,) = wait_for(lambda: lines(gateway, having), f"a line with {having}")
     fields: dict[str, Any] = json.loads(found)
     assert (fields["level"], fields["logger"]) == ("info", "flotilla.access")
-    assert 0 < fields["seconds"] < 60
+    assert fields["seconds"] > 0
     return fields
 
 
@@ -223,7 +199,9 @@ def test_fields_of_the_access_log(api: httpx.Client, gateway: Process) -> None:
 def test_a_client_that_disconnected_is_in_the_access_log(
     api: httpx.Client, gateway: Process
 ) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        api.post(CHAT, json=body(), headers={"x-request-id": "left-1"}, timeout=0.5)
+    with unread(gateway, body(), headers={"x-request-id": "left-1"}):
+        wait_for(
+            lambda: api.get("/jobs", params={"state": "queued"}).json()["data"], "its job waits"
+        )
     found = line(gateway, "left-1")
     assert (found["status"], found["error"]) == (499, "client_left")

@@ -10,28 +10,21 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.harness.client import chat
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
-
-KEY = {"authorization": "Bearer s3cret"}
+from tests.harness.keys import TEAM
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
+def gateway(module_stack: Stack) -> Process:
     """A gateway with keys, and one worker."""
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
-    yield stack.gateway(api_keys="team:s3cret")
-    stack.close()
+    module_stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
+    return module_stack.gateway(api_keys="team:s3cret")
 
 
 @pytest.fixture
 def api(gateway: Process) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=30, headers=KEY) as client:
+    with httpx.Client(base_url=gateway.url, timeout=30, headers=TEAM) as client:
         yield client
 
 
@@ -49,11 +42,7 @@ def schema_at(described: dict[str, Any], content: dict[str, Any]) -> Draft202012
     return Draft202012Validator(schema)
 
 
-CHAT: dict[str, Any] = {
-    "model": "simulated",
-    "messages": [{"role": "user", "content": "hello"}],
-    "max_tokens": 4,
-}
+CHAT = chat(max_tokens=4)
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("/v1/chat/completions", "200", CHAT),
     ("/v1/completions", "200", {"model": "simulated", "prompt": "hello", "max_tokens": 4}),
@@ -126,4 +115,4 @@ def test_swagger_ui_loads_nothing_from_other_hosts_and_needs_no_key(gateway: Pro
         assert len(answer.content) > 1000
     assert '"validatorUrl": null' in page.text
     assert httpx.get(f"{gateway.url}/docs/x").status_code == 401
-    assert httpx.get(f"{gateway.url}/docs/x", headers=KEY).status_code == 404
+    assert httpx.get(f"{gateway.url}/docs/x", headers=TEAM).status_code == 404

@@ -120,7 +120,7 @@ def test_shares_follow_the_weights(fleet: Fleet) -> None:
         for tenant in WEIGHTS:
             fleet.submit(tenant, 120, tokens[tenant])
     ended = fleet.finished(*WEIGHTS)
-    served = generated_while_all_wait(ended, {tenant: 120 for tenant in WEIGHTS})
+    served = generated_while_all_wait(ended, dict.fromkeys(WEIGHTS, 120))
     assert 1.5 < served["two"] / served["one"] < 2.6
     assert 1.5 < served["four"] / served["two"] < 2.6
 

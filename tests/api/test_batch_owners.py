@@ -142,6 +142,6 @@ def test_a_restart_of_maintenance_goes_on(batches: Batches) -> None:
     batches.create()
     batches.wait_until_completed(1)
     batches.maintenance.terminate()
-    assert batches.maintenance.popen.wait(20) == 0
+    assert batches.maintenance.popen.wait(60) == 0
     batches.start_maintenance()
     batches.check_whole()

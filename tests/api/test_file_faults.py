@@ -108,7 +108,7 @@ def test_a_storage_that_fails_is_503(stack: Stack, gateway: Process) -> None:
     content = f"{gateway.url}/v1/files/{done['id']}/content"
 
     def is_logged() -> bool:
-        assert httpx.get(content).status_code == 503
+        assert upload(gateway, 1).status_code == 503
         return str(folder(stack)) in gateway.log.read_text()
 
     wait_for(is_logged, "the log says which storage")

@@ -48,7 +48,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
 @pytest.fixture
 def api() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client(timeout=60) as client:
         yield client
 
 

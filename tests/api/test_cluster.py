@@ -12,12 +12,13 @@ import pytest
 
 from tests.harness.client import CHAT, Call, chat, join
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import PATIENT
 from tests.harness.servers import RedisCluster
 from tests.harness.waiting import wait_for
 
 SHARDS = 3
 STREAMS = 12
-SETTINGS: dict[str, Any] = {"shards": SHARDS, "lease_s": 60.0}
+SETTINGS: dict[str, Any] = {"shards": SHARDS, **PATIENT}
 
 
 @pytest.fixture

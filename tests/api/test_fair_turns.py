@@ -14,6 +14,7 @@ import pytest
 
 from tests.harness.client import MODEL
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import NO_CREDIT
 from tests.harness.waiting import wait_for
 
 SLOTS = 4
@@ -77,17 +78,14 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def fleet(module_stack: Stack) -> Iterator[Fleet]:
-    rules = json.dumps({"lift": 1})  # who comes back has no credit at all
     keys = ",".join(f"{tenant}:key-of-{tenant}" for tenant in TENANTS)
     gateway = module_stack.gateway(
         api_keys=keys,
         admin_keys="operator:key-of-operator",
         tenants=json.dumps({name: {"weight": weight} for name, weight in WEIGHTS.items()}),
-        fair_shares=rules,
+        **NO_CREDIT,
     )
-    module_stack.worker(
-        sim_step_ms=2, sim_step_us_per_seq=0, sim_max_num_seqs=SLOTS, fair_shares=rules
-    )
+    module_stack.worker(sim_step_ms=2, sim_step_us_per_seq=0, sim_max_num_seqs=SLOTS, **NO_CREDIT)
     with contextlib.closing(Fleet(gateway)) as fleet:
         yield fleet
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import IMPATIENT_OF_BODIES
 from tests.harness.waiting import wait_for
 
 BEGIN = (
@@ -71,7 +72,9 @@ def upload(gateway: Process, n_mb: int) -> httpx.Response:
 
 
 def test_a_silent_client_gets_408(stack: Stack) -> None:
-    gateway = stack.gateway(storage_url=str(folder(stack)), body_timeout_s=1, idle_connection_s=1)
+    gateway = stack.gateway(
+        storage_url=str(folder(stack)), idle_connection_s=1, **IMPATIENT_OF_BODIES
+    )
     with start_upload(gateway, 100 * MB) as client:
         client.sendall(b"x" * 12 * MB)
         assert answer(client) == (408, "body_timeout")

@@ -83,7 +83,7 @@ def test_without_redis_its_metrics_have_no_value(gateway: Process, redis: RedisS
     redis.stop()
     assert gateway.metric(READY, check="redis") == 0
     assert not any(gateway.has(name) for name in OF_REDIS)
-    assert gateway.has("flotilla_answer_seconds_count")  # counted by the gateway itself
+    assert gateway.has("flotilla_open_streams")  # counted by the gateway itself
     redis.start()
     wait_for(lambda: all(gateway.has(name) for name in OF_REDIS), "Redis is back")
     wait_for(lambda: gateway.metric(READY, check="redis") == 1, "it may be written")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import httpx
@@ -10,13 +9,12 @@ import pytest
 
 from tests.harness.client import CHAT
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import PATIENT, WARM_ONLY
 from tests.harness.waiting import wait_for
 
 RESPONSES = "/v1/responses"
 BLOCK = "block of text " * 150
 CACHE: dict[str, Any] = {"sim_cache_blocks": 1000, "sim_max_model_len": 100_000}
-PATIENT: dict[str, Any] = {"placement": '{"patience_s": 60}', "silence_s": 60, "lease_s": 60}
-"""On a busy machine a warm worker may be late, but no other one takes its jobs."""
 
 
 class Conversation:
@@ -56,8 +54,9 @@ def cached(usage: dict[str, Any]) -> float:
 def test_the_turns_of_a_conversation_run_where_it_is_cached(
     stack: Stack, path: str, blocks: int
 ) -> None:
-    gateway = stack.gateway(**PATIENT)
-    workers = [stack.worker(**CACHE, **PATIENT) for _ in range(3)]
+    gateway = stack.gateway(**WARM_ONLY)
+    for _ in range(3):
+        stack.worker(**CACHE, **WARM_ONLY)
     conversations = [Conversation(gateway, f"conversation {n}", path) for n in range(6)]
     for turn in range(4):
         for each in conversations:
@@ -65,19 +64,12 @@ def test_the_turns_of_a_conversation_run_where_it_is_cached(
             assert path == RESPONSES or (cached(usage) > 0) == (turn > 0)
     assert all(len(set(each.workers)) == 1 for each in conversations)
     assert len({each.workers[0] for each in conversations}) > 1
-    counted: Counter[str] = Counter()
-    for known in ("0", "2", "8", "32", "128"):
-        for worker in workers:
-            counted[known] += int(worker.metric("flotilla_placed_jobs_total", known_blocks=known))
-    assert counted["0"] == 6
-    assert sum(counted.values()) == 24
 
 
 def test_a_job_leaves_a_worker_that_stays_full(stack: Stack) -> None:
-    lease = {"lease_s": 60, "silence_s": 60}
-    gateway = stack.gateway(**lease)
+    gateway = stack.gateway(**PATIENT)
     for _ in range(2):
-        stack.worker(**CACHE, **lease, sim_max_num_seqs=1, sim_step_ms=50)
+        stack.worker(**CACHE, **PATIENT, sim_max_num_seqs=1, sim_step_ms=50)
     talk = Conversation(gateway, "conversation")
     talk.turn(2)
     long = {"model": "simulated", "messages": talk._said, "max_tokens": 8000, "ignore_eos": True}

@@ -24,7 +24,7 @@ def _may_have_one() -> bool:
 @pytest.mark.skipif(not _may_have_one(), reason="needs unshare, ip, and leave to use them")
 def test_no_address_inside_is_called_but_those_that_are_allowed(tmp_path: Path) -> None:
     command = [*_OWN_NETWORK, sys.executable, "-m", "tests.api.webhook_addresses", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     reached = json.loads(done.stdout)
     assert len(HOSTS) >= 20

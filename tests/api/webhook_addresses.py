@@ -18,8 +18,10 @@ from pathlib import Path
 
 import httpx
 
+from tests.harness.client import chat
 from tests.harness.fleet import Stack
 from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 PORT = 8443
 ADDRESSES = [
@@ -74,7 +76,14 @@ def call(gateway_url: str, url: str) -> None:
             assert made.json()["error"]["code"] == "webhook_url_refused", made.text
             return
         endpoint_id = made.raise_for_status().json()["id"]
-        api.post(f"/webhook_endpoints/{endpoint_id}/test", json={"event_type": "job.failed"})
+        request = {"body": chat(max_tokens=1), "webhooks": [endpoint_id]}
+        httpx.post(f"{gateway_url}/jobs", json=request, timeout=60).raise_for_status()
+
+        def was_tried() -> bool:
+            found = api.get(f"/webhook_endpoints/{endpoint_id}/deliveries").json()["data"]
+            return bool(found and found[0]["tries"])
+
+        wait_for(was_tried, "the event was sent, or refused")
         api.delete(f"/webhook_endpoints/{endpoint_id}").raise_for_status()
 
 
@@ -85,8 +94,10 @@ def reached(folder: Path) -> dict[str, list[str]]:
     redis.start()
     connections = listen()
     try:
-        with contextlib.closing(Stack(redis.url, folder)) as stack:
-            for name, words in RUNS.items():
+        for name, words in RUNS.items():
+            with contextlib.closing(Stack(redis.url, folder)) as stack:
+                stack.worker(sim_step_ms=1)
+                stack.maintenance(webhook_allow=words)
                 gateway, found[name] = stack.gateway(webhook_allow=words), []
                 for host in (*HOSTS, PUBLIC):
                     connections.clear()

@@ -14,9 +14,10 @@ from load_tests.harness.redis_cluster import call
 from shared.job.job import shard_in
 from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
-from tests.api.test_placement import CACHE, PATIENT, Conversation, cached
+from tests.api.test_placement import CACHE, Conversation, cached
 from tests.harness.client import CHAT, chat
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import WARM_ONLY
 from tests.harness.servers import RedisCluster, fleet_on_one_node
 from tests.harness.waiting import wait_for
 
@@ -115,9 +116,9 @@ def test_an_idle_worker_takes_jobs_of_a_shard_whose_own_is_full(
 
 
 def test_a_conversation_has_one_shard_and_worker(cluster: RedisCluster, stack: Stack) -> None:
-    gateway = stack.gateway(shards=4, **PATIENT)
+    gateway = stack.gateway(shards=4, **WARM_ONLY)
     for _ in range(3):
-        stack.worker(shards=4, **CACHE, **PATIENT)
+        stack.worker(shards=4, **CACHE, **WARM_ONLY)
     wait_for(lambda: settled(cluster, 3, 4), "the shards have workers")
     wait_for(lambda: advertised(cluster, 4), "others have left them")
     talks = [Conversation(gateway, f"conversation {n}") for n in range(8)]

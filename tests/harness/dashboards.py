@@ -16,6 +16,7 @@ from shared.job.states import JobState, WorkerState
 from shared.store.redis import dead_letters
 from tests.harness.client import CHAT, chat
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import PATIENT, QUICK_SCALING
 from tests.harness.prometheus import FOLDER, Prometheus
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
@@ -81,13 +82,11 @@ def observed_fleet(folder: Path) -> Iterator[ObservedFleet]:
         client.config_set("maxmemory", 1 << 30)
     stack = Stack(redis.url, folder)
     try:
-        # A long lease: on a machine that is busy with other things no worker must look lost.
-        lease = {"lease_s": 60, "silence_s": 60}
-        scaling = {"autoscale": "simulated=1:3", "autoscale_tick_s": 0.5}
-        maintenance = stack.maintenance(**lease, **scaling)
+        scaling = {"autoscale": "simulated=1:3", **QUICK_SCALING}
+        maintenance = stack.maintenance(**PATIENT, **scaling)
         slow = {"sim_step_ms": 5, "sim_step_us_per_seq": 0, "sim_max_num_seqs": 2}
-        worker = stack.worker(**lease, **slow)
-        fleet = ObservedFleet(redis.url, stack.gateway(**lease), worker, maintenance)
+        worker = stack.worker(**PATIENT, **slow)
+        fleet = ObservedFleet(redis.url, stack.gateway(**PATIENT), worker, maintenance)
         fleet.use("simulated")
         yield fleet
     finally:

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from load_tests.harness.redis_cluster import call
+
 from tests.harness.client import Call, chat, job, join
 from tests.harness.fleet import Stack
-from tests.harness.servers import RedisServer, fleet_on_one_node
+from tests.harness.servers import RedisServer, call, fleet_on_one_node
 from tests.harness.settings import ROOT, child_environment
 from tests.harness.up import REAL
 from tests.harness.waiting import wait_for

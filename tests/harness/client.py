@@ -31,6 +31,13 @@ def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
 
 
+def batch_line(custom_id: str, **body: Any) -> bytes:
+    """A line of a batch's input."""
+    whole = chat(custom_id, max_tokens=2) | body
+    fields = {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": whole}
+    return json.dumps(fields).encode()
+
+
 class HasUrl(Protocol):
     """A gateway, or a fleet that has one."""
 

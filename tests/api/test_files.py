@@ -1,11 +1,10 @@
-"""OpenAI's Files and Uploads APIs with the unmodified SDK: two gateways, one folder.
+"""OpenAI's Files API with the unmodified SDK: two gateways, one folder.
 
 Each call may go to either gateway.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
+from tests.harness.fleet import Stack
 
 LINES = b'{"a": 1}\r\n{"b": "\xc3\xa4"}\n' * 50
 MAX_BYTES = 3 << 20
@@ -29,22 +27,17 @@ class Fleet(NamedTuple):
     one: OpenAI
     other: OpenAI
     folder: Path
-    gateways: list[Process]
 
 
 @pytest.fixture(scope="module")
-def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    folder = stack.folder / "files"
+def fleet(module_stack: Stack) -> Iterator[Fleet]:
+    folder = module_stack.folder / "files"
     gateways = [
-        stack.gateway(
+        module_stack.gateway(
             api_keys="ann:k-ann,ben:k-ben,cem:k-cem",
             storage_url=str(folder),
             max_file_bytes=MAX_BYTES,
             max_stored_bytes=QUOTA,
-            body_timeout_s=1.5,
         )
         for _ in range(2)
     ]
@@ -52,8 +45,7 @@ def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
         OpenAI(base_url=f"{gateway.url}/v1", api_key="k-ann", max_retries=0) for gateway in gateways
     )
     with one, other:
-        yield Fleet(one, other, folder, gateways)
-    stack.close()
+        yield Fleet(one, other, folder)
 
 
 @pytest.fixture(autouse=True)
@@ -129,36 +121,6 @@ def test_lists_have_pages(fleet: Fleet) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
         fleet.one.files.list(after="file-x")
     assert wrong.value.param == "after"
-
-
-@pytest.mark.parametrize(
-    ("asked", "status", "start", "end"),
-    [
-        ("bytes=0-9", 206, 0, 10),
-        ("bytes=5-", 206, 5, None),
-        ("bytes=-7", 206, -7, None),
-        ("bytes=0-0,5-6", 200, 0, None),
-        ("lines=1-2", 200, 0, None),
-    ],
-)
-def test_one_range_is_served(
-    fleet: Fleet, asked: str, status: int, start: int, end: int | None
-) -> None:
-    file = fleet.one.files.create(file=LINES, purpose="batch")
-    answer = fleet.other.files.with_raw_response.content(file.id, extra_headers={"range": asked})
-    assert (answer.status_code, answer.content) == (status, LINES[start:end])
-    if status == 206:
-        first = start % len(LINES)
-        shown = f"bytes {first}-{first + len(answer.content) - 1}/{len(LINES)}"
-        assert answer.headers["content-range"] == shown
-
-
-def test_a_range_behind_the_end_is_refused(fleet: Fleet) -> None:
-    file = fleet.one.files.create(file=LINES, purpose="batch")
-    with pytest.raises(openai.APIStatusError) as refused:
-        fleet.one.files.content(file.id, extra_headers={"range": f"bytes={len(LINES)}-"})
-    assert refused.value.status_code == 416
-    assert refused.value.response.headers["content-range"] == f"bytes */{len(LINES)}"
 
 
 def test_head_has_the_length_and_no_content(fleet: Fleet) -> None:
@@ -261,132 +223,18 @@ def test_the_tenants_quota_is_a_limit(fleet: Fleet) -> None:
     ben.files.create(file=LINES, purpose="user_data")
 
 
-# --- in parts ---
-
-
-def test_an_upload_in_parts_is_a_file(fleet: Fleet) -> None:
-    data = os.urandom(MAX_BYTES)
-    upload = fleet.one.uploads.upload_file_chunked(
-        file=data,
-        filename="big.bin",
-        bytes=len(data),
-        mime_type="application/octet-stream",
-        purpose="user_data",
-        part_size=MAX_BYTES // 3 - 5,
-        md5=hashlib.md5(data).hexdigest(),
-    )
-    assert upload.status == "completed"
-    assert upload.file
-    assert upload.file.bytes == len(data)
-    assert fleet.other.files.retrieve(upload.file.id) == upload.file
-    assert fleet.other.files.content(upload.file.id).content == data
-    across = {"range": f"bytes={MAX_BYTES // 3 - 10}-{MAX_BYTES // 3 + 10}"}
-    got = fleet.other.files.content(upload.file.id, extra_headers=across).content
-    assert got == data[MAX_BYTES // 3 - 10 : MAX_BYTES // 3 + 11]
-
-
-def make_upload(fleet: Fleet, n_bytes: int = 6) -> str:
-    return fleet.one.uploads.create(
-        bytes=n_bytes, filename="x", mime_type="text/plain", purpose="batch"
-    ).id
-
-
-def test_parts_may_come_in_any_order_and_be_left_out(fleet: Fleet) -> None:
-    upload_id = make_upload(fleet)
-    parts = [
-        (fleet.one if number % 2 else fleet.other).uploads.parts.create(upload_id, data=data).id
-        for number, data in enumerate((b"def", b"abc"))
-    ]
-    done = fleet.one.uploads.complete(upload_id, part_ids=parts[::-1])
-    again = fleet.other.uploads.complete(upload_id, part_ids=parts[::-1])
-    assert done == again
-    assert done.file
-    assert fleet.one.files.content(done.file.id).content == b"abcdef"
-    with pytest.raises(openai.BadRequestError, match="completed"):
-        fleet.one.uploads.parts.create(upload_id, data=b"x")
-    with pytest.raises(openai.BadRequestError, match="completed"):
-        fleet.one.uploads.cancel(upload_id)
-
-
-def test_an_upload_is_completed_as_it_was_announced_or_not_at_all(fleet: Fleet) -> None:
-    upload_id = make_upload(fleet)
-    part = fleet.one.uploads.parts.create(upload_id, data=b"abc").id
-    with pytest.raises(openai.BadRequestError, match="more bytes than the 6"):
-        fleet.one.uploads.parts.create(upload_id, data=b"defg")
-    last = fleet.one.uploads.parts.create(upload_id, data=b"def").id
-    for wrong, param in [
-        ({"part_ids": []}, "part_ids"),
-        ({"part_ids": [part]}, "part_ids"),
-        ({"part_ids": [part, part]}, "part_ids"),
-        ({"part_ids": [part, "part_x"]}, "part_ids[1]"),
-        ({"part_ids": [part, last], "md5": hashlib.md5(b"x").hexdigest()}, "md5"),
-        ({"part_ids": [part, last], "md5": "x"}, "md5"),
-        ({"part_ids": "x"}, "part_ids"),
-    ]:
-        with pytest.raises(openai.BadRequestError) as refused:
-            fleet.one.uploads.complete(upload_id, **wrong)  # type: ignore[arg-type]
-        assert refused.value.param == param
-    assert fleet.one.uploads.cancel(upload_id).status == "cancelled"
-    assert fleet.other.uploads.cancel(upload_id).status == "cancelled"
-    assert blobs(fleet) == []
-    with pytest.raises(openai.BadRequestError, match="cancelled"):
-        fleet.one.uploads.complete(upload_id, part_ids=[part, last])
-
-
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        ({"purpose": "vision"}, "purpose"),
-        ({"bytes": 0}, "bytes"),
-        ({"bytes": "6"}, "bytes"),
-        ({"filename": ""}, "filename"),
-        ({"more": 1}, "more"),
-        ({"expires_after": {"anchor": "created_at", "seconds": 60}}, "expires_after[seconds]"),
-        ({"expires_after": {"anchor": "created_at"}}, "expires_after.seconds"),
-    ],
-)
-def test_a_wrong_upload_is_refused(fleet: Fleet, changes: dict[str, Any], param: str) -> None:
-    body = {"bytes": 6, "filename": "x", "mime_type": "text/plain", "purpose": "batch"} | changes
-    with pytest.raises(openai.BadRequestError) as refused:
-        fleet.one.post("/uploads", body=body, cast_to=httpx.Response)
-    assert refused.value.param == param
-
-
-def test_uploads_have_the_limits_of_files(fleet: Fleet) -> None:
-    with pytest.raises(openai.APIStatusError) as refused:
-        make_upload(fleet, MAX_BYTES + 1)
-    assert (refused.value.status_code, refused.value.code) == (413, "file_too_large")
-    for call in (fleet.one.uploads.cancel, fleet.one.uploads.complete):
-        with pytest.raises(openai.NotFoundError):
-            call("upload_x", **({} if call == fleet.one.uploads.cancel else {"part_ids": []}))
-    with pytest.raises(openai.NotFoundError):
-        fleet.one.uploads.parts.create("upload_x", data=b"x")
-    upload_id = make_upload(fleet)
-    with pytest.raises(openai.NotFoundError):
-        fleet.other.with_options(api_key="k-ben").uploads.cancel(upload_id)
-
-
-# --- without a storage ---
-
-
-def test_without_a_storage_the_routes_are_not_there(stack: Stack) -> None:
-    gateway = stack.gateway()
+def test_without_a_storage_the_routes_are_not_there(fleet: Fleet, module_stack: Stack) -> None:
+    gateway = module_stack.gateway()
     for method, path in [
         ("POST", "/v1/files"),
         ("GET", "/v1/files"),
         ("GET", "/v1/files/x"),
         ("DELETE", "/v1/files/x"),
         ("GET", "/v1/files/x/content"),
-        ("POST", "/v1/uploads"),
-        ("POST", "/v1/uploads/x/parts"),
-        ("POST", "/v1/uploads/x/complete"),
-        ("POST", "/v1/uploads/x/cancel"),
     ]:
         body: dict[str, Any] = {}
-        if method == "POST" and path.endswith(("files", "parts")):
+        if method == "POST":
             body = {"files": FILE}
-        elif method == "POST":
-            body = {"json": {}}
         answer = httpx.request(method, gateway.url + path, **body)
         assert answer.status_code == 501, (path, answer.text)
         assert answer.json()["error"]["code"] == "storage_not_configured"

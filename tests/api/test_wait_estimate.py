@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from tests.harness.client import chat
 from tests.harness.fleet import Stack
 from tests.harness.waiting import wait_for
 
@@ -17,13 +18,8 @@ TOKENS = 150
 def test_the_estimates_for_a_burst_are_near_the_waits(stack: Stack) -> None:
     stack.worker(sim_step_ms=10, sim_step_us_per_seq=0, sim_max_num_seqs=SLOTS)
     gateway = stack.gateway()
-    body = {
-        "model": "simulated",
-        "max_tokens": TOKENS,
-        "ignore_eos": True,
-        "messages": [{"role": "user", "content": "Hi"}],
-    }
-    with httpx.Client(base_url=gateway.url, timeout=30) as api:
+    body = chat("Hi", max_tokens=TOKENS, ignore_eos=True)
+    with httpx.Client(base_url=gateway.url, timeout=60) as api:
 
         def submit() -> dict[str, Any]:
             job: dict[str, Any] = api.post("/jobs", json={"body": body}).json()
@@ -45,11 +41,10 @@ def test_the_estimates_for_a_burst_are_near_the_waits(stack: Stack) -> None:
         assert len(waits) >= SLOTS
         estimates = {job["id"]: job["estimated_wait_s"] for job in waits}
         wait_for(lambda: read(burst[-1])["state"] == "completed", "the burst is done")
+        assert None not in estimates.values()
+        ends = [job["created_at"] + estimates[job["id"]] for job in waits]
+        assert ends[-1] > ends[0], "further back in the queue is later"
         # Two rounds of jobs go before the last one, whenever in the first it was submitted.
-        assert (estimates[burst[-1]["id"]] or 0) > 0.5, "the estimate is far too low"
-        for job in waits:
-            waited_s = read(job)["started_at"] - job["created_at"]
-            print(f"estimated {estimates[job['id']]}, waited {waited_s:.1f} s")
-            assert estimates[job["id"]] is not None
-            assert estimates[job["id"]] < 3 * waited_s + 3
-            assert waited_s < 3 * estimates[job["id"]] + 5
+        last = burst[-1]
+        waited_s = read(last)["started_at"] - last["created_at"]
+        assert 1 / 8 < estimates[last["id"]] / waited_s < 8

@@ -1,8 +1,12 @@
-"""Webhooks by OpenAI's unmodified SDK: a gateway, maintenance with Celery, a simulated worker."""
+"""Webhooks by OpenAI's unmodified SDK: a gateway, maintenance and a simulated worker."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,20 +14,33 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from tests.e2e.webhooks.conftest import EVERYTHING, Subscriber, subscribed
-from tests.harness.fleet import Process
+from tests.harness.client import MODEL, chat
+from tests.harness.fleet import Process, Stack
+from tests.harness.receivers import answers
+from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually
-from tests.unit.gateway.webhooks.receivers import answers, closes
+from tests.harness.webhooks import ALLOW, EVERYTHING, Subscriber, client_of, subscribed
 
-MODEL = "simulated"
-CHAT: dict[str, Any] = {
-    "model": MODEL,
-    "messages": [{"role": "user", "content": "hello"}],
-    "max_tokens": 3,
-}
+CHAT = chat(max_tokens=3)
 FAILED: Any = "job.failed"
 """An event that the SDK's types lack."""
 HEADERS = {"authorization": "Bearer k-team"}
+
+
+@pytest.fixture(scope="module")
+def gateway(module_stack: Stack) -> Process:
+    """The gateway of a whole fleet."""
+    storage = str(module_stack.folder / "files")
+    module_stack.worker(sim_step_ms=4, sim_step_us_per_seq=0)
+    module_stack.maintenance(storage_url=storage, **ALLOW)
+    keys = "team:k-team,other:k-other,full:k-full"
+    return module_stack.gateway(api_keys=keys, storage_url=storage, **ALLOW)
+
+
+@pytest.fixture
+async def client(gateway: Process) -> AsyncIterator[AsyncOpenAI]:
+    async with client_of(gateway) as client:
+        yield client
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -32,7 +49,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 async def post(gateway: Process, path: str, sent: dict[str, Any], **headers: str) -> httpx.Response:
     extra = {name.replace("_", "-"): value for name, value in headers.items()}
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return await http.post(gateway.url + path, json=sent, headers=HEADERS | extra)
 
 
@@ -54,7 +71,6 @@ async def deliveries(client: AsyncOpenAI, subscriber: Subscriber, **query: Any) 
 
 
 async def test_the_life_of_an_endpoint(client: AsyncOpenAI) -> None:
-    assert (await client.webhooks.event_types.list()).data == EVERYTHING
     async with subscribed(client, types=["job.completed"]) as there:
         made = there.endpoint
         assert made.id.startswith("we_")
@@ -77,34 +93,6 @@ async def test_the_life_of_an_endpoint(client: AsyncOpenAI) -> None:
         assert (deleted.id, deleted.deleted) == (newer.id, True)
         with pytest.raises(openai.NotFoundError):
             await client.webhooks.retrieve(newer.id)
-
-
-async def test_a_test_event_and_a_new_secret(client: AsyncOpenAI) -> None:
-    async with subscribed(client) as there:
-        result = await client.webhooks.test(there.endpoint.id, event_type="batch.completed")
-        assert (result.status_code, result.success) == (204, True)
-        ((kind, subject),) = await there.events(1)
-        assert (kind, subject.startswith("batch_test_")) == ("batch.completed", True)
-        old = there.endpoint.signing_secret
-        there.endpoint = await client.webhooks.rotate_secret(
-            there.endpoint.id, keep_old_secret_active_for_24_hours=True
-        )
-        assert there.endpoint.signing_secret != old
-        await client.webhooks.test(there.endpoint.id, event_type=FAILED)
-        call = there.calls[-1]
-        for secret in (old, there.endpoint.signing_secret):
-            client.webhooks.verify_signature(call.body, call.headers, secret=secret)
-        there.endpoint = await client.webhooks.rotate_secret(there.endpoint.id)
-        await client.webhooks.test(there.endpoint.id, event_type=FAILED)
-        there.told(there.calls[-1])
-        with pytest.raises(openai.InvalidWebhookSignatureError):
-            client.webhooks.verify_signature(
-                there.calls[-1].body, there.calls[-1].headers, secret=old
-            )
-    async with subscribed(client, closes) as gone:
-        with pytest.raises(openai.BadRequestError) as unreachable:
-            await client.webhooks.test(gone.endpoint.id, event_type=FAILED)
-        assert unreachable.value.code == "webhook_unreachable"
 
 
 async def test_events_of_jobs(gateway: Process, client: AsyncOpenAI) -> None:
@@ -236,3 +224,117 @@ async def test_deliveries_and_resend(gateway: Process, client: AsyncOpenAI) -> N
         assert {call.headers["webhook-id"] for call in there.calls} == {each["id"]}
         with pytest.raises(openai.NotFoundError):
             await client.post(f"{path}/wh_{'0' * 24}/resend", cast_to=object)
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://8.8.8.8/",
+        "https://10.0.0.1/",
+        "https://169.254.169.254/latest/meta-data",
+        "https://0x7f.1/",
+        "https://2130706433/",
+        "https://[64:ff9b::a00:1]/",
+        "https://[::1]/",
+        "https://user:password@8.8.8.8/",
+        "https://8.8.8.8/#part",
+        "ftp://8.8.8.8/",
+        "8.8.8.8",
+        "",
+    ],
+)
+async def test_urls_that_are_refused(client: AsyncOpenAI, url: str) -> None:
+    async with subscribed(client) as there:
+        for call in (
+            client.webhooks.create(name="n", url=url, event_types=EVERYTHING),
+            client.webhooks.update(there.endpoint.id, url=url),
+        ):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await call
+            assert (refused.value.code, refused.value.param) == ("webhook_url_refused", "url")
+
+
+async def test_wrong_fields(client: AsyncOpenAI) -> None:
+    fine = {"name": "n", "url": "https://8.8.8.8/", "event_types": ["job.failed"]}
+    for changes, param in (
+        ({"name": ""}, "name"),
+        ({"name": 1}, "name"),
+        ({"url": None}, "url"),
+        ({"event_types": []}, "event_types"),
+        ({"event_types": ["job.completed", "line.completed"]}, "event_types"),
+        ({"no_such_field": 1}, "no_such_field"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.post("/webhook_endpoints", body=fine | changes, cast_to=object)
+        assert refused.value.param == param
+
+
+async def test_another_tenants_endpoints(gateway: Process, client: AsyncOpenAI) -> None:
+    async with subscribed(client) as there, client_of(gateway, "k-other") as other:
+        mine = there.endpoint.id
+        path = f"/webhook_endpoints/{mine}/deliveries"
+        for call in (
+            other.webhooks.retrieve(mine),
+            other.webhooks.update(mine, name="x"),
+            other.webhooks.delete(mine),
+            other.get(path, cast_to=object),
+            other.post(f"{path}/wh_{'0' * 24}/resend", cast_to=object),
+            other.webhooks.list(after=mine),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await call
+        assert (await other.webhooks.list()).data == []
+        for unknown in (mine, f"we_{secrets.token_hex(12)}", "x" * 1000):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await other.post(
+                    f"{gateway.url}/jobs", body={"body": CHAT, "webhooks": [unknown]},
+                    cast_to=object,
+                )  # fmt: skip
+            assert refused.value.param == "webhooks"
+        file = await other.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        values: Any = {"endpoint": "/v1/embeddings", "completion_window": "24h"}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await other.batches.create(
+                input_file_id=file.id, **values, extra_body={"webhooks": [mine]}
+            )
+        assert refused.value.param == "webhooks"
+
+
+async def test_no_more_than_twenty(gateway: Process) -> None:
+    values: Any = {"name": "n", "url": "https://8.8.8.8/", "event_types": ["job.failed"]}
+    async with client_of(gateway, "k-full") as full:
+        for _ in range(20):
+            made = await full.webhooks.create(**values)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await full.webhooks.create(**values)
+        assert refused.value.code == "too_many_webhooks"
+        await full.webhooks.delete(made.id)
+        await full.webhooks.create(**values)
+
+
+async def test_events_wait_for_a_maintenance_process(
+    own_redis: RedisServer, tmp_path: Path
+) -> None:
+    stack = Stack(own_redis.url, tmp_path)
+    with contextlib.closing(stack):
+        stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
+        gateway = stack.gateway(**ALLOW)
+        async with client_of(gateway) as client, subscribed(client) as there:
+            ids = {await job(gateway) for _ in range(2)}
+
+            async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+                for job_id in ids:
+                    done = await http.get(f"/jobs/{job_id}?wait=30")
+                    assert done.json()["state"] == "completed"
+            assert there.calls == []
+            stack.maintenance(**ALLOW)
+            assert {subject for _, subject in await there.events(2)} == ids
+
+            async def noted() -> bool:
+                found = (await deliveries(client, there))["data"]
+                return [each["state"] for each in found] == ["delivered"] * 2
+
+            await eventually(noted, "they are noted as delivered")

@@ -1,22 +1,18 @@
-"""A fleet whose webhooks may call loopback, and what a receiver was told."""
+"""Endpoints of webhooks with a receiver on loopback, and what it was told."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
 from openai import AsyncOpenAI
 from openai.types.webhooks import WebhookEndpointWithSecret
 
-from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
+from tests.harness.fleet import Process
+from tests.harness.receivers import Answer, Call, Receiver, answers, receiver
 from tests.harness.waiting import eventually
-from tests.unit.gateway.webhooks.receivers import Answer, Call, Receiver, answers, receiver
 
-KEYS = "team:k-team,other:k-other,full:k-full"
 FINE = answers(204)
 ALLOW = {"webhook_allow": "127.0.0.1"}
 EVERYTHING: Any = [
@@ -62,25 +58,4 @@ async def subscribed(
 
 def client_of(gateway: Process, key: str = "k-team") -> AsyncOpenAI:
     """OpenAI's client as a tenant."""
-    return AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0, timeout=30)
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
-    """The gateway of a whole fleet."""
-    with redis_server.client() as client:
-        client.flushall()
-    folder: Path = tmp_path_factory.mktemp("fleet")
-    stack, storage = Stack(redis_server.url, folder), str(folder / "files")
-    stack.worker(sim_step_ms=4, sim_step_us_per_seq=0)
-    stack.maintenance(storage_url=storage, **ALLOW)
-    yield stack.gateway(api_keys=KEYS, storage_url=storage, **ALLOW)
-    stack.close()
-
-
-@pytest.fixture
-async def client(gateway: Process) -> AsyncIterator[AsyncOpenAI]:
-    async with client_of(gateway) as client:
-        yield client
+    return AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0, timeout=60)

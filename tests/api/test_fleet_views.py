@@ -7,30 +7,23 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.harness.client import MODEL
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
-MODEL = "simulated"
 TEAM = {"authorization": "Bearer s3cret"}
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
+def gateway(module_stack: Stack) -> Process:
     """A gateway with keys, and one worker with one slot."""
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    stack.worker(sim_step_ms=5, sim_step_us_per_seq=0, sim_max_num_seqs=1)
-    yield stack.gateway(api_keys="team:s3cret")
-    stack.close()
+    module_stack.worker(sim_step_ms=5, sim_step_us_per_seq=0, sim_max_num_seqs=1)
+    return module_stack.gateway(api_keys="team:s3cret")
 
 
 @pytest.fixture
 def api(gateway: Process) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=30, headers=TEAM) as client:
+    with httpx.Client(base_url=gateway.url, timeout=60, headers=TEAM) as client:
         yield client
 
 

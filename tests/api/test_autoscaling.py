@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.harness.inner_settings import QUICK_SCALING
 from tests.harness.up import REAL, Up, children, is_alive
 from tests.harness.waiting import DEADLINE_S, wait_for
 
@@ -23,10 +24,8 @@ MODEL = "simulated"
 QUICK = {
     "FLOTILLA_SIM_MAX_NUM_SEQS": "16",
     "FLOTILLA_SIM_STEP_MS": "20",
-    "FLOTILLA_AUTOSCALE_TICK_S": "0.5",
-    "FLOTILLA_AUTOSCALE_TARGET_WAIT_S": "1",
-    "FLOTILLA_AUTOSCALE_DOWN_AFTER_S": "2",
     "FLOTILLA_AUTOSCALE_IDLE_S": "3",
+    **{f"FLOTILLA_{name.upper()}": str(value) for name, value in QUICK_SCALING.items()},
 }
 
 
@@ -48,7 +47,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
 @pytest.fixture
 def api() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client(timeout=60) as client:
         yield client
 
 

@@ -1,0 +1,290 @@
+"""A random model of a fleet: clients of every kind, while its processes are killed, stopped,
+drained, restarted and cut off from Redis.
+
+What happens is drawn from a seed, and waits for the progress of the clients, not for the clock. The
+right answer to each request is that of an engine that nothing disturbs (load_tests/oracle).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from load_tests.clients.client_group import ClientGroup
+from load_tests.clients.gateways import Gateways
+from load_tests.harness.leftovers import count_leftovers
+from load_tests.oracle.differences import differences
+from load_tests.oracle.observation import End, Observation
+from load_tests.oracle.request_classes import MODES, Mode
+from load_tests.oracle.request_source import RequestSource
+from tests.harness.client import job
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisCluster, RedisServer, embedded_binary, free_port
+from tests.harness.waiting import eventually, wait_for
+
+SEEDS = range(int(os.environ.get("TEST_SEEDS", "1")))
+GATEWAYS, WORKERS, CLIENTS = 2, 3, 10
+STEPS = 12
+"""Things that happen in one run; each kind of them once, then any."""
+SETTINGS: Mapping[str, Any] = {
+    "lease_s": 600.0,  # what is lost is noticed: no client waits until a lease has expired
+    "max_attempts": 20,
+    "disconnect_grace_s": 1.0,
+    "result_ttl_s": 600.0,
+    "stream_ttl_s": 600.0,
+}
+ENGINE = {"sim_step_ms": 20, "sim_step_us_per_seq": 0, "sim_max_num_seqs": 64}
+PATIENCE_S = 120.0
+"""Of a client. Much less than a lease."""
+ALL_MODES = {**MODES, Mode.RESUMED: 2, Mode.LEFT: 1, Mode.CANCELLED: 1}
+IN_TIME = {"x-flotilla-run-deadline": "0.6"}
+"""Headers of calls of which some take longer."""
+HURRIED = "in a hurry"
+"""In the tags of such calls."""
+FINAL = {"completed", "failed", "cancelled", "expired"}
+
+
+class Redis:
+    """One server or a cluster of masters, by whatever program."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.shards = 1
+        if kind == "cluster":
+            cluster = RedisCluster(folder, 2, node_timeout_ms=60_000)
+            cluster.start()
+            self.url, self.nodes, self.shards = cluster.url, cluster.masters, 2
+        else:
+            server = RedisServer(folder, embedded_binary() if kind == "embedded" else None)
+            server.start()
+            self.url, self.nodes = server.url, [server]
+
+    def client(self) -> Any:
+        """A client that sees all keys."""
+        port = self.nodes[0].port
+        return redis.RedisCluster("127.0.0.1", port) if self.shards > 1 else redis.Redis(port=port)
+
+    def cut_connections(self) -> None:
+        for node in self.nodes:
+            with node.client() as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+                client.client_kill_filter(_type="pubsub")
+
+
+class Fleet:
+    """Gateways, workers and maintenance, and what may happen to them."""
+
+    def __init__(self, stack: Stack, store: Redis, seed: int) -> None:
+        self._stack, self._store, self._rng = stack, store, random.Random(seed)
+        self._settings = {**SETTINGS, "shards": store.shards}
+        self._drained: list[Process] = []
+        self._ports = [free_port() for _ in range(GATEWAYS)]
+        self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]
+        self._gateways = [self._start_gateway(n) for n in range(GATEWAYS)]
+        self._workers = [self._start_worker() for _ in range(WORKERS)]
+        self._maintenance = stack.maintenance(**self._settings)
+        for n in range(WORKERS):
+            wait_for(self._workers[n].ready, "a worker is ready")
+
+    @property
+    def gateway(self) -> Process:
+        """One of them."""
+        return self._gateways[0]
+
+    def _start_gateway(self, n: int) -> Process:
+        process = self._stack.start("gateway", port=self._ports[n], **self._settings)
+        process.url = self.urls[n]
+        wait_for(process.ready, "a gateway is ready")
+        return process
+
+    def _start_worker(self) -> Process:
+        return self._stack.worker(wait=False, **ENGINE, **self._settings)
+
+    def _replace(self, n: int) -> Process:
+        """Put another worker in the place of the n-th, which is returned."""
+        old, self._workers[n] = self._workers[n], self._start_worker()
+        return old
+
+    def _busy(self) -> int:
+        """The number of any worker, when it has jobs."""
+        n = self._rng.randrange(WORKERS)
+        wait_for(self._workers[n].ready, "a worker is ready")
+        wait_for(
+            lambda: self._workers[n].metric("flotilla_worker_slots", use="busy"), "it has jobs"
+        )
+        return n
+
+    def kill_worker(self) -> None:
+        self._replace(self._busy()).kill()
+
+    def drain_worker(self) -> None:
+        worker = self._replace(self._busy())
+        worker.terminate()
+        self._drained.append(worker)
+
+    def stop_worker(self) -> None:
+        """Shorter or longer than until it has lost its jobs."""
+        worker = self._workers[self._busy()]
+        worker.stop(signal.SIGSTOP)
+        time.sleep(self._rng.choice((0.3, 3.0)))
+        worker.stop(signal.SIGCONT)
+
+    def kill_gateway(self) -> None:
+        n = self._rng.randrange(GATEWAYS)
+        self._gateways[n].kill()
+        self._gateways[n] = self._start_gateway(n)
+
+    def kill_maintenance(self) -> None:
+        self._maintenance.kill()
+        self._maintenance = self._stack.maintenance(**self._settings)
+
+    def cut_connections(self) -> None:
+        self._store.cut_connections()
+
+    def restart_redis(self) -> None:
+        node = self._rng.choice(self._store.nodes)
+        node.stop(kill=self._rng.random() < 0.5)
+        node.start()
+
+    def plan(self) -> Iterator[Callable[[], None]]:
+        """What happens in this run."""
+        kinds = [
+            self.kill_worker,
+            self.drain_worker,
+            self.stop_worker,
+            self.kill_gateway,
+            self.kill_maintenance,
+            self.cut_connections,
+            self.restart_redis,
+        ]
+        yield from self._rng.sample(kinds, len(kinds))
+        yield from self._rng.choices(kinds, k=STEPS - len(kinds))
+
+    def check(self) -> None:
+        """No process has ended by itself, and drained workers have ended well."""
+        for process in (*self._gateways, *self._workers, self._maintenance):
+            process.check()
+        assert [worker.popen.wait(60) for worker in self._drained] == [0] * len(self._drained)
+
+
+async def play(fleet: Fleet, seed: int) -> list[Observation]:
+    """What all clients have seen in one run."""
+    seen: list[Observation] = []
+    source = RequestSource()
+    await source.start()
+
+    def clients(headers: Mapping[str, str]) -> ClientGroup:
+        gateways = Gateways(fleet.urls, timeout_s=PATIENCE_S, attempts=1000, headers=headers)
+        return ClientGroup(gateways, seen.append, timeout_s=PATIENCE_S)
+
+    usual, hurried = clients({}), clients(IN_TIME)
+
+    async def draw(rng: random.Random, tag: str) -> Any:
+        return await source.draw(rng, tag, ALL_MODES)
+
+    async def draw_call(rng: random.Random, tag: str) -> Any:
+        return await source.draw(rng, f"{tag} {HURRIED}", {Mode.CALL: 1})
+
+    try:
+        usual.start(draw, clients=CLIENTS, seed=seed)
+        hurried.start(draw_call, clients=2, seed=seed)
+        for happens in fleet.plan():
+            enough = len(seen) + CLIENTS
+
+            async def have_gone_on(n: int = enough) -> bool:
+                usual.check()
+                return len(seen) >= n
+
+            await eventually(have_gone_on, "the clients go on", PATIENCE_S)
+            await asyncio.to_thread(happens)
+        await usual.stop()
+        await hurried.stop()
+    finally:
+        await usual.close()
+        await hurried.close()
+        source.close()
+    return seen
+
+
+def errors_of(seen: Observation, record: dict[str, Any] | None) -> list[str]:
+    """What is wrong with an answer and its job's record."""
+    errors = differences(seen).in_words()
+    mode, hurried = seen.request.mode, HURRIED in seen.request.tag
+    leaves = mode is Mode.LEFT or mode is Mode.CANCELLED
+    late = hurried and seen.code == "run_deadline_exceeded"
+    ended = mode is Mode.CANCELLED and seen.code == "completed"
+    if not (seen.complete or late or ended or (leaves and seen.end is End.LEFT)):
+        errors.append(f"its client got no whole answer: {seen.end} {seen.code}")
+    if record is None:
+        return errors if leaves else [*errors, "its client got no id"]
+    if seen.complete and seen.expected.answer.status == 200 and record["state"] != "completed":
+        errors.append(f"its client has the whole answer, but it is {record['state']}")
+    if mode is Mode.CANCELLED and seen.end is End.LEFT and record["state"] != "cancelled":
+        errors.append(f"it was cancelled, but is {record['state']}")
+    right, whole = seen.expected.texts, record["state"] == "completed"
+    for choice in record.get("choices") or ():
+        text = right.get(choice["index"], "")
+        if choice["text"] != text if whole else not text.startswith(choice["text"]):
+            errors.append(f"the text in its record is wrong: {choice}")
+    if whole and record["usage"]["completion_tokens"] != seen.expected.completion_tokens:
+        errors.append(f"its usage is {record['usage']}")
+    for before, after in pairwise(record["attempts"]):
+        if before["ended_at"] is None or after["started_at"] < before["ended_at"]:
+            errors.append(f"two workers held it at a time: {before}, {after}")
+    return errors
+
+
+def ended_job(fleet: Fleet, job_id: str) -> dict[str, Any]:
+    """The record of a job, when it has ended."""
+
+    def ended() -> dict[str, Any]:
+        found = job(fleet.gateway, job_id)
+        return found if found["state"] in FINAL else {}
+
+    return wait_for(ended, f"{job_id} ends")
+
+
+@pytest.fixture(params=["redis", "embedded", "cluster"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Redis]:
+    """The system's Redis, the embedded server, or a cluster of two masters."""
+    store = Redis(request.param, tmp_path)
+    yield store
+    for node in store.nodes:
+        node.stop()
+
+
+@pytest.fixture
+def stack(store: Redis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(store.url, tmp_path_factory.mktemp("fleet"))
+    yield stack
+    stack.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_every_answer_is_right_whatever_happens(
+    stack: Stack, store: Redis, seed: int
+) -> None:
+    fleet = await asyncio.to_thread(Fleet, stack, store, seed)
+    seen = await play(fleet, seed)
+    fleet.check()
+    wrong, lost = [], 0
+    for each in seen:
+        record = ended_job(fleet, each.job_id) if each.job_id else None
+        attempts = record["attempts"] if record else ()
+        lost += any(attempt["outcome"] == "worker_lost" for attempt in attempts)
+        if errors := errors_of(each, record):
+            wrong.append(f"{each.job_id} {each.request.tag} ({each.request.mode}): {errors}")
+    assert not wrong, "\n".join(wrong)
+    assert {each.request.mode for each in seen} == set(Mode)
+    assert lost, "answers were continued"
+    with store.client() as client:
+        wait_for(lambda: not any(count_leftovers(client).values()), "nothing is left over")

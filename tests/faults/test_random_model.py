@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import redis
 
@@ -33,8 +34,10 @@ from tests.harness.servers import RedisCluster, RedisServer, embedded_binary, fr
 from tests.harness.waiting import eventually, wait_for
 
 SEEDS = range(int(os.environ.get("TEST_SEEDS", "1")))
-GATEWAYS, WORKERS, CLIENTS = 2, 3, 10
-STEPS = 12
+GATEWAYS, CLIENTS = 2, 10
+STEPS_MS = (15, 45, 45)
+"""How fast each worker is: the first is ahead of those that take its jobs over."""
+EVENTS = 12
 """Things that happen in one run; each kind of them once, then any."""
 SETTINGS: Mapping[str, Any] = {
     "lease_s": 600.0,  # what is lost is noticed: no client waits until a lease has expired
@@ -43,7 +46,7 @@ SETTINGS: Mapping[str, Any] = {
     "result_ttl_s": 600.0,
     "stream_ttl_s": 600.0,
 }
-ENGINE = {"sim_step_ms": 20, "sim_step_us_per_seq": 0, "sim_max_num_seqs": 64}
+ENGINE = {"sim_step_us_per_seq": 0, "sim_max_num_seqs": 64}
 PATIENCE_S = 120.0
 """Of a client. Much less than a lease."""
 ALL_MODES = {**MODES, Mode.RESUMED: 2, Mode.LEFT: 1, Mode.CANCELLED: 1}
@@ -87,13 +90,14 @@ class Fleet:
         self._stack, self._store, self._rng = stack, store, random.Random(seed)
         self._settings = {**SETTINGS, "shards": store.shards}
         self._drained: list[Process] = []
+        self._n_started, self._names = 0, dict[str, str]()
         self._ports = [free_port() for _ in range(GATEWAYS)]
         self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]
         self._gateways = [self._start_gateway(n) for n in range(GATEWAYS)]
-        self._workers = [self._start_worker() for _ in range(WORKERS)]
+        self._workers = [self._start_worker(n) for n in range(len(STEPS_MS))]
         self._maintenance = stack.maintenance(**self._settings)
-        for n in range(WORKERS):
-            wait_for(self._workers[n].ready, "a worker is ready")
+        for worker in self._workers:
+            wait_for(worker.ready, "a worker is ready")
 
     @property
     def gateway(self) -> Process:
@@ -106,36 +110,69 @@ class Fleet:
         wait_for(process.ready, "a gateway is ready")
         return process
 
-    def _start_worker(self) -> Process:
-        return self._stack.worker(wait=False, **ENGINE, **self._settings)
+    def _start_worker(self, n: int) -> Process:
+        self._n_started += 1
+        name = f"worker-{self._n_started}"
+        engine = {"worker_id": name, "sim_step_ms": STEPS_MS[n], **ENGINE}
+        worker = self._stack.worker(wait=False, **engine, **self._settings)
+        self._names[worker.url] = name
+        return worker
 
     def _replace(self, n: int) -> Process:
         """Put another worker in the place of the n-th, which is returned."""
-        old, self._workers[n] = self._workers[n], self._start_worker()
+        old, self._workers[n] = self._workers[n], self._start_worker(n)
         return old
 
-    def _busy(self) -> int:
-        """The number of any worker, when it has jobs."""
-        n = self._rng.randrange(WORKERS)
-        wait_for(self._workers[n].ready, "a worker is ready")
-        wait_for(
-            lambda: self._workers[n].metric("flotilla_worker_slots", use="busy"), "it has jobs"
-        )
-        return n
+    def _running(self) -> dict[str, str]:
+        """The worker of each job that is in progress."""
+        wanted = {"limit": 100, "state": "in_progress"}
+        listed = httpx.get(f"{self.gateway.url}/jobs", params=wanted, timeout=60).json()["data"]
+        return {each["id"]: each["attempts"][-1]["worker"] for each in listed}
+
+    def _running_at(self, worker: Process) -> set[str]:
+        """The jobs that are in progress there."""
+        name = self._names[worker.url]
+        return {job_id for job_id, at in self._running().items() if at == name}
+
+    def _any(self) -> int:
+        """The number of any worker."""
+        return self._rng.randrange(len(self._workers))
+
+    def _busy(self, n: int) -> Process:
+        """The n-th worker, when it has jobs."""
+        wait_for(lambda: self._running_at(self._workers[n]), "it has jobs")
+        return self._workers[n]
 
     def kill_worker(self) -> None:
-        self._replace(self._busy()).kill()
+        n = self._any()
+        self._busy(n)
+        self._replace(n).kill()
 
     def drain_worker(self) -> None:
-        worker = self._replace(self._busy())
+        n = self._any()
+        worker = self._busy(n)
+        self._replace(n)
         worker.terminate()
         self._drained.append(worker)
 
     def stop_worker(self) -> None:
-        """Shorter or longer than until it has lost its jobs."""
-        worker = self._workers[self._busy()]
+        """Until others run its jobs: then it goes on with them, too."""
+        worker = self._busy(0)
         worker.stop(signal.SIGSTOP)
-        time.sleep(self._rng.choice((0.3, 3.0)))
+        held = self._running_at(worker)
+
+        def others_do() -> bool:
+            left = held & self._running().keys()
+            return not left or bool(left - self._running_at(worker))
+
+        wait_for(others_do, "a worker that stands still loses its jobs")
+        worker.stop(signal.SIGCONT)
+
+    def pause_worker(self) -> None:
+        """Shorter than that."""
+        worker = self._busy(self._any())
+        worker.stop(signal.SIGSTOP)
+        time.sleep(self._rng.uniform(0.1, 1.0))
         worker.stop(signal.SIGCONT)
 
     def kill_gateway(self) -> None:
@@ -161,13 +198,14 @@ class Fleet:
             self.kill_worker,
             self.drain_worker,
             self.stop_worker,
+            self.pause_worker,
             self.kill_gateway,
             self.kill_maintenance,
             self.cut_connections,
             self.restart_redis,
         ]
         yield from self._rng.sample(kinds, len(kinds))
-        yield from self._rng.choices(kinds, k=STEPS - len(kinds))
+        yield from self._rng.choices(kinds, k=EVENTS - len(kinds))
 
     def check(self) -> None:
         """No process has ended by itself, and drained workers have ended well."""

@@ -37,7 +37,7 @@ SEEDS = range(int(os.environ.get("TEST_SEEDS", "1")))
 GATEWAYS, CLIENTS = 2, 10
 STEPS_MS = (15, 45, 45)
 """How fast each worker is: the first is ahead of those that take its jobs over."""
-EVENTS = 12
+EVENTS = 10
 """Things that happen in one run; each kind of them once, then any."""
 SETTINGS: Mapping[str, Any] = {
     "lease_s": 600.0,  # what is lost is noticed: no client waits until a lease has expired
@@ -118,11 +118,6 @@ class Fleet:
         self._names[worker.url] = name
         return worker
 
-    def _replace(self, n: int) -> Process:
-        """Put another worker in the place of the n-th, which is returned."""
-        old, self._workers[n] = self._workers[n], self._start_worker(n)
-        return old
-
     def _running(self) -> dict[str, str]:
         """The worker of each job that is in progress."""
         wanted = {"limit": 100, "state": "in_progress"}
@@ -143,22 +138,29 @@ class Fleet:
         wait_for(lambda: self._running_at(self._workers[n]), "it has jobs")
         return self._workers[n]
 
+    def _stop(self, n: int) -> Process:
+        """Stop the n-th worker while it has jobs."""
+        while True:
+            worker = self._busy(n)
+            worker.stop(signal.SIGSTOP)
+            if self._running_at(worker):
+                return worker
+            worker.stop(signal.SIGCONT)
+
     def kill_worker(self) -> None:
         n = self._any()
-        self._busy(n)
-        self._replace(n).kill()
+        self._stop(n).kill()
+        self._workers[n] = self._start_worker(n)
 
     def drain_worker(self) -> None:
         n = self._any()
-        worker = self._busy(n)
-        self._replace(n)
-        worker.terminate()
-        self._drained.append(worker)
+        self._drained.append(self._busy(n))
+        self._drained[-1].terminate()
+        self._workers[n] = self._start_worker(n)
 
     def stop_worker(self) -> None:
         """Until others run its jobs: then it goes on with them, too."""
-        worker = self._busy(0)
-        worker.stop(signal.SIGSTOP)
+        worker = self._stop(0)
         held = self._running_at(worker)
 
         def others_do() -> bool:
@@ -170,8 +172,7 @@ class Fleet:
 
     def pause_worker(self) -> None:
         """Shorter than that."""
-        worker = self._busy(self._any())
-        worker.stop(signal.SIGSTOP)
+        worker = self._stop(self._any())
         time.sleep(self._rng.uniform(0.1, 1.0))
         worker.stop(signal.SIGCONT)
 

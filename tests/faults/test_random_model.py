@@ -270,10 +270,11 @@ def errors_of(seen: Observation, record: dict[str, Any] | None) -> list[str]:
     if mode is Mode.CANCELLED and seen.end is End.LEFT and record["state"] != "cancelled":
         errors.append(f"it was cancelled, but is {record['state']}")
     right, whole = seen.expected.texts, record["state"] == "completed"
-    for choice in record.get("choices") or ():
-        text = right.get(choice["index"], "")
-        if choice["text"] != text if whole else not text.startswith(choice["text"]):
-            errors.append(f"the text in its record is wrong: {choice}")
+    texts = {choice["index"]: choice["text"] for choice in record.get("choices") or ()}
+    if not all(right[index].startswith(text) for index, text in texts.items()):
+        errors.append(f"the text in its record is wrong: {texts}")
+    if whole and texts != right:
+        errors.append(f"the text in its record is not whole: {texts}")
     if whole and record["usage"]["completion_tokens"] != seen.expected.completion_tokens:
         errors.append(f"its usage is {record['usage']}")
     for before, after in pairwise(record["attempts"]):

@@ -16,7 +16,7 @@ from load_tests.faults.batches.run import STORAGES, BatchFaultRun, BatchRunShape
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_each_line_has_one_result(tmp_path: Path, storage: str) -> None:
-    shape = BatchRunShape(1500, storage, every_s=1.0, faults=len(BatchFault))
+    shape = BatchRunShape(700, storage, every_s=1.0, faults=len(BatchFault))
     result = asyncio.run(BatchFaultRun(tmp_path / "run", shape, print).play())
     assert result.failures == []
     assert result.faults.keys() == set(BatchFault)

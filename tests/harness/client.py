@@ -13,7 +13,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from shared.client.transport import ResumingTransport as ResumingTransport
+from shared.client.async_transport import AsyncResumingTransport
+from shared.client.retries import Limits
+from shared.client.transport import ResumingTransport
+
+__all__ = ["AsyncResumingTransport", "Limits", "ResumingTransport"]
 
 MODEL = "simulated"
 """The name that simulated workers serve."""
@@ -133,3 +137,20 @@ def in_progress(gateway: HasUrl, n: int) -> bool:
     """Whether so many jobs run."""
     listed = http.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()
     return len(listed["data"]) == n
+
+
+def submit(gateway: HasUrl, body: dict[str, Any], path: str = CHAT) -> str:
+    """Make a job, which runs whether anyone reads it or not; its id."""
+    made = http.post(f"{gateway.url}/jobs", json={"endpoint": path, "body": body}, timeout=60)
+    assert made.status_code == 202, made.text
+    return str(made.json()["id"])
+
+
+def states(gateway: HasUrl, ids: list[str]) -> set[str]:
+    """The states of these jobs."""
+    return {str(job(gateway, job_id)["state"]) for job_id in ids}
+
+
+def outcomes(gateway: HasUrl, job_id: str) -> list[str]:
+    """How each attempt of a job has ended."""
+    return [str(attempt["outcome"]) for attempt in job(gateway, job_id)["attempts"]]

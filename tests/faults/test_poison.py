@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.harness.client import Call, chat, job, join, submit
 from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import wait_for
 
-MODEL = "simulated"
-CHAT = "/v1/chat/completions"
 INNOCENT = 20
 TOKENS = 60
 WORKERS = 2
@@ -56,47 +54,22 @@ def fleet(stack: Stack, request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 
 def body(text: str, **fields: Any) -> dict[str, Any]:
-    return {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": TOKENS,
-        "ignore_eos": True,
-        **fields,
-    }
+    return chat(text, max_tokens=TOKENS, ignore_eos=True, **fields)
 
 
-class Innocent(threading.Thread):
-    """A call whose answer is not the poison's fault. Every other one is streamed."""
+def innocents(fleet: Fleet, numbers: range) -> list[Call]:
+    """Calls whose answer is not the poison's fault. Every other one is streamed."""
+    bodies = [body(f"innocent {n}", stream=n % 2 == 0) for n in numbers]
+    return [Call(fleet.gateway, each, 120) for each in bodies]
 
-    def __init__(self, url: str, number: int) -> None:
-        super().__init__(daemon=True)
-        self.tokens = 0
-        self.status = 0
-        self.error = ""
-        self._url, self._stream = url, number % 2 == 0
-        self._text = f"innocent {number}"
-        self.start()
 
-    def run(self) -> None:
-        try:
-            self.tokens = self._read_stream() if self._stream else self._read_whole()
-        except Exception as error:
-            self.error = repr(error)
-
-    def _read_whole(self) -> int:
-        answer = httpx.post(f"{self._url}{CHAT}", json=body(self._text), timeout=120)
-        self.status = answer.status_code
-        tokens: int = answer.json()["usage"]["completion_tokens"]
-        return tokens
-
-    def _read_stream(self) -> int:
-        asked = body(self._text, stream=True)
-        with httpx.stream("POST", f"{self._url}{CHAT}", json=asked, timeout=120) as answer:
-            self.status = answer.status_code
-            events = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
-        assert events[-1] == "[DONE]", events[-1]
-        chunks = [json.loads(event) for event in events[:-1]]
-        return sum(bool(chunk["choices"][0]["delta"].get("content")) for chunk in chunks)
+def tokens_of(call: Call) -> int:
+    """How many tokens a client has got of a whole answer."""
+    if not call.body["stream"]:
+        return int(json.loads(call.lines[0])["usage"]["completion_tokens"])
+    assert call.events[-1] == "[DONE]", call.events[-1]
+    chunks = [json.loads(event) for event in call.events[:-1]]
+    return sum(bool(chunk["choices"][0]["delta"].get("content")) for chunk in chunks)
 
 
 @pytest.mark.parametrize(
@@ -111,20 +84,13 @@ class Innocent(threading.Thread):
 def test_one_poison_job_beside_innocent_ones_is_one_dead_letter_and_all_others_are_answered(
     fleet: Fleet, tokens: int
 ) -> None:
-    url = fleet.gateway.url
-    innocents = [Innocent(url, number) for number in range(INNOCENT // 2)]
-    poison = httpx.post(f"{url}/jobs", json={"body": body("POISON")}).json()["id"]
-    innocents += [Innocent(url, number) for number in range(INNOCENT // 2, INNOCENT)]
-    until = time.monotonic() + 120
-    while (ended := httpx.get(f"{url}/jobs/{poison}?wait=10", timeout=60).json())[
-        "state"
-    ] != "failed":
-        assert time.monotonic() < until, ended
-    for innocent in innocents:
-        innocent.join(120)
-    assert [(each.status, each.tokens, each.error) for each in innocents] == [
-        (200, TOKENS, "")
-    ] * INNOCENT
+    calls = innocents(fleet, range(INNOCENT // 2))
+    poison = submit(fleet.gateway, body("POISON"))
+    calls += innocents(fleet, range(INNOCENT // 2, INNOCENT))
+    wait_for(lambda: job(fleet.gateway, poison)["state"] == "failed", "it is given up", 120)
+    join(calls, 120)
+    assert [(call.status, tokens_of(call)) for call in calls] == [(200, TOKENS)] * INNOCENT
+    ended = job(fleet.gateway, poison)
     assert ended["error"]["code"] == "too_many_attempts"
     added = [attempt["entries"] for attempt in ended["attempts"]]
     assert added[-MAX_ATTEMPTS:] == [0] * MAX_ATTEMPTS, "the last ones made no progress"

@@ -14,16 +14,17 @@ from typing import Any
 
 import httpx
 import pytest
-import redis
 
+from tests.harness.client import CHAT, MODEL, chat, job, outcomes, states, submit
+from tests.harness.damage import lose_first_entry
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 
-CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 ANTHROPIC = "/v1/messages"
-STEP_MS = 25
-SLOW = {"sim_step_ms": STEP_MS, "sim_step_us_per_seq": 0, "lease_s": 4}
+SLOW = {"sim_step_ms": 25, "sim_step_us_per_seq": 0, "lease_s": 4}
+CRAWLING = {**SLOW, "sim_step_ms": 1000}
+"""No answer ends before its worker is killed."""
 FAST = {"sim_step_ms": 1, "sim_step_us_per_seq": 0, "lease_s": 4}
 MARK = "the marked prompt"
 
@@ -60,18 +61,16 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
     found: list[tuple[str, dict[str, Any]]] = []
     for options in OPTIONS:
         for number, body in enumerate(CHATS):
-            messages = [{"role": "user", "content": f"chat {number} {sorted(options)}"}]
-            found.append((CHAT, {"model": "simulated", "messages": messages, **body, **options}))
-        found += [(COMPLETIONS, {"model": "simulated", **b, **options}) for b in COMPLETION_BODIES]
+            found.append((CHAT, chat(f"chat {number} {sorted(options)}", **body, **options)))
+        found += [(COMPLETIONS, {"model": MODEL, **b, **options}) for b in COMPLETION_BODIES]
     for number in range(6):
-        messages = [{"role": "user", "content": f"message {number}"}]
-        body = {"model": "simulated", "messages": messages, "max_tokens": 60}
-        found.append((ANTHROPIC, {**body, "stream": number % 2 == 0}))
+        body = chat(f"message {number}", max_tokens=60, stream=number % 2 == 0)
+        found.append((ANTHROPIC, body))
     return found
 
 
-class Call(threading.Thread):
-    """One request in a thread of its own."""
+class WholeCall(threading.Thread):
+    """One request in a thread of its own, with all bytes of its answer."""
 
     def __init__(self, gateway: Process, path: str, body: dict[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -100,8 +99,7 @@ class Call(threading.Thread):
 
 
 def marked(n: int) -> dict[str, Any]:
-    messages = [{"role": "user", "content": MARK}]
-    return {"model": "simulated", "messages": messages, "stream": True, **LONG, "max_tokens": n}
+    return chat(MARK, stream=True, ignore_eos=True, max_tokens=n)
 
 
 def killer(after_tokens: int) -> dict[str, Any]:
@@ -109,44 +107,46 @@ def killer(after_tokens: int) -> dict[str, Any]:
     return {**SLOW, "sim_faults": f"kill_on_prompt={MARK},kill_after_tokens={after_tokens}"}
 
 
-def job(gateway: Process, job_id: str) -> dict[str, Any]:
-    shown: dict[str, Any] = httpx.get(f"{gateway.url}/jobs/{job_id}").json()
-    return shown
-
-
 def killed(worker: Process) -> None:
     assert worker.popen.wait(60) == -signal.SIGKILL
 
 
+def kill_in_the_middle(gateway: Process, worker: Process, jobs: int, attempt: int) -> None:
+    """Kill it when this attempt of all jobs runs there, and each has got a token or more there."""
+
+    def has_all() -> bool:
+        listed = httpx.get(f"{gateway.url}/jobs?limit=100&state=in_progress").json()["data"]
+        return [len(each["attempts"]) for each in listed] == [attempt] * jobs
+
+    wait_for(has_all, "it has all")
+    steps = "flotilla_engine_steps_total"
+    before = worker.metric(steps)
+    wait_for(lambda: worker.metric(steps) >= before + 3, "all have begun")
+    worker.kill()
+
+
 def test_answers_of_every_class_are_those_of_a_worker_that_was_never_killed(stack: Stack) -> None:
     gateway = stack.gateway(lease_s=4)
-    victim = stack.worker(**killer(12))
-    calls = [Call(gateway, path, body) for path, body in requests()]
-    mark = Call(gateway, CHAT, marked(40))
-    killed(victim)
-    second = stack.worker(wait=False, **killer(26))
-    killed(second)
+    victim = stack.worker(**CRAWLING)
+    calls = [WholeCall(gateway, path, body) for path, body in requests()]
+    kill_in_the_middle(gateway, victim, len(calls), 1)
+    kill_in_the_middle(gateway, stack.worker(**CRAWLING), len(calls), 2)
     survivor = stack.worker(**FAST)
-    for call in [*calls, mark]:
+    for call in calls:
         call.join(60)
-    undisturbed = [Call(gateway, path, body) for path, body in requests()]
+    undisturbed = [WholeCall(gateway, path, body) for path, body in requests()]
     for call in undisturbed:
         call.join(60)
     for call, other in zip(calls, undisturbed, strict=True):
         assert (call.status, other.status) == (200, 200)
         assert call.answer == other.answer
         call.check_one_creation()
-    jobs = [job(gateway, call.job_id) for call in calls]
-    for shown, other in zip(jobs, undisturbed, strict=True):
-        expected = job(gateway, other.job_id)
+        shown, expected = job(gateway, call.job_id), job(gateway, other.job_id)
         assert shown["usage"] == expected["usage"]
         assert shown.get("text") == expected.get("text")
-        assert [attempt["outcome"] for attempt in shown["attempts"]][-1] == "completed"
-    lost = [len(shown["attempts"]) for shown in [*jobs, job(gateway, mark.job_id)]]
-    assert lost[-1] == 3
-    assert sum(n > 1 for n in lost) >= 6  # most, unless the machine is slow
-    assert survivor.metric("flotilla_jobs_continued_total", how="prefill") >= 1
-    assert survivor.metric("flotilla_tokens_taken_over_total") >= 26
+        assert outcomes(gateway, call.job_id) == ["worker_lost", "worker_lost", "completed"]
+    assert survivor.metric("flotilla_jobs_continued_total", how="prefill") == len(calls)
+    assert survivor.metric("flotilla_tokens_taken_over_total") >= 2 * len(calls)
     assert survivor.metric("flotilla_tokens_decoded_again_total") == 0
     assert survivor.metric("flotilla_continuations_refused_total") == 0
 
@@ -157,16 +157,15 @@ def test_a_worker_that_is_killed_after_the_first_or_before_the_last_token(
 ) -> None:
     gateway = stack.gateway(lease_s=4)
     victim = stack.worker(**killer(after_tokens))
-    mark = Call(gateway, CHAT, marked(40))
+    mark = WholeCall(gateway, CHAT, marked(40))
     killed(victim)
     stack.worker(**FAST)
     mark.join(60)
-    other = Call(gateway, CHAT, marked(40))
+    other = WholeCall(gateway, CHAT, marked(40))
     other.join(60)
     assert mark.answer == other.answer
     assert mark.answer.endswith(b"data: [DONE]\n\n")
-    attempts = job(gateway, mark.job_id)["attempts"]
-    assert [attempt["outcome"] for attempt in attempts] == ["worker_lost", "completed"]
+    assert outcomes(gateway, mark.job_id) == ["worker_lost", "completed"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -191,8 +190,7 @@ def test_the_events_of_a_job_whose_worker_is_killed_go_on(stack: Stack, stream: 
 
 def follow(gateway: Process, body: dict[str, Any]) -> list[tuple[str, str, Any]]:
     """Event, id and data of all events of a new job."""
-    job_id = httpx.post(f"{gateway.url}/jobs", json={"body": body}).json()["id"]
-    found = []
+    job_id, found = submit(gateway, body), []
     with httpx.stream("GET", f"{gateway.url}/jobs/{job_id}/events", timeout=60) as answer:
         for block in answer.read().decode().split("\n\n"):
             lines = [line for line in block.splitlines() if not line.startswith((":", "retry"))]
@@ -227,13 +225,12 @@ def test_a_job_whose_log_has_lost_an_entry_is_not_continued(
     """It begins anew if no client has seen output, else it fails."""
     gateway = stack.gateway(lease_s=4)
     victim = stack.worker(**killer(10))
-    mark = Call(gateway, CHAT, {**marked(40), "stream": stream})
+    mark = WholeCall(gateway, CHAT, {**marked(40), "stream": stream})
     killed(victim)
-    job_id = queued_again(gateway)
-    with redis.Redis.from_url(stack.redis_url) as client:
-        (log,) = client.keys(f"*log:{job_id}")
-        assert client.llen(log) > 1
-        client.lpop(log)
+    (listed,) = httpx.get(f"{gateway.url}/jobs").json()["data"]
+    job_id = listed["id"]
+    wait_for(lambda: states(gateway, [job_id]) == {"queued"}, "the job is queued again")
+    lose_first_entry(stack.redis_url, job_id)
     survivor = stack.worker(**FAST)
     mark.join(60)
     shown = job(gateway, job_id)
@@ -254,14 +251,13 @@ def test_a_job_that_the_engine_refuses_to_continue(
 ) -> None:
     gateway = stack.gateway(lease_s=4)
     victim = stack.worker(**killer(10))
-    mark = Call(gateway, CHAT, {**marked(40), "stream": stream})
+    mark = WholeCall(gateway, CHAT, {**marked(40), "stream": stream})
     killed(victim)
     survivor = stack.worker(**FAST, sim_faults="refuse_past=1")
     mark.join(60)
     shown = job(gateway, mark.job_id)
     assert shown["state"] == outcome
-    outcomes = [attempt["outcome"] for attempt in shown["attempts"]]
-    assert outcomes[:2] == ["worker_lost", "not_continued"]
+    assert outcomes(gateway, mark.job_id)[:2] == ["worker_lost", "not_continued"]
     assert survivor.metric("flotilla_continuations_refused_total", reason="engine") == 1
     if stream:
         assert shown["error"]["code"] == "worker_lost"
@@ -270,14 +266,3 @@ def test_a_job_that_the_engine_refuses_to_continue(
         assert json.loads(mark.body)["usage"]["completion_tokens"] == 40
         # The last steps of the killed worker may not have left it.
         assert survivor.metric("flotilla_tokens_decoded_again_total") >= 5
-
-
-def queued_again(gateway: Process) -> str:
-    """The id of the only job, once it is queued."""
-
-    def queued() -> list[Any]:
-        listed = httpx.get(f"{gateway.url}/jobs", params={"state": "queued"}).json()
-        return list(listed["data"])
-
-    (only,) = wait_for(queued, "the job is queued again")
-    return str(only["id"])

@@ -11,45 +11,35 @@ from zlib import crc32
 import httpx
 import pytest
 
+from tests.harness.client import CHAT, chat
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
 
-MODEL = "simulated"
-CHAT = "/v1/chat/completions"
 KEYS = "team-a:a,team-b:b"
 TEAM_A, TEAM_B = {"authorization": "Bearer a"}, {"authorization": "Bearer b"}
 
 
 @pytest.fixture(scope="module")
-def fleet(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Process, Process]]:
+def fleet(module_stack: Stack) -> tuple[Process, Process]:
     """Two gateways and one worker."""
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    stack.worker(sim_step_ms=10, sim_step_us_per_seq=0)
-    yield stack.gateway(api_keys=KEYS), stack.gateway(api_keys=KEYS)
-    stack.close()
+    module_stack.worker(sim_step_ms=10, sim_step_us_per_seq=0)
+    return module_stack.gateway(api_keys=KEYS), module_stack.gateway(api_keys=KEYS)
 
 
 @pytest.fixture
 def api(fleet: tuple[Process, Process]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fleet[0].url, timeout=30, headers=TEAM_A) as client:
+    with httpx.Client(base_url=fleet[0].url, timeout=60, headers=TEAM_A) as client:
         yield client
 
 
 @pytest.fixture
 def other(fleet: tuple[Process, Process]) -> Iterator[httpx.Client]:
     """The same fleet through another gateway."""
-    with httpx.Client(base_url=fleet[1].url, timeout=30, headers=TEAM_A) as client:
+    with httpx.Client(base_url=fleet[1].url, timeout=60, headers=TEAM_A) as client:
         yield client
 
 
 def request(max_tokens: int, **fields: Any) -> dict[str, Any]:
-    message = {"role": "user", "content": "hello"}
-    fields = {"stream": True, "ignore_eos": True} | fields
-    return {"model": MODEL, "messages": [message], "max_tokens": max_tokens, **fields}
+    return chat(max_tokens=max_tokens, **{"stream": True, "ignore_eos": True, **fields})
 
 
 def events_in(body: bytes) -> list[bytes]:
@@ -103,7 +93,7 @@ def test_many_readers_on_two_gateways_while_it_runs(api: httpx.Client, other: ht
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     whole = events_in(api.get(f"/jobs/{job_id}/result").content)
     assert len(whole) > 150
     assert sorted(bodies) == list(range(6))
@@ -189,22 +179,9 @@ def test_refusals(api: httpx.Client) -> None:
 
 
 def test_the_answer_outlives_all_gateways(
-    redis_server: RedisServer,
-    fleet: tuple[Process, Process],
-    stack_folder: Stack,
-    api: httpx.Client,
+    fleet: tuple[Process, Process], module_stack: Stack, api: httpx.Client
 ) -> None:
     whole = api.post(CHAT, json=request(5))
-    late = stack_folder.gateway(api_keys=KEYS)
+    late = module_stack.gateway(api_keys=KEYS)
     path = f"{late.url}/jobs/{whole.headers['x-flotilla-job-id']}/stream?after=2"
     assert httpx.get(path, headers=TEAM_A).content == b"".join(events_in(whole.content)[2:])
-
-
-@pytest.fixture
-def stack_folder(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stack]:
-    """More gateways of the same fleet."""
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("more"))
-    yield stack
-    stack.close()

@@ -11,7 +11,7 @@ import pytest
 
 from load_tests.faults.schedules.play import FIXED, ScheduleResults, play_drawn, play_fixed
 
-_ROUNDS = 5
+_ROUNDS = 3
 _SEED = "test"
 
 
@@ -26,7 +26,7 @@ async def test_a_second_answer_is_never_appended_to_the_first_part_of_another(
     name: str, tmp_path: Path
 ) -> None:
     """A worker that did not renew its leases in time aborts its jobs."""
-    check(await play_fixed(name, tmp_path / "fleet", rounds=2))
+    check(await play_fixed(name, tmp_path / "fleet", rounds=1))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

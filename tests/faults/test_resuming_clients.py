@@ -11,26 +11,34 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from shared.client.async_transport import AsyncResumingTransport
-from shared.client.retries import Limits
-from shared.client.transport import ResumingTransport
+from tests.harness.client import (
+    CHAT,
+    MODEL,
+    AsyncResumingTransport,
+    Limits,
+    ResumingTransport,
+    chat,
+    job,
+    outcomes,
+)
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import eventually, wait_for
 
-STREAMS, DROPS = 200, 10
+STREAMS, DROPS = 60, 10
 STEP_MS = 60.0
+STEADY = {"sim_step_ms": 10, "sim_step_us_per_seq": 0}
 PATIENT = Limits(attempts=60, give_up_s=120)
 
 
 def body(n: int) -> tuple[str, dict[str, Any]]:
     """A request of one of several kinds, for stream number `n`; its path first."""
-    common = {"model": "simulated", "stream": True, "max_tokens": 60, "ignore_eos": True, "seed": n}
-    chat = {**common, "messages": [{"role": "user", "content": f"stream {n}"}]}
-    prompt = {**common, "prompt": f"stream {n}"}
+    common = {"stream": True, "max_tokens": 60, "ignore_eos": True, "seed": n}
+    message = chat(f"stream {n}", **common)
+    prompt = {"model": MODEL, **common, "prompt": f"stream {n}"}
     return [
-        ("/v1/chat/completions", chat),
-        ("/v1/chat/completions", {**chat, "n": 2, "max_tokens": 40}),
-        ("/v1/chat/completions", {**chat, "stream_options": {"include_usage": True}}),
+        (CHAT, message),
+        (CHAT, {**message, "n": 2, "max_tokens": 40}),
+        (CHAT, {**message, "stream_options": {"include_usage": True}}),
         ("/v1/completions", prompt),
         ("/v1/completions", {**prompt, "prompt": ["a", "b"], "logprobs": 1, "max_tokens": 40}),
     ][n % 5]
@@ -79,7 +87,7 @@ class Dropped(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-async def test_200_streams_that_drop_ten_times_beside_a_killed_gateway(stack: Stack) -> None:
+async def test_streams_that_drop_ten_times_beside_a_killed_gateway(stack: Stack) -> None:
     gateways = [stack.gateway() for _ in range(3)]
     stack.worker(sim_step_ms=STEP_MS, sim_step_us_per_seq=0, sim_max_num_seqs=2 * STREAMS)
     urls = [gateway.url for gateway in gateways]
@@ -134,7 +142,7 @@ def test_openais_client_streams_on_when_its_gateway_is_killed(pair: list[Process
         base_url="http://flotilla/v1", api_key="k", http_client=httpx.Client(transport=transport)
     ) as client:
         with client.chat.completions.with_streaming_response.create(
-            model="simulated",
+            model=MODEL,
             messages=[{"role": "user", "content": "hello"}],
             stream=True,
             max_tokens=80,
@@ -159,7 +167,7 @@ async def test_whole_answers_and_new_calls_survive_a_killed_gateway(pair: list[P
 
         async def call(n: int) -> tuple[int, str]:
             answer = await client.chat.completions.create(
-                model="simulated",
+                model=MODEL,
                 messages=[{"role": "user", "content": str(n)}],
                 max_tokens=60,
                 extra_body={"ignore_eos": True},
@@ -193,4 +201,108 @@ def test_a_closed_stream_is_cancelled_at_once(pair: list[Process]) -> None:
         with client.stream("POST", f"http://flotilla{path}", json=fields) as response:
             next(response.iter_raw())
         job = f"{pair[1].url}/jobs/{response.headers['x-flotilla-job-id']}"
-        wait_for(lambda: httpx.get(job).json()["state"] == "cancelled", "cancelled", 5)
+        wait_for(lambda: httpx.get(job).json()["state"] == "cancelled", "cancelled")
+
+
+def client_of(gateway: Process) -> OpenAI:
+    return OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=60)
+
+
+def long_stream(client: OpenAI, **fields: Any) -> Any:
+    return client.responses.create(
+        model=MODEL,
+        input="Tell me a story.",
+        stream=True,
+        max_output_tokens=400,
+        extra_body={"ignore_eos": True},
+        **fields,
+    )
+
+
+def normal(events: list[Any]) -> list[Any]:
+    """Events without ids and times."""
+    found = []
+    for event in events:
+        fields = event.to_dict()
+        fields.pop("item_id", None)
+        fields.get("item", {}).pop("id", None)
+        if "response" in fields:
+            fields["response"] = {
+                name: fields["response"].get(name) for name in ("status", "usage", "model")
+            }
+        found.append(fields)
+    return found
+
+
+def item_ids(events: list[Any]) -> set[str]:
+    ids = {event.item_id for event in events if hasattr(event, "item_id")}
+    return ids | {event.item.id for event in events if hasattr(event, "item")}
+
+
+def job_of(response_id: str) -> str:
+    return "job_" + response_id.removeprefix("resp_")
+
+
+def worker_of(gateway: Process, workers: list[Process], response_id: str) -> Process:
+    """The worker that runs it."""
+    worker_id = job(gateway, job_of(response_id))["attempts"][-1]["worker"]
+    return next(worker for worker in workers if worker_id in worker.log.read_text())
+
+
+def test_a_response_outlives_its_worker(stack: Stack) -> None:
+    gateway = stack.gateway()
+    workers = [stack.worker(**STEADY) for _ in range(2)]
+    with client_of(gateway) as client:
+        undisturbed = list(long_stream(client))
+        stream = long_stream(client)
+        seen = []
+        for event in stream:
+            seen.append(event)
+            if len(seen) == 30:
+                worker_of(gateway, workers, seen[0].response.id).kill()
+        assert normal(seen) == normal(undisturbed)
+        assert len(item_ids(seen)) == 1
+        assert len({e.response.created_at for e in seen if hasattr(e, "response")}) == 1
+        final = seen[-1].response
+        assert outcomes(gateway, job_of(final.id)) == ["worker_lost", "completed"]
+        assert {item.id for item in final.output} == item_ids(seen)
+        assert client.responses.retrieve(final.id).output_text == final.output_text
+
+
+def test_a_transport_resumes_a_background_response(stack: Stack) -> None:
+    gateways = [stack.gateway(), stack.gateway()]
+    stack.worker(**STEADY)
+    transport = ResumingTransport([gateway.url for gateway in gateways])
+    with OpenAI(
+        base_url="http://flotilla/v1",
+        api_key="any",
+        max_retries=0,
+        http_client=httpx.Client(transport=transport, timeout=60),
+    ) as client:
+        seen = []
+        for event in long_stream(client, background=True):
+            seen.append(event)
+            if len(seen) == 30:
+                gateways[0].kill()
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert seen[-1].type == "response.incomplete"
+
+
+def test_a_background_response_outlives_its_gateway(stack: Stack) -> None:
+    first, second = stack.gateway(), stack.gateway()
+    stack.worker(**STEADY)
+    with client_of(first) as client, client_of(second) as other:
+        seen = []
+        for event in long_stream(client, background=True):
+            seen.append(event)
+            if len(seen) == 30:
+                first.kill()
+                break
+        response_id = seen[0].response.id
+        after = seen[-1].sequence_number
+        seen += list(other.responses.retrieve(response_id, stream=True, starting_after=after))
+        assert [event.sequence_number for event in seen] == list(range(len(seen)))
+        assert seen[-1].type == "response.incomplete"
+        deltas = [e.delta for e in seen if e.type == "response.output_text.delta"]
+        assert "".join(deltas) == other.responses.retrieve(response_id).output_text
+        assert len(item_ids(seen)) == 1

@@ -1,0 +1,13 @@
+"""Damage to what Redis holds of a job."""
+
+from __future__ import annotations
+
+from redis import Redis
+
+
+def lose_first_entry(redis_url: str, job_id: str) -> None:
+    """Take the first of several entries out of a job's log."""
+    with Redis.from_url(redis_url) as client:
+        (log,) = client.keys(f"*log:{job_id}")
+        assert client.llen(log) > 1
+        client.lpop(log)

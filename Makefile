@@ -22,7 +22,7 @@ install: ## .venv with everything in it (PYTHON, FLOTILLA_BACKEND: see compose/i
 PARALLEL = -n $$(( ($$(nproc) * 5 + 1) / 2 )) --maxprocesses 6 --dist loadfile --no-loadscope-reorder
 
 check: lint ## before a commit: lint and unit tests, in a minute and a half
-	.venv/bin/pytest -q $(PARALLEL) tests/unit
+	.venv/bin/pytest -q $(PARALLEL) -m 'not vllm' tests/unit
 
 # Of a whole run, the branches of the core that the tests' own processes take; fleets run in others.
 COVERAGE = $(if $(ARGS),,--cov --cov-report=)

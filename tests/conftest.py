@@ -64,8 +64,15 @@ class _ByFile(LoadScopeScheduling):
         return "vllm" if _needs_vllm(path) else path
 
 
+_VLLM_TIMEOUT_S = 1800
+"""The first test of a file may start an engine, which takes 15 s, and on a busy machine minutes."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In a parallel run, start with the files that take longest."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.timeout(_VLLM_TIMEOUT_S))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_start_late)
 

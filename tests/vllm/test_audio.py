@@ -19,7 +19,7 @@ from tests.harness.models import CHUNK_S
 from tests.harness.waiting import wait_for
 from tests.vllm.conftest import ENGINE_ARGS, ModelFleet, ServedModel
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 MODEL = "whisper"
 LOADING_S = 600.0

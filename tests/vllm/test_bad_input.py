@@ -27,7 +27,7 @@ from tests.vllm.hostile_requests import (
     hostile_requests,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 ANSWER_S = 60.0
 """Within this time each request has its answer, hostile or not: none stops the worker."""

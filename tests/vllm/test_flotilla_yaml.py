@@ -17,7 +17,7 @@ import pytest
 from tests.harness.models.adapter import make_adapter
 from tests.harness.up import REAL, Up, children, is_alive
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.vllm
 
 LOADED_S = 900.0
 REQUESTS = 200

@@ -22,7 +22,7 @@ from tests.harness.up import REAL, Up, children, is_alive
 from tests.harness.waiting import wait_for
 from tests.vllm.same_answer import values_differ
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 LOADING_S = 600.0
 ANSWER_S = 600.0

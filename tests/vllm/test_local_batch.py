@@ -18,7 +18,7 @@ from tests.harness.settings import ROOT, child_environment
 from tests.harness.up import children, is_alive
 from tests.harness.waiting import wait_for
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 RUN_S = 600.0
 LINES = 200

@@ -18,7 +18,7 @@ from tests.harness.models import DEMO
 from tests.harness.settings import ROOT
 from tests.harness.waiting import wait_for
 
-pytestmark = [pytest.mark.vllm, pytest.mark.main_path, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.main_path]
 
 LOADED_S = 600.0
 LEASE_S = 15.0

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from gateway.cli.main import app
-from tests.harness.fleet import Process
+from tests.harness.cli import run_flotilla
+from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 
-Flotilla = Callable[..., Result]
-GATEWAY: dict[str, str] = {}
+Flotilla = Callable[..., Any]
 RUN = ("batch", "run", "in.jsonl", "-o", "out.jsonl", "--in-order")
 
 
+@pytest.fixture(scope="module")
+def gateway(module_stack: Stack) -> Process:
+    storage = str(module_stack.folder / "files")
+    module_stack.worker(sim_step_ms=2, sim_step_us_per_seq=0, sim_max_num_seqs=8)
+    module_stack.maintenance(storage_url=storage)
+    return module_stack.gateway(storage_url=storage)
+
+
 @pytest.fixture
-def flotilla(fleet: Process, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flotilla:
+def flotilla(gateway: Process, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flotilla:
     """Run a command in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FLOTILLA_URL", fleet.url)
-
-    def run(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(app, list(arguments))
-        if result.exception and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, (result.stdout, result.stderr)
-        return result
-
-    return run
+    return functools.partial(run_flotilla, environment={"FLOTILLA_URL": gateway.url})
 
 
 def ids(path: Path) -> list[str]:

@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -135,18 +134,20 @@ def test_a_killed_worker_is_replaced_and_its_engine_gone(up: Callable[..., Up]) 
 
 
 def test_a_second_signal_forces(up: Callable[..., Up]) -> None:
-    fleet = up("1", "has-engine", "ignores-sigterm").wait_until_ready()
+    # Without the second signal it would wait for the workers.
+    environment = {"FLOTILLA_DRAIN_DEADLINE_S": str(2 * DEADLINE_S)}
+    fleet = up("1", "has-engine", "ignores-sigterm", **environment).wait_until_ready()
     fleet.process.send_signal(signal.SIGINT)
     fleet.wait_for_output("ignored SIGTERM")
-    begun = time.monotonic()
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.wait_for_exit() == 130
-    assert time.monotonic() - begun < 5
     fleet.wait_until_all_ended()
 
 
 def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> None:
-    fleet = Up(tmp_path, command=REAL, FLOTILLA_SIM_STEP_MS="100", FLOTILLA_GRACE_S="120")
+    fleet = Up(
+        tmp_path, command=REAL, FLOTILLA_SIM_STEP_MS="100", FLOTILLA_GRACE_S=str(2 * DEADLINE_S)
+    )
     body = {"model": "simulated", "prompt": "hello", "ignore_eos": True, "max_tokens": 2000}
     url = f"http://127.0.0.1:{fleet.port}/v1/completions"
     try:
@@ -155,11 +156,9 @@ def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> No
             lines = (line for line in answer.iter_lines() if line.startswith("data: "))
             next(lines)
             fleet.process.kill()
-            killed = time.monotonic()
             last = list(lines)[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "gateway_stopped"
         fleet.wait_until_all_ended()
-        assert time.monotonic() - killed < 60  # its grace time is 120
     finally:
         for pid in filter(is_alive, {fleet.process.pid, *fleet.pids}):
             os.kill(pid, signal.SIGKILL)
@@ -171,7 +170,7 @@ def test_kill_9_leaves_nothing_and_the_folder_can_be_used_again(
 ) -> None:
     fleet = up("1", "has-engine", TMPDIR=str(short_folder)).wait_until_ready()
     (left,) = short_folder.glob("flotilla-*")
-    # Stand-ins' engines lack what real ones have (worker/engines/vllm/parent_death.py).
+    # A real engine ends with its worker; that of a stand-in does not.
     engine = int(fleet.wait_for_output(r"engine pid=(\d+)")[0])
     fleet.pids.discard(engine)
     try:

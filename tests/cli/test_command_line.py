@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from gateway.cli.main import app
+from tests.harness.cli import run_flotilla
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
-Flotilla = Callable[..., Result]
+Flotilla = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """A gateway with two tenants and an operator, and a worker with two slots."""
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    stack.worker(worker_id="w-1", sim_step_ms=5, sim_step_us_per_seq=0, sim_max_num_seqs=2)
-    yield stack.gateway(api_keys="team:k-team,other:k-other", admin_keys="ops:k-ops")
-    stack.close()
+def gateway(module_stack: Stack) -> Process:
+    """It has two tenants and an operator; the worker has two slots."""
+    module_stack.worker(worker_id="w-1", sim_step_ms=5, sim_step_us_per_seq=0, sim_max_num_seqs=2)
+    return module_stack.gateway(api_keys="team:k-team,other:k-other", admin_keys="ops:k-ops")
 
 
 @pytest.fixture
-def flotilla(fleet: Process, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flotilla:
+def flotilla(gateway: Process, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flotilla:
     """Run a command as a tenant, by default as the operator."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FLOTILLA_URL", fleet.url)
 
-    def run(*arguments: str, key: str = "k-ops", code: int = 0, stdin: str | None = None) -> Result:
-        environment = {"FLOTILLA_API_KEY": key}
-        result = CliRunner().invoke(app, list(arguments), env=environment, input=stdin)
-        if result.exception and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, (result.stdout, result.stderr)
-        return result
+    def run(*arguments: str, key: str = "k-ops", **more: Any) -> Any:
+        environment = {"FLOTILLA_URL": gateway.url, "FLOTILLA_API_KEY": key}
+        return run_flotilla(*arguments, environment=environment, **more)
 
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import sys
@@ -13,11 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.launcher import run_file
-from gateway.offline import LocalFleet
-from gateway.offline.fleet_process import FleetError
-from shared.platform.settings import SettingsError
-from tests.harness.local_processes import LocalProcesses
+from tests.harness.local_processes import FleetError, LocalFleet, LocalProcesses, SettingsError
 from tests.harness.up import children, is_alive
 from tests.harness.waiting import wait_for
 
@@ -34,13 +31,18 @@ with LocalFleet(engine="simulated") as fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the fleet that most tests share."""
+    return tmp_path_factory.mktemp("local")
+
+
+@pytest.fixture(scope="module")
+def fleet(folder: Path) -> Iterator[LocalFleet]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLOTILLA_SIM_STEP_MS", "2")
         patch.setenv("FLOTILLA_LEASE_S", "2")
         patch.setenv("FLOTILLA_SIM_MAX_NUM_SEQS", "8")
         patch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-        folder = tmp_path_factory.mktemp("local")
         with LocalFleet(engine="simulated", workers=2, folder=folder) as started:
             yield started
         assert (folder / "logs" / "gateway.log").exists()
@@ -125,11 +127,11 @@ def test_other_endpoints_and_wrong_ones(fleet: LocalFleet) -> None:
         fleet.map("/v1/completions", [], window=0)
 
 
-def test_a_folder_has_one_fleet(fleet: LocalFleet) -> None:
-    assert fleet._folder is not None
+@pytest.mark.usefixtures("fleet")
+def test_a_folder_has_one_fleet(folder: Path) -> None:
     with (
         pytest.raises(FleetError, match=f"in use by another process, pid {os.getpid()}"),
-        LocalFleet(engine="simulated", folder=fleet._folder),
+        LocalFleet(engine="simulated", folder=folder),
     ):
         pass
 
@@ -139,9 +141,8 @@ def test_the_end_of_the_block_is_the_end_of_all(tmp_path: Path) -> None:
         bodies = (body(n) for n in itertools.count())
         answers = [fleet.map("/v1/completions", bodies, window=window) for window in (None, 1)]
         assert all(map(next, answers))
-        run = run_file.running(tmp_path)
-        assert run is not None
-        pids = [run.pid, *children(run.pid)]
+        pid = json.loads((tmp_path / "run.json").read_text())["pid"]
+        pids = [pid, *children(pid)]
     assert len(pids) >= 1 + 4  # Redis, gateway, worker, maintenance; and their children
     assert not any(map(is_alive, pids))
     for rest in answers:

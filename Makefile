@@ -33,7 +33,7 @@ test: install ## all tests but those below; of real vLLM the main path (ARGS: py
 	@$(if $(ARGS),:,printf 'coverage of the core: '; .venv/bin/python -m coverage report --format=total)
 
 test-vllm: install ## all that needs real vLLM; small models are made on the spot (ARGS: pytest's)
-	.venv/bin/pytest -m 'vllm and not main_path' $(or $(ARGS),tests)
+	.venv/bin/pytest -m 'vllm and not main_path' $(or $(ARGS),tests/vllm tests/e2e tests/unit)
 
 test-cluster: install ## the tests of the queue again, on a node of a Redis Cluster (ARGS: pytest's)
 	TEST_REDIS=cluster .venv/bin/pytest $(PARALLEL) tests/redis tests/store $(ARGS)

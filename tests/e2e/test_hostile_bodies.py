@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.harness.asgi_client import Reply, call
 from tests.harness.models import DEMO
 from tests.vllm.hostile_requests import CHAT, MANY_ERRORS, MESSAGE, TOO_SLOW
-from worker.engines.interface import JOB, Engine, JobFacts
+from worker.engines.interface import JOB, JOURNAL, Engine, JobFacts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -62,3 +63,11 @@ async def test_a_job_that_may_have_ended_a_worker_is_read_elsewhere_first(
     JOB.set(JobFacts("team", suspicious=True))
     assert (await ask(vllm_engine, CHAT, fields)).status == 200
     assert asked == [(CHAT, "team")]
+
+
+async def test_conversations_of_one_body_are_counted_together(vllm_engine: Engine) -> None:
+    JOURNAL.set(Mock(past=lambda call: None))
+    top = {"logprobs": True, "top_logprobs": 20, "ignore_eos": True}
+    fields = {"messages": [[MESSAGE]] * 3, "max_tokens": 150, **top}
+    path = "/v1/chat/completions/batch"
+    assert "more than 6500 log probabilities" in refusal(await ask(vllm_engine, path, fields))

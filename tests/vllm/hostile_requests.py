@@ -458,4 +458,4 @@ def hostile_requests() -> Iterator[Hostile]:
         yield request(f"{path}: {name}", path, json.dumps(body).encode(), 400, 404)
     for name, (path, fields) in (MANY_ERRORS | TOO_SLOW).items():
         body = {"model": MODEL} | fields
-        yield request(f"{path}: {name}", path, json.dumps(body).encode(), 400)
+        yield request(f"{path}: {name}", path, json.dumps(body).encode(), 400, 413)

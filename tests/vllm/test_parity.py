@@ -40,6 +40,8 @@ def compare(model: ServedModel, case: Case) -> None:
         assert ours.json()["error"]["message"]
         return
     assert difference(ours, theirs) == ""
+    # vLLM reads decisions from models of two architectures only, none of them small.
+    assert ours.status_code < 500 or case.path == "/v1/systemone"
     if ours.status_code == 200:
         assert ours.headers["x-flotilla-job-id"]
     if case.path in (CHAT, COMPLETIONS) and ours.status_code == 200 and '"error"' not in ours.text:

@@ -12,11 +12,11 @@ import pytest_asyncio
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.registry import Collector
 
+from tests.e2e.shared_engine import SharedEngine
 from tests.harness.dashboards import JOBS, ObservedFleet, observed_fleet, panels, watched
 from tests.harness.prometheus import MISSING, Prometheus, installed
 from tests.harness.servers import free_port
 from tests.harness.settings import Settings
-from tests.harness.vllm_fleet import SharedEngine
 from tests.harness.waiting import wait_for
 from worker.core.lifecycle import Worker
 from worker.demo import MODEL_NAME

@@ -1,0 +1,1 @@
+"""Tests with real vLLM and models that are made on the spot."""

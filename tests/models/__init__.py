@@ -1,1 +1,0 @@
-"""Tests with real vLLM and models that are made on the spot."""

@@ -55,7 +55,7 @@ test-clients: install ## unmodified client libraries on real vLLM; installs them
 	@.venv/bin/python -m tests.clients $(ARGS)
 
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
-	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)
+	@REAL='$(REAL)' tests/deploy/compose/run.sh $(ARGS)
 
 lint: install ## style, types, docstrings
 	.venv/bin/ruff check

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.manifests import COMPOSITIONS, composed, name_of
-from tests.kubernetes.references import dangling, user_secrets
+from tests.deploy.kubernetes.manifests import COMPOSITIONS, composed, name_of
+from tests.deploy.kubernetes.references import dangling, user_secrets
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tests.kubernetes.manifests import ROOT
+from tests.harness.settings import ROOT
 
 
 @dataclass

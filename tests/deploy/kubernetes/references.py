@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.kubernetes.manifests import FOLDER, Manifest, name_of, workloads
+from tests.deploy.kubernetes.manifests import FOLDER, Manifest, name_of, workloads
 
 Selector = dict[str, Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes import schemas
-from tests.kubernetes.manifests import COMPOSITIONS, FOLDER, Manifest, composed, name_of
-from tests.kubernetes.schemas import NEWEST, OLDEST, problems
+from tests.deploy.kubernetes import schemas
+from tests.deploy.kubernetes.manifests import COMPOSITIONS, FOLDER, Manifest, composed, name_of
+from tests.deploy.kubernetes.schemas import NEWEST, OLDEST, problems
 
 Path = tuple[str | int, ...]
 

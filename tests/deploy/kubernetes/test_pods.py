@@ -9,8 +9,8 @@ import pytest
 
 from shared.platform.settings import load_settings
 from tests.harness.settings import Settings
-from tests.kubernetes.images import images_of_compose
-from tests.kubernetes.manifests import (
+from tests.deploy.kubernetes.images import images_of_compose
+from tests.deploy.kubernetes.manifests import (
     COMPOSITIONS,
     FOLDER,
     Manifest,

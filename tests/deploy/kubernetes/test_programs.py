@@ -16,8 +16,8 @@ import pytest
 
 from tests.harness.servers import RedisServer, free_port
 from tests.harness.waiting import wait_for
-from tests.kubernetes.images import images_of_compose
-from tests.kubernetes.manifests import Manifest, composed, container_of, name_of
+from tests.deploy.kubernetes.images import images_of_compose
+from tests.deploy.kubernetes.manifests import Manifest, composed, container_of, name_of
 
 KEY = "k3y"
 

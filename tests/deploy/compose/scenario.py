@@ -19,8 +19,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.compose.fleet import (
-    ROOT,
+from tests.deploy.compose.fleet import (
     Fleet,
     crash,
     docker,
@@ -30,6 +29,7 @@ from tests.compose.fleet import (
     outcomes,
     own_mb,
 )
+from tests.harness.settings import ROOT
 from tests.harness.waiting import wait_for
 
 REAL = bool(os.environ.get("REAL"))

@@ -12,7 +12,7 @@ from shared.job.lanes import DEFAULT
 from shared.job.states import JobState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.redis import keys
-from tests.kubernetes.manifests import COMPOSITIONS, composed, container_of, name_of
+from tests.deploy.kubernetes.manifests import COMPOSITIONS, composed, container_of, name_of
 from tests.promql import Exports
 
 # What KEDA's documentation (2.16) lists of each scaler, as far as ours may need it.

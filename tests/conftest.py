@@ -1,4 +1,4 @@
-"""Shared fixtures: Redis servers and engines; and how a parallel run distributes tests."""
+"""Shared fixtures: Redis servers and fleets; and how a parallel run distributes tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,13 @@ from typing import Any
 import certifi
 import hypothesis
 import pytest
-import pytest_asyncio
 from xdist.scheduler import LoadScopeScheduling
 
 from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
 from tests.harness.fleet import Stack
 from tests.harness.servers import ON_CLUSTER, RedisServer, fleet_on_one_node
-from tests.harness.settings import ROOT, Settings
-from worker.engines.interface import Engine
+from tests.harness.settings import ROOT
 
 # Before any test imports torch: threads of vLLM that spin would take the cores from each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,7 +52,7 @@ hypothesis.settings.load_profile("untimed")
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
     """For `--dist loadfile`: tests of one file share a process, as they share its fixtures.
 
-    Files that need real vLLM share one too, so that it is started once per run.
+    Files that need real vLLM share one too: its engines are started once per run.
     """
     return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
@@ -156,38 +154,3 @@ def module_stack(
     stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
     yield stack
     stack.close()
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def simulated_engine() -> AsyncIterator[Engine]:
-    """A started simulated engine."""
-    from worker.engines.simulated.engine import SimulatedEngine
-
-    engine = SimulatedEngine(Settings(sim_step_ms=1, sim_step_us_per_seq=0))
-    await engine.start()
-    yield engine
-    engine.close()
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def vllm_engine() -> AsyncIterator[Engine]:
-    """Real vLLM with the demo model, in this process. Tests that use it are marked `vllm`.
-
-    It has the logits processor of forced replay too, so that both ways to continue are tested, and
-    float32, with which an answer does not depend on what else is in the batch.
-    """
-    from worker.engines.vllm.engine import VllmEngine
-
-    processor = "worker.engines.vllm.forced_replay:ForcedReplay"
-    settings = Settings(engine_args=f"--dtype float32 --logits-processors {processor}")
-    engine = VllmEngine(settings, settings.described.own)
-    await engine.start()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="session", params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in turn: the test runs once with each."""
-    started: Engine = request.getfixturevalue(f"{request.param}_engine")
-    return started

@@ -143,8 +143,7 @@ def fleet(stack: ExitStack, purposes: Iterable[str]) -> tuple[str, dict[str, str
     gateway = processes.gateway(**values)
     processes.maintenance(**values)
     made = folder / "made"
-    for maker, target in (("made_models", made), ("whisper", made / "whisper")):
-        subprocess.run([sys.executable, "-m", f"tests.models.{maker}", target], check=True)
+    subprocess.run([sys.executable, "-m", "tests.harness.models.made", made], check=True)
     started = {}
     for purpose in purposes:
         name, engine_args = MODELS[purpose]

@@ -1,6 +1,6 @@
 """Forms with audio at the gateway, with the unmodified OpenAI SDK; the answers are canned.
 
-`tests/models/test_audio.py` has the answers of real vLLM, streamed and continued.
+`tests/vllm/test_audio.py` has the answers of real vLLM, streamed and continued.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from prometheus_client import CollectorRegistry, generate_latest
 
 from shared.fleet.pool import pool_name
@@ -12,6 +10,7 @@ from shared.job.states import JobState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.redis import keys
 from tests.deploy.kubernetes.test_autoscaling import autoscaled, triggers
+from tests.deploy.queries import Exports
 
 
 def test_by_lag_reads_the_stream_that_jobs_wait_in() -> None:
@@ -33,8 +32,7 @@ def test_by_wait_asks_for_what_gateways_export() -> None:
     metrics.oldest.labels(pool, DEFAULT).set(1)
     for state in JobState:
         metrics.jobs.labels(pool, state).set(1)
-    exports = Exports()
-    exports.add_scrape(generate_latest(registry).decode())
+    exports = Exports(generate_latest(registry).decode())
     queries = [trigger["metadata"]["query"] for trigger in triggers(name)]
     assert [exports.problems(query) for query in queries] == [[], []]
     assert exports.problems(queries[0].replace("age", "aged")) != []

@@ -1,39 +1,23 @@
-"""Dashboards and alert rules against processes that run: every query, by Prometheus itself.
-
-The rest of what can be wrong with them (their form, the runbooks) is in tests/unit/test_dashboards.
-"""
+"""Dashboards and alert rules against processes that run: every query, by Prometheus itself."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 import yaml
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.registry import Collector
 
-from gateway.maintenance import maintenance_tasks as tasks
-from shared.job.lanes import LANES
-from shared.job.states import JobState, WorkerState
-from shared.store.redis import dead_letters
-from tests.e2e.shared_engine import SharedEngine
+from tests.deploy.queries import TARGET_LABELS, Exports, fill_in
 from tests.harness.fleet import Process, Stack
 from tests.harness.prometheus import FOLDER, MISSING, RULES, Prometheus, installed
-from tests.harness.servers import RedisServer, free_port
-from tests.harness.settings import Settings
+from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
-from tests.promql import Exports, fill_in
-from worker.core.lifecycle import Worker
-from worker.demo import MODEL_NAME
-from worker.engines.interface import Engine
 
 CHAT = "/v1/chat/completions"
 DASHBOARDS = FOLDER / "grafana" / "dashboards"
@@ -51,20 +35,12 @@ class Fleet:
     maintenance: Process
 
     def exports(self) -> Exports:
-        """What all processes export now, with the results of maintenance tasks."""
+        """What all processes export now, the autoscaler's decisions included."""
         wait_for(self._decided, "the autoscaler has decided")
-        exports = Exports()
-        for process in (self.gateway, self.worker):
-            job, instance = JOBS[process.name], process.url.removeprefix("http://")
-            text = httpx.get(f"{process.url}/metrics").text
-            exports.add_scrape(text, job=job, instance=instance)
-            exports.add("up", ["job", "instance"])
-        exports.add_words("job", JOBS.values())
-        exports.add_words("state", [*JobState, *WorkerState])
-        exports.add_words("lane", LANES)
-        exports.add_words("what", dead_letters.KINDS)
-        exports.add_words("task", [tasks.REPAIR, tasks.PRUNE, tasks.AUTOSCALE])
-        return exports
+        pages = [
+            httpx.get(f"{process.url}/metrics").text for process in (self.gateway, self.worker)
+        ]
+        return Exports(*pages)
 
     def _decided(self) -> bool:
         self.maintenance.check()
@@ -184,7 +160,6 @@ def test_every_panel_is_about_what_the_fleet_exports(fleet: Fleet, name: str) ->
         ('le="2.5"', 'le="2.4"'),
         ("sum by (pool, lane)", "sum by (pool, lanes)"),
         ('code!="rejected"', 'kode!="rejected"'),
-        ('lane!="flex"', 'lane!="flexi"'),
     ],
 )
 def test_a_slip_in_a_dashboard_is_noticed(fleet: Fleet, right: str, wrong: str) -> None:
@@ -223,7 +198,7 @@ def test_the_reference_names_every_metric_and_no_other(fleet: Fleet) -> None:
         assert kind == (gateway | worker)[name], name
         sample = f"{name}_bucket" if kind == "histogram" else name
         written = set(filter(None, labels.replace("`", "").split(", ")))
-        assert exports.labels(sample) - {"job", "instance", "le"} == written, name
+        assert exports.labels[sample] - TARGET_LABELS - {"le"} == written, name
         exporters = {(True, False): "gateway", (False, True): "worker", (True, True): "both"}
         assert who.partition(":")[0] == exporters[name in gateway, name in worker], name
 
@@ -275,7 +250,7 @@ def test_prometheus_evaluates_every_rule(fleet: Fleet, prometheus: Prometheus) -
 @pytest.mark.parametrize("name", ["users", "fleet"])
 def test_every_panel_has_data(fleet: Fleet, prometheus: Prometheus, name: str) -> None:
     for title, expr in panels(name):
-        seen = wait_for(lambda expr=expr: prometheus.values(expr), f"{title} has data: {expr}", 20)
+        seen = wait_for(lambda expr=expr: prometheus.values(expr), f"{title} has data: {expr}")
         assert seen
 
 
@@ -289,79 +264,3 @@ def test_a_gateway_that_is_gone_raises_an_alert(fleet: Fleet, prometheus: Promet
     wait_for(lambda: state() == "pending", "the alert is about to fire")
     prometheus.watch(JOBS["gateway"], [fleet.gateway.url])
     wait_for(lambda: state() == "inactive", "the alert has gone")
-
-
-# --- vLLM's own metrics ---
-
-
-class Lent(CollectorRegistry):
-    """The process' registry, which a worker's health server shows, for one worker and a while."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lent: list[Collector] = []
-
-    def register(self, collector: Collector) -> None:
-        REGISTRY.register(collector)
-        self._lent.append(collector)
-
-    def close(self) -> None:
-        for collector in self._lent:
-            REGISTRY.unregister(collector)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def vllm_url(vllm_engine: Engine, fleet: Fleet) -> AsyncIterator[str]:
-    """Where a worker with the run's engine shows vLLM's metrics and ours."""
-    port = free_port()
-    settings = Settings(redis_url=fleet.stack.redis_url, worker_port=port)
-    registry = Lent()
-    engine: Any = SharedEngine(vllm_engine)
-    worker = Worker(settings, settings.described.own, engine, registry)
-    running = asyncio.create_task(worker.run())
-    try:
-        await asyncio.to_thread(
-            wait_for, lambda: fleet.gateway.has("flotilla_workers", pool=MODEL_NAME), "it serves"
-        )
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        worker.stop()
-        assert await running == 0
-        registry.close()
-
-
-@pytest.mark.vllm
-@pytest.mark.asyncio(loop_scope="session")
-async def test_every_panel_of_the_engine_names_what_vllm_exports(
-    fleet: Fleet, vllm_url: str
-) -> None:
-    await asyncio.to_thread(use, fleet, MODEL_NAME)
-    exports = fleet.exports()
-    text = await asyncio.to_thread(lambda: httpx.get(f"{vllm_url}/metrics").text)
-    assert exports.problems("vllm:num_requests_running")
-    exports.add_scrape(text, job=JOBS["worker"], instance=vllm_url.removeprefix("http://"))
-    assert [p for _, expr in panels("engine") for p in exports.problems(expr)] == []
-
-
-@pytest.mark.vllm
-@pytest.mark.asyncio(loop_scope="session")
-async def test_every_panel_of_the_engine_has_data(
-    fleet: Fleet, vllm_url: str, prometheus: Prometheus
-) -> None:
-    def all_have_data() -> None:
-        prometheus.watch(JOBS["worker"], [fleet.worker.url, vllm_url])
-        wait_for(lambda: sum(prometheus.up().values()) == 3, "all targets are up")
-        use(fleet, MODEL_NAME)
-        instance = vllm_url.removeprefix("http://")
-        for title, expr in panels("engine"):
-            expr = expr.replace('instance=~".*"', f'instance="{instance}"')
-            assert instance in expr
-            wait_for(lambda expr=expr: has_data(expr), f"{title} has data: {expr}", 20)
-
-    def has_data(expr: str) -> bool:
-        if prometheus.values(expr):
-            return True
-        use(fleet, MODEL_NAME)  # rates are of the last minute, which may have passed since
-        return False
-
-    await asyncio.to_thread(all_have_data)

@@ -24,13 +24,9 @@ PARALLEL = -n $$(( ($$(nproc) * 5 + 1) / 2 )) --maxprocesses 6 --dist loadfile -
 check: lint ## before a commit: lint and unit tests, in a minute and a half
 	.venv/bin/pytest -q $(PARALLEL) -m 'not vllm' tests/unit
 
-# Of a whole run, the branches of the core that the tests' own processes take; fleets run in others.
-COVERAGE = $(if $(ARGS),,--cov --cov-report=)
-
-test: install ## all tests but those below; of real vLLM the main path (ARGS: pytest's; without, coverage of the core)
-	.venv/bin/pytest $(PARALLEL) $(COVERAGE) -m 'not vllm or main_path' --ignore tests/page \
+test: install ## all tests but those below; of real vLLM the main path (ARGS: pytest's)
+	.venv/bin/pytest $(PARALLEL) -m 'not vllm or main_path' --ignore tests/page \
 		--ignore tests/clients $(ARGS)
-	@$(if $(ARGS),:,printf 'coverage of the core: '; .venv/bin/python -m coverage report --format=total)
 
 test-vllm: install ## all that needs real vLLM; small models are made on the spot (ARGS: pytest's)
 	.venv/bin/pytest -m 'vllm and not main_path' $(or $(ARGS),tests/vllm tests/e2e tests/unit)
@@ -55,7 +51,7 @@ test-clients: install ## unmodified client libraries on real vLLM; installs them
 	@.venv/bin/python -m tests.clients $(ARGS)
 
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
-	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)
+	@REAL='$(REAL)' tests/deploy/compose/run.sh $(ARGS)
 
 lint: install ## style, types, docstrings
 	.venv/bin/ruff check

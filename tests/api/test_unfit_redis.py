@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-
 from tests.harness.client import Call, chat, job, join
 from tests.harness.fleet import Stack
 from tests.harness.servers import RedisServer, call, fleet_on_one_node

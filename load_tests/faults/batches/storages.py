@@ -6,9 +6,11 @@ import contextlib
 import signal
 import socket
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
+from load_tests.harness.errors import RunError
 from tests.harness.fleet import Stack
 from tests.harness.processes import python_command
 from tests.harness.servers import free_port
@@ -16,6 +18,11 @@ from tests.harness.waiting import wait_for
 
 BUCKET = "files"
 REGION = "us-east-1"
+HAS_S3 = find_spec("moto") is not None
+NO_S3 = (
+    "the storage s3 needs moto (.venv/bin/pip install -c compose/constraints.txt -e '.[s3]'); "
+    "--storage folder does not"
+)
 AWAY, BACK = signal.SIGUSR1, signal.SIGUSR2
 """Signals to s3_server.py. That is not imported: vLLM can't start in a process that has Flask."""
 
@@ -64,7 +71,9 @@ class S3Storage:
     """moto's S3; away, nothing listens at its port."""
 
     def __init__(self, stack: Stack) -> None:
-        """Start the server. Raises ProcessError."""
+        """Start the server. Raises RunError."""
+        if not HAS_S3:
+            raise RunError(NO_S3)
         self._port = free_port()
         self.url = f"s3://{BUCKET}/fleet"
         self.environment: Mapping[str, str] = {

@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
-from shared.fleet.pool import pool_name
-from shared.job.lanes import DEFAULT
-from shared.job.states import JobState
-from shared.platform.metrics.gateway import GatewayMetrics
-from shared.store.redis import keys
-from tests.kubernetes.manifests import COMPOSITIONS, composed, container_of, name_of
-from tests.promql import Exports
+from tests.deploy.kubernetes.manifests import COMPOSITIONS, composed, container_of, name_of
 
 # What KEDA's documentation (2.16) lists of each scaler, as far as ours may need it.
 FIELDS = {
@@ -98,34 +91,6 @@ def test_the_policy_alone_says_how_long_to_wait() -> None:
         assert behavior[direction]["stabilizationWindowSeconds"] == 0
         assert behavior[direction]["policies"][0]["value"] >= spec["maxReplicaCount"]
     assert "fallback" not in spec  # it would make an unanswered question an order
-
-
-def test_by_lag_reads_the_stream_that_jobs_wait_in() -> None:
-    name = "cpu, by lag, monitoring"
-    stream = keys.queue(0, pool_name(autoscaled(name)[0]), DEFAULT)
-    for trigger in triggers(name):
-        assert trigger["metadata"]["stream"] == stream
-        assert trigger["metadata"]["consumerGroup"] == keys.GROUP
-    # What runs counts too, else busy workers go once nothing waits.
-    assert ["lagCount" in t["metadata"] for t in triggers(name)] == [True, False]
-    assert "pendingEntriesCount" in triggers(name)[1]["metadata"]
-
-
-def test_by_wait_asks_for_what_gateways_export() -> None:
-    name = "gpu, by wait, monitoring"
-    pool = pool_name(autoscaled(name)[0])
-    registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry)
-    metrics.oldest.labels(pool, DEFAULT).set(1)
-    for state in JobState:
-        metrics.jobs.labels(pool, state).set(1)
-    exports = Exports()
-    exports.add_scrape(generate_latest(registry).decode())
-    queries = [trigger["metadata"]["query"] for trigger in triggers(name)]
-    assert [exports.problems(query) for query in queries] == [[], []]
-    assert exports.problems(queries[0].replace("age", "aged")) != []
-    # What runs counts too, else busy workers go once nothing waits.
-    assert 'state="in_progress"' in queries[1]
 
 
 @pytest.mark.parametrize("name", [name for name in SCALED if name != "keda"])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command with a Docker engine and Compose v2: those that are there, or its own.
 #
-#   tests/compose/engine.sh COMMAND...
+#   tests/deploy/compose/engine.sh COMMAND...
 #
 # Where no engine runs, one is made of Debian's packages (root needed), lives in a folder, and is
 # gone at the end. Where no registry can be reached, stand-ins for the public images are made of
@@ -11,9 +11,9 @@
 #
 # Exit status 77: there can't be an engine here; the last line says why.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 cache=${CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/flotilla-compose}
-stand_ins=tests/compose/stand_ins
+stand_ins=tests/deploy/compose/stand_ins
 
 say() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }
 skip() { echo "no compose test: $*"; exit 77; }
@@ -35,7 +35,7 @@ start_engine() {
     mkdir -p "$cache"
     cache=$(cd "$cache" && pwd)
     install_packages iptables runc
-    tests/tools/trixie-debs.sh "$cache/tools" docker-compose docker-buildx docker-cli docker.io containerd tini ||
+    tests/deploy/trixie-debs.sh "$cache/tools" docker-compose docker-buildx docker-cli docker.io containerd tini ||
         skip "no Docker engine runs, and its packages can't be had"
     run=$(mktemp -d)
     mkdir "$run/config"

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.harness.settings import ROOT
+
 FOLDER = ROOT / "compose" / "kubernetes"
 OVERLAYS = tuple(sorted(path.name for path in (FOLDER / "overlays").iterdir()))
 
@@ -38,7 +39,7 @@ def _kustomize() -> tuple[str, ...]:
         return (kubectl, "kustomize")
     pytest.skip(
         "neither kustomize nor kubectl is installed; on Debian: "
-        "tests/tools/trixie-debs.sh .cache/debs kustomize"
+        "tests/deploy/trixie-debs.sh .cache/debs kustomize"
     )
 
 

@@ -7,15 +7,13 @@ import os
 import signal
 import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.harness.servers import free_port
+from tests.harness.settings import ROOT
 from tests.harness.waiting import wait_for
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def docker(*arguments: str, env: dict[str, str] | None = None) -> str:

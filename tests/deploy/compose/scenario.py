@@ -11,7 +11,6 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.compose.fleet import (
-    ROOT,
+from tests.deploy.compose.fleet import (
     Fleet,
     crash,
     docker,
@@ -30,6 +28,7 @@ from tests.compose.fleet import (
     outcomes,
     own_mb,
 )
+from tests.harness.settings import ROOT
 from tests.harness.waiting import wait_for
 
 REAL = bool(os.environ.get("REAL"))
@@ -206,37 +205,6 @@ def test_redis_keeps_its_jobs_over_a_restart(fleet: Fleet) -> None:
     fleet.compose("start", WORKER)
     assert outcomes(fleet.ended(waiting)) == {"completed"}
     wait_for(lambda: all(map(healthy, fleet.containers(WORKER))), "the workers are healthy", 300)
-
-
-@only_simulated
-def test_workers_restarted_one_by_one_under_load_fail_nothing(fleet: Fleet) -> None:
-    over = threading.Event()
-
-    def load() -> list[str]:
-        answers = []
-        while not over.is_set():
-            answers.append(ask(fleet, "hi", max_tokens=40))
-        return answers
-
-    with ThreadPoolExecutor(6) as pool:
-        loads = [pool.submit(load) for _ in range(6)]
-        try:
-            for container in fleet.containers(WORKER):
-                docker("restart", container)  # with the grace that the compose file gives
-                wait_for(lambda c=container: healthy(c), "the restarted worker is healthy")  # type: ignore[misc]
-        finally:
-            over.set()
-        answers = [answer for load in loads for answer in load.result()]
-    print(f"\n{len(answers)} answers meanwhile")
-    assert len(answers) > 6
-    assert all(answer.startswith("[simulated]") for answer in answers)
-
-
-def test_a_restarted_gateway_loses_no_job(fleet: Fleet) -> None:
-    ids = fleet.jobs(8, MODEL, STORY, max_tokens=100)
-    fleet.compose("restart", "gateway")
-    wait_for(lambda: healthy(fleet.containers("gateway")[0]), "the gateway is healthy")
-    assert outcomes(fleet.ended(ids)) == {"completed"}
 
 
 def test_a_stopped_worker_ends_its_answers_first(fleet: Fleet) -> None:

@@ -18,7 +18,7 @@ from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-from tests.kubernetes.manifests import Manifest
+from tests.deploy.kubernetes.manifests import Manifest
 
 OLDEST, NEWEST = "1.30", "1.37"
 """The range of supported Kubernetes versions."""

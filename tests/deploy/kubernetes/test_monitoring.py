@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kubernetes.manifests import COMPOSITIONS, FOLDER, ROOT, composed, name_of
-from tests.kubernetes.rules import MANIFEST, RULES, prometheus_rule
+from tests.deploy.kubernetes.manifests import COMPOSITIONS, FOLDER, composed, name_of
+from tests.deploy.kubernetes.rules import MANIFEST, RULES, prometheus_rule
+from tests.harness.settings import ROOT
 
 OBSERVABILITY = ROOT / "compose" / "observability"
 DASHBOARDS = sorted((OBSERVABILITY / "grafana" / "dashboards").glob("*.json"))
@@ -22,7 +23,7 @@ def of_kind(kind: str) -> list[Any]:
 
 
 def test_the_rule_was_made_of_the_rules_as_they_are() -> None:
-    assert MANIFEST.read_text() == prometheus_rule(), "run python -m tests.kubernetes.rules"
+    assert MANIFEST.read_text() == prometheus_rule(), "run python -m tests.deploy.kubernetes.rules"
     assert len(list(RULES.parent.glob("*.yml"))) == 1, "only this file becomes a PrometheusRule"
 
 

@@ -1,19 +1,20 @@
 """Generates the PrometheusRule of components/monitoring from compose/observability/rules.
 
-`python -m tests.kubernetes.rules` writes it; a test fails if it is out of date.
+`python -m tests.deploy.kubernetes.rules` writes it; a test fails if it is out of date.
 """
 
 from __future__ import annotations
 
 from textwrap import indent
 
-from tests.kubernetes.manifests import FOLDER, ROOT
+from tests.deploy.kubernetes.manifests import FOLDER
+from tests.harness.settings import ROOT
 
 RULES = ROOT / "compose" / "observability" / "rules" / "flotilla.yml"
 MANIFEST = FOLDER / "components" / "monitoring" / "rules.yaml"
 
 _HEAD = """\
-# Made of compose/observability/rules/flotilla.yml by `python -m tests.kubernetes.rules`.
+# Made of compose/observability/rules/flotilla.yml by `python -m tests.deploy.kubernetes.rules`.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:

@@ -2,7 +2,7 @@
 # Unpacks packages of Debian trixie, without installing anything: for tools that tests need and that
 # the machine's own release lacks or has too old. Prints nothing when all is there already.
 #
-#   tests/tools/trixie-debs.sh TARGET_DIR PACKAGE...     then: TARGET_DIR/usr/bin/...
+#   tests/deploy/trixie-debs.sh TARGET_DIR PACKAGE...     then: TARGET_DIR/usr/bin/...
 #
 # Only the packages named are unpacked, not what they depend on: meant for programs that stand alone.
 # apt's state is private and temporary, so neither root nor `apt-get update` is needed and the

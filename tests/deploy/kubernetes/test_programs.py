@@ -14,12 +14,14 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.deploy.kubernetes.images import images_of_compose
+from tests.deploy.kubernetes.manifests import Manifest, composed, container_of, name_of
 from tests.harness.servers import RedisServer, free_port
 from tests.harness.waiting import wait_for
-from tests.kubernetes.images import images_of_compose
-from tests.kubernetes.manifests import Manifest, composed, container_of, name_of
 
 KEY = "k3y"
+START_S = 180.0
+"""A program that starts cold on a busy machine imports for long."""
 
 
 @dataclass
@@ -44,16 +46,21 @@ class Pod:
                 return False
         (python, *arguments) = probe["exec"]["command"]
         assert python == "python"
-        return (
-            subprocess.run(
+        try:
+            done = subprocess.run(
                 [sys.executable, *arguments],
                 env=self.environment,
                 timeout=probe["timeoutSeconds"],
                 check=False,
                 capture_output=True,
-            ).returncode
-            == 0
-        )
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+    def passes(self, name: str) -> None:
+        """Wait until this probe passes."""
+        wait_for(lambda: self.probe(name), f"{name} of {name_of(self.manifest)}", START_S)
 
     def end(self) -> int:
         """The exit status after SIGTERM, within the grace."""
@@ -105,10 +112,33 @@ class Cluster:
         return pod
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, own_redis: RedisServer) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path, own_redis.url)
-    yield cluster
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def pods(
+    tmp_path_factory: pytest.TempPathFactory, redis: RedisServer
+) -> Iterator[tuple[Pod, Pod, Pod]]:
+    """A gateway, a worker and maintenance."""
+    folder = tmp_path_factory.mktemp("pods")
+    keys = folder / "api-keys"
+    keys.write_text(f"observer:{KEY}\n")
+    cluster = Cluster(folder, redis.url)
+    yield (
+        cluster.run("gateway", FLOTILLA_API_KEYS_FILE=str(keys), FLOTILLA_HOST="127.0.0.1"),
+        cluster.run(
+            "worker",
+            FLOTILLA_ENGINE="simulated",
+            FLOTILLA_SERVED_MODEL_NAME="flotilla-demo",
+            FLOTILLA_WORKER_HOST="127.0.0.1",
+        ),
+        cluster.run("maintenance"),
+    )
     for pod in cluster.pods:
         if pod.process.poll() is None:
             pod.process.kill()
@@ -116,44 +146,21 @@ def cluster(tmp_path: Path, own_redis: RedisServer) -> Iterator[Cluster]:
         print(pod.log.read_text()[-3000:])  # shown if the test has failed
 
 
-@pytest.fixture
-def gateway(cluster: Cluster, tmp_path: Path) -> Pod:
-    keys = tmp_path / "api-keys"
-    keys.write_text(f"observer:{KEY}\n")
-    return cluster.run("gateway", FLOTILLA_API_KEYS_FILE=str(keys), FLOTILLA_HOST="127.0.0.1")
+def test_their_probes_pass(pods: tuple[Pod, Pod, Pod]) -> None:
+    gateway, worker, maintenance = pods
+    gateway.passes("readinessProbe")
+    gateway.passes("livenessProbe")
+    worker.passes("livenessProbe")
+    worker.passes("startupProbe")
+    worker.passes("readinessProbe")
+    maintenance.passes("livenessProbe")
 
 
-def test_a_gateway_lives_without_redis_but_is_not_ready(
-    gateway: Pod, own_redis: RedisServer
-) -> None:
-    wait_for(lambda: gateway.probe("readinessProbe"), "the gateway is ready")
-    own_redis.stop()
-    wait_for(lambda: not gateway.probe("readinessProbe"), "it is not ready without Redis")
-    assert gateway.probe("livenessProbe")
-    own_redis.start()
-    wait_for(lambda: gateway.probe("readinessProbe"), "it is ready again")
-    # uvicorn ends by the signal once all is closed.
-    assert gateway.end() == -signal.SIGTERM
-    assert " has ended" in gateway.log.read_text()
-
-
-def test_a_worker_answers_its_probes_and_ends(cluster: Cluster) -> None:
-    worker = cluster.run("worker", FLOTILLA_ENGINE="simulated", FLOTILLA_WORKER_HOST="127.0.0.1")
-    wait_for(lambda: worker.probe("livenessProbe"), "its page is there")
-    wait_for(lambda: worker.probe("startupProbe"), "it has loaded")
-    assert worker.probe("readinessProbe")
+def test_prometheus_gets_their_metrics_with_its_key(pods: tuple[Pod, Pod, Pod]) -> None:
+    gateway, worker, _ = pods
+    gateway.passes("readinessProbe")
+    worker.passes("readinessProbe")
     assert metrics(worker, "health", {}).status_code == 200
-    assert worker.end() == 0
-
-
-def test_maintenance_answers_its_probe_and_ends(cluster: Cluster) -> None:
-    maintenance = cluster.run("maintenance")
-    wait_for(lambda: maintenance.probe("livenessProbe"), "it has done something")
-    assert maintenance.end() == 0
-
-
-def test_prometheus_gets_a_gateways_metrics_with_its_key(gateway: Pod) -> None:
-    wait_for(lambda: gateway.probe("readinessProbe"), "the gateway is ready")
     assert metrics(gateway, "http", {}).status_code == 401
     answer = metrics(gateway, "http", {"authorization": f"Bearer {KEY}"})
     assert answer.status_code == 200
@@ -172,26 +179,42 @@ def metrics(pod: Pod, port: str, headers: dict[str, str]) -> httpx.Response:
     return httpx.get(f"http://127.0.0.1:{pod.ports[port]}{endpoint['path']}", headers=headers)
 
 
-def test_keda_gets_the_number_of_workers_that_are_wanted(cluster: Cluster, gateway: Pod) -> None:
+def test_keda_gets_the_number_of_workers_that_are_wanted(pods: tuple[Pod, Pod, Pod]) -> None:
+    gateway, *_ = pods
     (scaled,) = (each for each in composed("keda") if each["kind"] == "ScaledObject")
     (trigger,) = scaled["spec"]["triggers"]
     assert trigger["metadata"]["authMode"] == "bearer"
-    cluster.run(
-        "worker",
-        FLOTILLA_ENGINE="simulated",
-        FLOTILLA_SERVED_MODEL_NAME="flotilla-demo",
-        FLOTILLA_WORKER_HOST="127.0.0.1",
-    )
-    cluster.run("maintenance")
-    wait_for(lambda: gateway.probe("readinessProbe"), "the gateway is ready")
+    gateway.passes("readinessProbe")
     path = urlsplit(trigger["metadata"]["url"]).path
     url = f"http://127.0.0.1:{gateway.ports['http']}{path}"
 
     def answer() -> httpx.Response | None:
-        answer = httpx.get(url, headers={"authorization": f"Bearer {KEY}"})
+        answer = httpx.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
         return answer if answer.status_code == 200 else None
 
     wanted = wait_for(answer, "a decision").json()[trigger["metadata"]["valueLocation"]]
     assert isinstance(wanted, int)
     assert scaled["spec"]["minReplicaCount"] <= wanted <= scaled["spec"]["maxReplicaCount"]
     assert httpx.get(url).status_code == 401
+
+
+def test_a_gateway_lives_without_redis_but_is_not_ready(
+    pods: tuple[Pod, Pod, Pod], redis: RedisServer
+) -> None:
+    gateway, *_ = pods
+    gateway.passes("readinessProbe")
+    redis.stop()
+    wait_for(lambda: not gateway.probe("readinessProbe"), "it is not ready without Redis")
+    gateway.passes("livenessProbe")
+    redis.start()
+    gateway.passes("readinessProbe")
+
+
+def test_they_end_when_they_are_told_to(pods: tuple[Pod, Pod, Pod]) -> None:
+    """The last one, as nothing runs any more behind it."""
+    gateway, worker, maintenance = pods
+    # uvicorn ends by the signal once all is closed.
+    assert gateway.end() == -signal.SIGTERM
+    assert " has ended" in gateway.log.read_text()
+    assert worker.end() == 0
+    assert maintenance.end() == 0

@@ -7,11 +7,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from tests.kubernetes.manifests import ROOT
+from tests.deploy.compose_files import COMPOSE, OVERRIDES, load
+from tests.harness.settings import ROOT
 
 
 @dataclass
@@ -33,34 +31,13 @@ def images_of_compose() -> dict[str, Image]:
 
     A service in an override file has the user of the same service in compose.yaml.
     """
-    folder = ROOT / "compose"
     users: dict[str, str] = {}
     found: dict[str, Image] = {}
-    for path in (folder / "compose.yaml", *sorted(folder.glob("compose.*.yaml"))):
-        for name, service in yaml.load(path.read_text(), _Loader)["services"].items():
+    for path in (COMPOSE / "compose.yaml", *OVERRIDES):
+        for name, service in load(path)["services"].items():
             users.setdefault(name, service.get("user", ""))
             if "image" in service:
                 dockerfile = ROOT / service.get("build", {}).get("dockerfile", "")
-                image = found.setdefault(_default(service["image"]), Image(set(), dockerfile))
+                image = found.setdefault(service["image"], Image(set(), dockerfile))
                 image.users.add(service.get("user", users[name]))
     return found
-
-
-def _default(image: str) -> str:
-    """Return an image's name with the defaults of its variables."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", image)
-
-
-class _Loader(yaml.SafeLoader):
-    """A YAML loader that accepts Compose's tags, such as !override."""
-
-
-def _untagged(loader: yaml.SafeLoader, _: str, node: yaml.Node) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return loader.construct_mapping(node, deep=True)
-    if isinstance(node, yaml.SequenceNode):
-        return loader.construct_sequence(node, deep=True)
-    return loader.construct_scalar(node)
-
-
-_Loader.add_multi_constructor("!", _untagged)

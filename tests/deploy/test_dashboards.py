@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-FOLDER = Path(__file__).parents[3] / "compose" / "observability"
+from tests.harness.prometheus import FOLDER
+from tests.harness.settings import Settings
+
 GRAFANA = FOLDER / "grafana"
 NAMES = ["users", "fleet", "engine"]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 KINDS = {"timeseries", "stat", "table", "heatmap"}
 # Of Grafana's list of units, those that are used.
 UNITS = {"s", "short", "percentunit", "reqps", "bytes"}
-COLUMNS = 24
 
 
 def dashboard(name: str) -> dict[str, Any]:
@@ -88,22 +87,6 @@ def test_a_panel_says_what_it_shows_in_which_unit_and_what_to_do(name: str) -> N
             assert target["legendFormat"], title
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_panels_lie_side_by_side(name: str) -> None:
-    places = [(panel["title"], panel["gridPos"]) for panel in dashboard(name)["panels"]]
-    for title, place in places:
-        assert place["x"] >= 0, title
-        assert place["x"] + place["w"] <= COLUMNS, title
-    for (title, a), (other, b) in combinations(places, 2):
-        apart = (
-            a["x"] + a["w"] <= b["x"]
-            or b["x"] + b["w"] <= a["x"]
-            or a["y"] + a["h"] <= b["y"]
-            or b["y"] + b["h"] <= a["y"]
-        )
-        assert apart, f"{title} and {other} overlap"
-
-
 def test_what_panels_say_of_runbooks_is_there() -> None:
     text = "".join((GRAFANA / "dashboards" / f"{name}.json").read_text() for name in NAMES)
     named = set(re.findall(r"\bFlotilla[A-Z]\w+", text))
@@ -140,10 +123,7 @@ def test_every_alert_says_what_it_means_and_leads_to_its_runbook() -> None:
 
 
 def test_runbooks_name_settings_that_there_are() -> None:
-    from shared.platform.settings import PREFIX
-    from tests.harness.settings import Settings
-
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {f"FLOTILLA_{name.upper()}" for name in Settings.model_fields}
     text = (FOLDER / "runbooks.md").read_text() + (FOLDER / "README.md").read_text()
     text += (FOLDER / "rules" / "flotilla.yml").read_text()
     text += "".join((GRAFANA / "dashboards" / f"{name}.json").read_text() for name in NAMES)

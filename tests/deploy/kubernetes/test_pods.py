@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.platform.settings import load_settings
-from tests.harness.settings import Settings
-from tests.kubernetes.images import images_of_compose
-from tests.kubernetes.manifests import (
+from tests.deploy.kubernetes.images import images_of_compose
+from tests.deploy.kubernetes.manifests import (
     COMPOSITIONS,
     FOLDER,
     Manifest,
@@ -19,8 +17,11 @@ from tests.kubernetes.manifests import (
     name_of,
     workloads,
 )
+from tests.harness.settings import Settings
 
 HAND_BACK_S = 10
+LOADING_S = 3600
+"""After so long without a sign a worker that loads is taken for lost."""
 MARGIN_S = 10
 """For the last words of a process, and a slow node."""
 MOUNTED_FILE = "/etc/flotilla-pools/flotilla.yaml"
@@ -50,7 +51,7 @@ def pod_of(workload: Manifest) -> Any:
 
 
 def settings_of(workload: Manifest, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """As the process would load them: a variable that is no setting is an error."""
+    """As the process would load them."""
     for variable in container_of(workload).get("env", ()):
         if "value" in variable:
             value = variable["value"].replace(MOUNTED_FILE, str(FILE))
@@ -58,7 +59,7 @@ def settings_of(workload: Manifest, monkeypatch: pytest.MonkeyPatch) -> Settings
     (shared,) = (each for each in composed("cpu") if each["kind"] == "ConfigMap")
     for name, value in shared["data"].items():
         monkeypatch.setenv(name, value)
-    return load_settings(Settings)
+    return Settings()
 
 
 def size(quantity: str) -> int:
@@ -104,11 +105,14 @@ def test_ours_are_not_pid_1() -> None:
 
 
 def test_variables_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for _, workload in ours():
+    known = {f"FLOTILLA_{name.upper()}" for name in Settings.model_fields}
+    for name, workload in ours():
         with monkeypatch.context() as patch:
             settings_of(workload, patch)
         names = [variable["name"] for variable in container_of(workload)["env"]]
         assert len(set(names)) == len(names)
+        unknown = {each for each in names if each.startswith("FLOTILLA_")} - known
+        assert unknown == set(), name
         assert "FLOTILLA_REDIS_URL" in names  # from a Secret, so not loaded above
 
 
@@ -133,15 +137,11 @@ def test_a_gateway_may_end_its_answers_before_it_is_killed(
         assert grace_s >= int(pause_s) + answers_s + MARGIN_S
 
 
-def test_a_worker_may_load_for_as_long_as_it_is_thought_to_live(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from worker.core.registration import LOADING_EXPIRY_S
-
+def test_a_worker_may_load_for_as_long_as_it_is_thought_to_live() -> None:
     for worker in deployments("worker"):
         probe = container_of(worker)["startupProbe"]
-        assert probe["periodSeconds"] * probe["failureThreshold"] == LOADING_EXPIRY_S
-        assert worker["spec"]["progressDeadlineSeconds"] > LOADING_EXPIRY_S
+        assert probe["periodSeconds"] * probe["failureThreshold"] == LOADING_S
+        assert worker["spec"]["progressDeadlineSeconds"] > LOADING_S
 
 
 def test_rollouts_need_no_hardware_for_one_more_worker() -> None:

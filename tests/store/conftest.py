@@ -76,7 +76,7 @@ def _cluster(stack: contextlib.ExitStack, folder: Path) -> Kind:
 
 KINDS = {
     "redis-7": _redis_7,
-    "redis-6.2": _embedded,
+    "valkey-9": _embedded,
     "sentinel": _sentinel,
     "cluster": _cluster,
 }

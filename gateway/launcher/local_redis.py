@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ from shared.store.redis.redis_client import connect
 
 _PING_TIMEOUT_S = 2.0
 _LOCK_WAIT_S = 2.0
+_MEMORY_SHARE = 1 / 4
+"""Of the machine's memory, for the server's data. A rewrite of its log may take as much again."""
 _SOCKET = "redis.sock"
 _PREFIX = "flotilla-"
 _LONGEST_SOCKET_PATH = 107
@@ -123,12 +126,32 @@ def server_command(
         "appendonly": "yes",
         "appendfsync": appendfsync(durable=durable),
         "save": "",
+        "maxmemory": str(int(_machine_memory() * _MEMORY_SHARE)),
         "maxmemory-policy": "noeviction",
     }
     argv = [server]
     for name, value in options.items():
         argv += [f"--{name}", value]
     return Command(tuple(argv), environment, shows_stdout=False, inherits=(lock,))
+
+
+def _machine_memory() -> int:
+    """In bytes; less where a control group (version 2) of this process has a limit."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError):
+        groups = Path("/proc/self/cgroup").read_text()
+        if own := re.search("^0::/(.*)$", groups, re.MULTILINE):
+            folder = Path("/sys/fs/cgroup", own[1])
+            limits += [limit for each in (folder, *folder.parents) if (limit := _limit_of(each))]
+    return min(limits)
+
+
+def _limit_of(group: Path) -> int:
+    """What a control group limits its memory to, in bytes; 0: it does not."""
+    try:
+        return int((group / "memory.max").read_text())
+    except (OSError, ValueError):  # the file says "max"
+        return 0
 
 
 def appendfsync(*, durable: bool) -> str:

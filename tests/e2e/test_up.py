@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -30,7 +31,7 @@ from tests.waiting import DEADLINE_S, wait_for
 def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     started: list[Up] = []
 
-    def start(*arguments: str, **environment: str) -> Up:
+    def start(*arguments: str, **environment: Any) -> Up:
         started.append(Up(tmp_path, *arguments, **environment))
         return started[-1]
 
@@ -196,6 +197,21 @@ def test_redis_comes_back_with_its_data(up: Callable[..., Up]) -> None:
     fleet.wait_for_output("redis .*is ready again")
     with redis_client(fleet) as client:
         assert client.get("job") == b"durable"
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.wait_for_exit() == 0
+
+
+def test_its_redis_has_a_limit_of_memory_that_the_gateway_knows(up: Callable[..., Up]) -> None:
+    fleet = up(command=REAL).wait_until_ready()
+    with redis_client(fleet) as client:
+        limit = int(client.config_get("maxmemory")["maxmemory"])
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < limit <= machine / 4  # less in a container with a limit
+    overview = f"http://127.0.0.1:{fleet.port}/admin/overview"
+    wait_for(
+        lambda: httpx.get(overview).json()["redis"]["max_memory"] == limit,
+        "the overview shows the limit",
+    )
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.wait_for_exit() == 0
 

@@ -2,7 +2,7 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install check test test-cluster test-models test-page test-clients test-compose test-deletions lint docs load faults tour clean
+.PHONY: help up install check test test-cluster test-models test-page test-clients test-compose lint docs load faults tour clean
 # Only the installer reads this one; Flotilla refuses FLOTILLA_ variables that are no settings.
 unexport FLOTILLA_BACKEND
 # Without stored bytecode each process compiles all modules anew, a gateway for 0.3 s.
@@ -29,7 +29,7 @@ COVERAGE = $(if $(ARGS),,--cov --cov-report=)
 
 test: install ## all tests but test-models (ARGS: pytest's; without, coverage of the core)
 	.venv/bin/pytest $(PARALLEL) $(COVERAGE) --ignore tests/models --ignore tests/page \
-		--ignore tests/clients --ignore tests/deletions $(ARGS)
+		--ignore tests/clients $(ARGS)
 	@$(if $(ARGS),:,printf 'coverage of the core: '; .venv/bin/python -m coverage report --format=total)
 
 test-models: install ## real vLLM with other models than the demo's, made on the spot (ARGS: pytest's)
@@ -57,15 +57,10 @@ test-clients: install ## unmodified client libraries on real vLLM; installs them
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
 	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)
 
-test-deletions: install ## `make check` in copies without a plug-in, which is deleted with its tests; some minutes each
-	.venv/bin/pytest tests/deletions $(ARGS)
-
-lint: install ## style, types, docstrings, the rules of the architecture, the budgets of its size
+lint: install ## style, types, docstrings
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
-	.venv/bin/pytest -q tests/test_architecture.py
-	@.venv/bin/python -m tests.budgets
 
 docs: install ## the documentation as a site, .cache/site/index.html; works without a network
 	@.venv/bin/python -c 'import material' 2>/dev/null || \

@@ -21,12 +21,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
-from tests.cluster import ON_CLUSTER, fleet_on_one_node
-from tests.redis_server import RedisServer
-from tests.settings import Settings
+from tests.harness.fleet import Stack
+from tests.harness.servers import ON_CLUSTER, RedisServer, fleet_on_one_node
+from tests.harness.settings import ROOT, Settings
 from worker.engines.interface import Engine
-
-ROOT = Path(__file__).parent.parent
 
 # Before any test imports torch: threads of vLLM that spin would take the cores from each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -138,6 +136,26 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def stack(redis_url: str, tmp_path: Path) -> Iterator[Stack]:
+    """A fleet of processes for one test; only Redis runs in it yet."""
+    stack = Stack(redis_url, tmp_path)
+    yield stack
+    stack.close()
+
+
+@pytest.fixture(scope="module")
+def module_stack(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """A fleet of processes for the tests of one file, on the shared Redis, emptied."""
+    with redis_server.client() as client:
+        client.flushall()
+    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
+    yield stack
+    stack.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

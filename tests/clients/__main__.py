@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.processes import Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.fleet import Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 HERE = Path(__file__).parent
 CACHE = HERE.parent.parent / ".cache" / "clients"

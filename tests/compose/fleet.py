@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from tests.redis_server import free_port
-from tests.waiting import wait_for
+from tests.harness.servers import free_port
+from tests.harness.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -30,7 +30,7 @@ from tests.compose.fleet import (
     outcomes,
     own_mb,
 )
-from tests.waiting import wait_for
+from tests.harness.waiting import wait_for
 
 REAL = bool(os.environ.get("REAL"))
 WORKER, MODEL = ("worker", "flotilla-demo") if REAL else ("worker-sim", "simulated")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.asgi_client import Recorder, Reply, call
+from tests.harness.asgi_client import Recorder, Reply, call
 from worker.engines.interface import JOURNAL, Engine, Generated, Past
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -12,9 +12,9 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
 from shared.client.transport import ResumingTransport
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 MODEL = "simulated"
 KEY = "sk-of-a-client"

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
 
 KEY = {"authorization": "Bearer s3cret"}
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 OPERATOR = {"authorization": "Bearer adm1n"}
 PEPPER, NEW_PEPPER = "p" * 32, "n" * 32

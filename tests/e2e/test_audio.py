@@ -13,8 +13,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
 
 MODEL = "simulated"
 AUDIO = bytes(range(256)) * 500

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.up_run import REAL, Up, children, is_alive
-from tests.waiting import DEADLINE_S, wait_for
+from tests.harness.up import REAL, Up, children, is_alive
+from tests.harness.waiting import DEADLINE_S, wait_for
 
 JOBS = 500
 MODEL = "simulated"

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 from gateway.cli.bench import arguments, summary
 from gateway.cli.exit_codes import ExitCode
 from gateway.cli.main import app
-from tests.e2e.processes import Stack
-from tests.redis_server import free_port
+from tests.harness.fleet import Stack
+from tests.harness.servers import free_port
 from worker.demo import MODEL_DIR
 
 LOAD = ("--num-prompts", "12", "--input-len", "32", "--output-len", "8", "--ignore-eos")

@@ -10,8 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster import RedisCluster
-from tests.e2e.processes import Process, Stack
 from tests.e2e.test_redis_faults import (
     CHAT,
     FAST,
@@ -22,7 +20,9 @@ from tests.e2e.test_redis_faults import (
     join,
     whole_answers,
 )
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisCluster
+from tests.harness.waiting import wait_for
 
 SHARDS = 3
 STREAMS = 12

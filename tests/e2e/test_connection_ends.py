@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.e2e.strict_client import CHUNK_ID, ProtocolViolation, StrictClient, request
-from tests.redis_server import RedisServer
-from tests.waiting import eventually, wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.strict_client import CHUNK_ID, ProtocolViolation, StrictClient, request
+from tests.harness.waiting import eventually, wait_for
 
 ROUNDS = int(os.environ.get("FAULT_ROUNDS", "3"))
 LEAVING = 4

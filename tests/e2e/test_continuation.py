@@ -21,7 +21,6 @@ import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
-from tests.asgi_client import Reply
 from tests.e2e.continuation_classes import (
     CHAT,
     CLASSES,
@@ -37,7 +36,8 @@ from tests.e2e.continuation_classes import (
     same,
     summary,
 )
-from tests.settings import Settings
+from tests.harness.asgi_client import Reply
+from tests.harness.settings import Settings
 from worker.engines.interface import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import redis
 
-from tests.e2e.processes import Process, Stack
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
 
 CUTS = 8
 BETWEEN_S = 1.0

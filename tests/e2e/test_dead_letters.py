@@ -13,9 +13,9 @@ import redis as sync_redis
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate
 from shared.job.job import shard_in
 from shared.store.redis import keys
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
 from tests.redis.conftest import open_queue
-from tests.redis_server import RedisServer
 
 TEAM, OTHER, ADMIN = ({"authorization": f"Bearer {key}"} for key in ("k-team", "k-other", "k-ops"))
 BODY = {"model": "simulated", "messages": [{"role": "user", "content": "POISON"}], "max_tokens": 4}

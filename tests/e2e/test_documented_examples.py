@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.test_architecture import ROOT
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.settings import ROOT
 
 PAGES = ROOT / "docs" / "pages"
 BLOCK = re.compile(

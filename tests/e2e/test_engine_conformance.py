@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.asgi_client import Recorder, Reply, call
+from tests.harness.asgi_client import Recorder, Reply, call
 from worker.engines.interface import JOURNAL, NO_ROUTE, Engine
 
 # An engine lives in one event loop, and vLLM is started once per run.

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.processes import Stack, metric
-from tests.redis_server import RedisServer
-from tests.settings import child_environment
-from tests.waiting import wait_for
+from tests.harness.fleet import Stack, metric
+from tests.harness.servers import RedisServer
+from tests.harness.settings import child_environment
+from tests.harness.waiting import wait_for
 
 
 @pytest.fixture

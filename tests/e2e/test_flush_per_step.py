@@ -9,7 +9,7 @@ import pytest
 import redis
 from openai import AsyncOpenAI
 
-from tests.e2e.processes import Stack
+from tests.harness.fleet import Stack
 
 STREAMS, TOKENS = 64, 60
 

@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from gateway.app import create_app
-from tests.e2e.processes import Stack
-from tests.redis_server import RedisServer
-from tests.settings import Settings
-from tests.waiting import wait_for
+from tests.harness.fleet import Stack
+from tests.harness.servers import RedisServer
+from tests.harness.settings import Settings
+from tests.harness.waiting import wait_for
 
 KEYS = {"api_keys": "team:k-team,other:k-other"}
 SIMULATED = {"sim_step_ms": 1, "sim_step_us_per_seq": 0}

@@ -19,12 +19,12 @@ from gateway.launcher.local_redis import find_server
 from gateway.maintenance.maintenance_tasks import REPAIR
 from shared.store.redis import keys
 from shared.store.redis.format_version import FORMAT_VERSION
-from tests.e2e.processes import Process, Stack
-from tests.e2e.test_lost_workers import CHAT, Call, request
-from tests.e2e.up_run import REAL, ROOT, Up, children
-from tests.redis_server import RedisServer, free_port
-from tests.settings import Settings, child_environment
-from tests.waiting import DEADLINE_S, wait_for
+from tests.harness.client import CHAT, Call, chat
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer, free_port
+from tests.harness.settings import ROOT, Settings, child_environment
+from tests.harness.up import REAL, Up, children
+from tests.harness.waiting import DEADLINE_S, wait_for
 
 OTHER_VERSION = FORMAT_VERSION + 1
 TOKENS = 400
@@ -45,7 +45,7 @@ def other(redis_url: str, tmp_path: Path) -> Iterator[Stack]:
     """A fleet of another format version; nothing runs in it yet."""
     folder = tmp_path / "other"
     folder.mkdir()
-    program = str(ROOT / "tests/e2e/stand_ins/other_format.py")
+    program = str(ROOT / "tests/harness/stand_ins/other_format.py")
     stack = Stack(redis_url, folder, launcher=(sys.executable, program, str(OTHER_VERSION)))
     yield stack
     stack.close()
@@ -69,7 +69,7 @@ def start_fleet(stack: Stack, store: redis.Redis) -> Process:
 
 def answers(gateway: Process) -> bool:
     gateway.check()
-    answer = httpx.post(f"{gateway.url}{CHAT}", json=request("short", max_tokens=2), timeout=30)
+    answer = httpx.post(f"{gateway.url}{CHAT}", json=chat("short", max_tokens=2), timeout=30)
     return answer.status_code == 200
 
 
@@ -102,7 +102,7 @@ def test_the_fleet_that_came_first_goes_on(
     gateway = start_fleet(fleet, store)
     stream = Call(
         gateway,
-        request(
+        chat(
             "streamed",
             stream=True,
             max_tokens=TOKENS,
@@ -158,7 +158,7 @@ def write_format_1(store: redis.Redis) -> None:
         record: dict[Any, Any] = {
             "state": "in_progress" if job == leased else "queued",
             "request": msgpack.packb(asked, use_bin_type=False),
-            "body": json.dumps(request("old")),
+            "body": json.dumps(chat("old")),
             "created_us": 1_700_000_000_000_000,
             "deadline_us": 1_700_000_060_000_000,
             "entry": store.xadd(queue, {"job": job}),

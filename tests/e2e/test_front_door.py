@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import wait_for
 
 KEY = "sk-of-alice"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}

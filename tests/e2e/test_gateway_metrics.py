@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from shared.store.redis import keys
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 READY = "flotilla_gateway_ready"
 USED = "flotilla_redis_memory_used_bytes"

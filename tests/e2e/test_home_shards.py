@@ -14,10 +14,10 @@ from load_tests.harness.redis_cluster import call
 from shared.job.job import shard_in
 from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
-from tests.cluster import RedisCluster, fleet_on_one_node
-from tests.e2e.processes import Process, Stack
 from tests.e2e.test_redis_faults import CHAT, body
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisCluster, fleet_on_one_node
+from tests.harness.waiting import wait_for
 
 POOL = "simulated"
 ONE_SLOT = {"sim_step_ms": 25, "sim_step_us_per_seq": 0, "sim_max_num_seqs": 1}

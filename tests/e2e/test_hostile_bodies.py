@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.asgi_client import Reply, call
+from tests.harness.asgi_client import Reply, call
 from worker.engines.interface import JOB, JOURNAL, Engine, JobFacts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]

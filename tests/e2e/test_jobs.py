@@ -13,9 +13,9 @@ import pytest
 
 from shared.job.job import shard_in
 from shared.store.redis import keys
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import DEADLINE_S, wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import DEADLINE_S, wait_for
 
 MODEL = "simulated"
 CHAT = "/v1/chat/completions"

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.continuation_classes import same
-from tests.e2e.test_lost_workers import Call, job
-from tests.e2e.up_run import REAL, Up, children, is_alive
-from tests.waiting import wait_for
+from tests.harness.client import Call, job
+from tests.harness.up import REAL, Up, children, is_alive
+from tests.harness.waiting import wait_for
 from worker.demo import MODEL_NAME
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

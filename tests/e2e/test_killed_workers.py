@@ -10,8 +10,8 @@ import httpx
 import redis
 
 from shared.store.redis import keys
-from tests.e2e.processes import Process, Stack
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import wait_for
 
 KILLS = 6
 SLOW = {"sim_step_ms": 5, "sim_step_us_per_seq": 0, "sim_prefill_us_per_token": 3_000_000}

@@ -8,7 +8,7 @@ import httpx
 from openai import OpenAI
 
 from shared.client.transport import ResumingTransport
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
 
 MODEL = "simulated"
 SLOW = {"sim_step_ms": 10, "sim_step_us_per_seq": 0}

@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
-import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.processes import LEASE_S, Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.client import CHAT, Call, chat, in_progress, job
+from tests.harness.fleet import LEASE_S, Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
-MODEL = "simulated"
-CHAT = "/v1/chat/completions"
 FAST = {"sim_step_ms": 5, "sim_step_us_per_seq": 0}
 SLOW_FIRST_TOKEN = {**FAST, "sim_prefill_us_per_token": 200_000}
 """A prompt of 20 tokens takes four seconds before its first token."""
-
-
-def request(text: str, **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
-
-
-class HasUrl(Protocol):
-    """A gateway, or a fleet that has one."""
-
-    url: str
-
-
-class Call(threading.Thread):
-    """A streamed request in a thread of its own; `lines` and `status` fill as it goes."""
-
-    def __init__(self, gateway: HasUrl, body: dict[str, Any], timeout_s: float = 60) -> None:
-        super().__init__(daemon=True)
-        self._timeout_s = timeout_s
-        self.status = 0
-        self.lines: list[str] = []
-        self.headers: httpx.Headers | None = None
-        self._url, self._body = f"{gateway.url}{CHAT}", body
-        self.start()
-
-    def run(self) -> None:
-        sent = httpx.stream("POST", self._url, json=self._body, timeout=self._timeout_s)
-        with contextlib.suppress(httpx.RemoteProtocolError), sent as answer:
-            self.status, self.headers = answer.status_code, answer.headers
-            self.lines.extend(line for line in answer.iter_lines() if line)
-
-    @property
-    def text(self) -> str:
-        chunks = [json.loads(line[6:]) for line in self.lines if line.startswith('data: {"id"')]
-        return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
-
-
-def job(gateway: HasUrl, job_id: str) -> dict[str, Any]:
-    shown: dict[str, Any] = httpx.get(f"{gateway.url}/jobs/{job_id}").json()
-    return shown
-
-
-def in_progress(gateway: Process, n: int) -> bool:
-    listed = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()
-    return len(listed["data"]) == n
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -73,7 +26,7 @@ def test_a_job_whose_worker_is_killed_before_its_first_token_completes_elsewhere
 ) -> None:
     gateway = stack.gateway()
     victim = stack.worker(**SLOW_FIRST_TOKEN)
-    call = Call(gateway, request("a prompt " * 10, max_tokens=5, stream=stream))
+    call = Call(gateway, chat("a prompt " * 10, max_tokens=5, stream=stream))
     wait_for(lambda: in_progress(gateway, 1), "the job is in progress")
     victim.kill()
     stack.worker(**FAST)
@@ -91,7 +44,7 @@ def test_an_answer_whose_worker_is_killed_in_the_middle_is_continued_by_another(
     """tests/e2e/test_continued_answers.py has all classes of requests."""
     gateway = stack.gateway()
     victim = stack.worker(**FAST)
-    call = Call(gateway, request("go on", max_tokens=2000, ignore_eos=True, stream=stream))
+    call = Call(gateway, chat("go on", max_tokens=2000, ignore_eos=True, stream=stream))
     wait_for(lambda: victim.metric("flotilla_engine_steps_total") > 20, "it has begun")
     victim.kill()
     survivor = stack.worker(**FAST)
@@ -115,7 +68,7 @@ def test_no_waiting_job_is_lost_when_one_of_two_workers_is_killed_under_load(sta
     workers = [stack.worker(**limits), stack.worker(**limits)]
     with httpx.Client(base_url=gateway.url, timeout=30) as api:
         ids = [
-            api.post("/jobs", json={"body": request(f"load {i}", max_tokens=30)}).json()["id"]
+            api.post("/jobs", json={"body": chat(f"load {i}", max_tokens=30)}).json()["id"]
             for i in range(60)
         ]
         wait_for(
@@ -139,7 +92,7 @@ def test_two_workers_share_a_queue(stack: Stack) -> None:
     gateway = stack.gateway()
     limits = {"sim_max_num_seqs": 4, "sim_step_ms": 5, "sim_step_us_per_seq": 0}
     workers = [stack.worker(**limits), stack.worker(**limits)]
-    calls = [Call(gateway, request(f"share {i}", max_tokens=20, stream=True)) for i in range(24)]
+    calls = [Call(gateway, chat(f"share {i}", max_tokens=20, stream=True)) for i in range(24)]
     for call in calls:
         call.join(30)
     assert all(call.lines[-1] == "data: [DONE]" for call in calls)
@@ -155,11 +108,11 @@ def test_a_draining_worker_finishes_its_streams_and_claims_nothing_more(
 ) -> None:
     gateway = stack.gateway()
     worker = stack.worker(**FAST)
-    call = Call(gateway, request("drain me", max_tokens=200, ignore_eos=True, stream=True))
+    call = Call(gateway, chat("drain me", max_tokens=200, ignore_eos=True, stream=True))
     wait_for(lambda: call.text, "it streams")
     worker.terminate()
     wait_for(lambda: httpx.get(f"{worker.url}/readyz").status_code == 503, "it drains")
-    late = Call(gateway, request("late", max_tokens=2, stream=True))
+    late = Call(gateway, chat("late", max_tokens=2, stream=True))
     call.join(30)
     assert call.lines[-1] == "data: [DONE]"
     assert worker.popen.wait(20) == 0
@@ -172,7 +125,7 @@ def test_a_draining_worker_finishes_its_streams_and_claims_nothing_more(
 def test_jobs_that_a_draining_worker_can_not_finish_go_to_another(stack: Stack) -> None:
     gateway = stack.gateway()
     worker = stack.worker(drain_deadline_s=0.2, **SLOW_FIRST_TOKEN)
-    call = Call(gateway, request("a prompt " * 20, max_tokens=3, stream=True))
+    call = Call(gateway, chat("a prompt " * 20, max_tokens=3, stream=True))
     wait_for(lambda: in_progress(gateway, 1), "the job is in progress")
     worker.terminate()
     assert worker.popen.wait(20) == 0
@@ -186,7 +139,7 @@ def test_jobs_that_a_draining_worker_can_not_finish_go_to_another(stack: Stack) 
 def test_a_second_signal_ends_a_draining_worker_at_once(stack: Stack) -> None:
     gateway = stack.gateway()
     worker = stack.worker(drain_deadline_s=600, **FAST)
-    Call(gateway, request("endless", max_tokens=8000, ignore_eos=True, stream=True))
+    Call(gateway, chat("endless", max_tokens=8000, ignore_eos=True, stream=True))
     wait_for(lambda: worker.metric("flotilla_worker_slots", use="busy") == 1, "it runs")
     worker.terminate()
     wait_for(lambda: httpx.get(f"{worker.url}/readyz").status_code == 503, "it drains")
@@ -199,8 +152,8 @@ def test_a_worker_whose_engine_dies_releases_its_jobs_and_exits_with_an_error(
 ) -> None:
     gateway = stack.gateway()
     worker = stack.worker(sim_faults="die_after_steps=200", **FAST)
-    whole = Call(gateway, request("whole", max_tokens=400, ignore_eos=True))
-    streamed = Call(gateway, request("streamed", max_tokens=400, ignore_eos=True, stream=True))
+    whole = Call(gateway, chat("whole", max_tokens=400, ignore_eos=True))
+    streamed = Call(gateway, chat("streamed", max_tokens=400, ignore_eos=True, stream=True))
     assert worker.popen.wait(30) == 1
     problem = wait_for(lambda: lost_worker(gateway), "operators are told")
     assert "its engine died" in problem
@@ -227,7 +180,7 @@ def lost_worker(gateway: Process) -> str:
 def test_a_hung_engine_loses_its_jobs(stack: Stack) -> None:
     gateway = stack.gateway()
     worker = stack.worker(sim_faults="hang_after_steps=3", engine_stall_s=0.5, **FAST)
-    call = Call(gateway, request("hangs", max_tokens=50, ignore_eos=True, stream=True))
+    call = Call(gateway, chat("hangs", max_tokens=50, ignore_eos=True, stream=True))
     assert worker.popen.wait(30) == 1
     stack.worker(**FAST)
     call.join(30)
@@ -239,7 +192,7 @@ def test_a_job_that_kills_its_workers_fails_after_max_attempts(stack: Stack) -> 
     gateway = stack.gateway(max_attempts=2)
     poison = {"sim_faults": "kill_on_prompt=POISON", "max_attempts": 2, **FAST}
     victim = stack.worker(**poison)
-    call = Call(gateway, request("POISON", max_tokens=5))
+    call = Call(gateway, chat("POISON", max_tokens=5))
     assert victim.popen.wait(30) == -signal.SIGKILL
     assert stack.worker(wait=False, **poison).popen.wait(30) == -signal.SIGKILL
     stack.worker(**FAST)
@@ -251,7 +204,7 @@ def test_a_job_that_kills_its_workers_fails_after_max_attempts(stack: Stack) -> 
 def test_a_worker_that_was_paused_can_not_write_any_more(stack: Stack) -> None:
     gateway = stack.gateway()
     zombie = stack.worker(**SLOW_FIRST_TOKEN)
-    call = Call(gateway, request("a prompt " * 10, max_tokens=5, stream=True))
+    call = Call(gateway, chat("a prompt " * 10, max_tokens=5, stream=True))
     wait_for(lambda: in_progress(gateway, 1), "the job is in progress")
     zombie.stop(signal.SIGSTOP)
     stack.worker(**FAST)
@@ -277,12 +230,12 @@ def test_redis_is_killed_and_comes_back_in_the_middle_of_a_stream(
 ) -> None:
     gateway = fragile.gateway(lease_s=10)
     fragile.worker(lease_s=10, sim_step_ms=20, sim_step_us_per_seq=0)
-    call = Call(gateway, request("redis", max_tokens=150, ignore_eos=True, stream=True))
+    call = Call(gateway, chat("redis", max_tokens=150, ignore_eos=True, stream=True))
     wait_for(lambda: call.text, "it streams")
     own_redis.stop(kill=True)
     wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 503, "not ready")
     assert httpx.get(f"{gateway.url}/healthz").status_code == 200
-    refused = httpx.post(f"{gateway.url}{CHAT}", json=request("now"))
+    refused = httpx.post(f"{gateway.url}{CHAT}", json=chat("now"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "redis_unavailable")
     own_redis.start()
     call.join(40)
@@ -296,7 +249,7 @@ def test_redis_is_killed_and_comes_back_in_the_middle_of_a_stream(
 def test_a_gateway_that_missed_frames_reads_them_from_the_log(stack: Stack) -> None:
     gateway = stack.gateway(keepalive_s=0.5)
     stack.worker(**FAST)
-    call = Call(gateway, request("gap", max_tokens=300, ignore_eos=True, stream=True))
+    call = Call(gateway, chat("gap", max_tokens=300, ignore_eos=True, stream=True))
     wait_for(lambda: call.text, "it streams")
     with httpx.Client() as _, _redis(stack) as client:
         for _ in range(3):
@@ -320,7 +273,7 @@ def test_a_second_worker_with_a_live_id_is_refused_and_a_dead_ones_id_is_free_ag
     second = stack.worker(wait=False, worker_id="w-same", **FAST)
     assert second.popen.wait(40) == 2
     assert "FLOTILLA_WORKER_ID=w-same" in second.log.read_text()
-    assert httpx.post(f"{gateway.url}{CHAT}", json=request("Hello"), timeout=20).status_code == 200
+    assert httpx.post(f"{gateway.url}{CHAT}", json=chat("Hello"), timeout=20).status_code == 200
     first.kill()
     third = stack.worker(worker_id="w-same", **FAST)
     assert third.popen.poll() is None

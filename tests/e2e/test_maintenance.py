@@ -24,12 +24,11 @@ from gateway.maintenance.celery_app import CONTENT_TYPE
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, REPAIR
 from shared.job.lanes import DEFAULT
 from shared.store.redis import keys
-from tests.cluster import fleet_on_one_node
-from tests.e2e.processes import Process, Stack
-from tests.e2e.up_run import ROOT, children
-from tests.redis_server import RedisServer
-from tests.settings import Settings, child_environment
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer, fleet_on_one_node
+from tests.harness.settings import ROOT, Settings, child_environment
+from tests.harness.up import children
+from tests.harness.waiting import wait_for
 
 POOL = "simulated"
 OFTEN = {"autoscale": "no-such-model=0:1", "autoscale_tick_s": 0.5, "repair_interval_s": 0.5}

@@ -17,11 +17,11 @@ import pytest
 import pytest_asyncio
 from anthropic import AsyncAnthropic
 
-from tests.asgi_client import Reply, call
 from tests.e2e.continuation_classes import LogRecorder, run
-from tests.e2e.processes import Process
-from tests.e2e.vllm_fleet import vllm_fleet
-from tests.redis_server import RedisServer
+from tests.harness.asgi_client import Reply, call
+from tests.harness.fleet import Process
+from tests.harness.servers import RedisServer
+from tests.harness.vllm_fleet import vllm_fleet
 from worker.core.sent_output import SentChunks
 from worker.demo import MODEL_NAME
 from worker.engines.interface import Engine

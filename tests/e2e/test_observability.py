@@ -24,13 +24,13 @@ from gateway.maintenance import maintenance_tasks as tasks
 from shared.job.lanes import LANES
 from shared.job.states import JobState, WorkerState
 from shared.store.redis import dead_letters
-from tests.e2e.processes import Process, Stack
-from tests.e2e.prometheus import FOLDER, MISSING, RULES, Prometheus, installed
-from tests.e2e.shared_engine import SharedEngine
+from tests.harness.fleet import Process, Stack
+from tests.harness.prometheus import FOLDER, MISSING, RULES, Prometheus, installed
+from tests.harness.servers import RedisServer, free_port
+from tests.harness.settings import Settings
+from tests.harness.vllm_fleet import SharedEngine
+from tests.harness.waiting import wait_for
 from tests.promql import Exports, fill_in
-from tests.redis_server import RedisServer, free_port
-from tests.settings import Settings
-from tests.waiting import wait_for
 from worker.core.lifecycle import Worker
 from worker.demo import MODEL_NAME
 from worker.engines.interface import Engine

@@ -15,9 +15,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 MODEL = "simulated"
 MESSAGES = [{"role": "user", "content": "What is a queue?"}]

@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
 DEPTH = 4

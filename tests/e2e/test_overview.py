@@ -10,9 +10,9 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 TEAM = {"authorization": "Bearer s3cret"}
 OPERATOR = {"authorization": "Bearer adm1n"}

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster import fleet_on_one_node
-from tests.e2e.processes import Process, Stack
 from tests.e2e.test_home_shards import advertised, settled
 from tests.e2e.test_redis_faults import CHAT
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import fleet_on_one_node
+from tests.harness.waiting import wait_for
 
 RESPONSES = "/v1/responses"
 BLOCK = "block of text " * 150

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.asgi_client import Recorder
+from tests.harness.asgi_client import Recorder
 from worker.engines.vllm import stream_chunks
 from worker.engines.vllm.engine import VllmEngine
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
 
 MODEL = "simulated"
 CHAT = "/v1/chat/completions"

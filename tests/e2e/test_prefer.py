@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from shared.api.endpoints import ENDPOINTS
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
 
 MODEL = "simulated"
 CHAT = "/v1/chat/completions"

@@ -22,12 +22,12 @@ import pytest_asyncio
 from openai import AsyncOpenAI, OpenAI
 
 from shared.job.job_log import Delta, parse_segments, read_journal
-from tests.asgi_client import call
-from tests.e2e.processes import Process
-from tests.e2e.vllm_fleet import vllm_fleet
-from tests.redis_server import RedisServer
+from tests.harness.asgi_client import call
+from tests.harness.fleet import Process
+from tests.harness.servers import RedisServer
+from tests.harness.vllm_fleet import vllm_fleet
+from tests.harness.waiting import eventually
 from tests.unit.worker.buffers import make_buffer
-from tests.waiting import eventually
 from worker.demo import MODEL_NAME
 from worker.engines.interface import JOB, JOURNAL, Engine, JobFacts, Journal
 

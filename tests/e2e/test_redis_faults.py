@@ -13,10 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.sentinel import SentinelGroup
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer, SentinelGroup
+from tests.harness.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
 FAST = {"sim_step_ms": 25, "sim_step_us_per_seq": 0}

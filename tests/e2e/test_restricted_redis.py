@@ -12,12 +12,11 @@ import pytest
 from load_tests.harness.redis_cluster import call
 from shared.platform.settings import SettingsError
 from shared.store.redis.start_checks import refuse_unfit
-from tests.cluster import RedisCluster, fleet_on_one_node
-from tests.e2e.processes import Stack
 from tests.e2e.test_redis_faults import CHAT, FAST, Stream, body, join
-from tests.redis_server import RedisServer
-from tests.settings import Settings
-from tests.waiting import wait_for
+from tests.harness.fleet import Stack
+from tests.harness.servers import RedisCluster, RedisServer, fleet_on_one_node
+from tests.harness.settings import Settings
+from tests.harness.waiting import wait_for
 
 SHARDS = 2
 WITHOUT_ADMIN = ("-config", "-info", "-function", "-@admin", "-@dangerous")

@@ -11,8 +11,8 @@ from zlib import crc32
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
 
 MODEL = "simulated"
 CHAT = "/v1/chat/completions"

@@ -14,8 +14,8 @@ from openai import AsyncOpenAI, OpenAI
 from shared.client.async_transport import AsyncResumingTransport
 from shared.client.retries import Limits
 from shared.client.transport import ResumingTransport
-from tests.e2e.processes import Process, Stack
-from tests.waiting import eventually, wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import eventually, wait_for
 
 STREAMS, DROPS = 200, 10
 STEP_MS = 60.0

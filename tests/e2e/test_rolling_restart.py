@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.processes import Process, Stack
-from tests.waiting import eventually, wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import eventually, wait_for
 
 WORKERS = 3
 STREAMS = 12

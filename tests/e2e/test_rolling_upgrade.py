@@ -13,11 +13,12 @@ import httpx
 import openai
 
 from shared.client.transport import ResumingTransport
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
-NEXT_RELEASE = (sys.executable, str(Path(__file__).parent / "stand_ins" / "next_release.py"))
+RELEASE = Path(__file__).parents[1] / "harness/stand_ins/next_release.py"
+NEXT_RELEASE = (sys.executable, str(RELEASE))
 FAST = {"sim_step_ms": 20, "sim_step_us_per_seq": 0, "sim_max_num_seqs": 32}
 CLIENTS = 6
 TOKENS = 60

@@ -15,11 +15,11 @@ from redis import Redis
 from gateway.ops.autoscaler.tick import tick
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.settings import Settings
+from tests.harness.waiting import wait_for
 from tests.redis.conftest import open_queue
-from tests.redis_server import RedisServer
-from tests.settings import Settings
-from tests.waiting import wait_for
 
 MODEL = "org/m"
 POOL = "org-pool"

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.e2e.strict_client import StrictClient, request
-from tests.waiting import eventually, wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.strict_client import StrictClient, request
+from tests.harness.waiting import eventually, wait_for
 
 RESETS, WARM_UP, BATCH = 2000, 500, 250
 KEY = "key-of-ann-123456"

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from shared.job.trace_context import new_trace, trace_id
-from tests.e2e.processes import Process, Stack
-from tests.spans import Span, read_spans
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.spans import Span, read_spans
+from tests.harness.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
 FAST = {"sim_step_ms": 5, "sim_step_us_per_seq": 0}

@@ -24,9 +24,9 @@ from load_tests.faults.kills.ledger_check import Logged
 from load_tests.oracle.stored_job import read_jobs
 from shared.store.redis import keys
 from shared.store.redis.servers import Servers
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
 MODEL, FORMULA = "one", "=1+2"

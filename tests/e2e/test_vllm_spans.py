@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from shared.job.trace_context import SpanRef, new_trace
 from shared.platform import tracing
-from tests.asgi_client import call
+from tests.harness.asgi_client import call
 from worker.demo import MODEL_NAME
 from worker.engines.interface import Engine
 from worker.engines.vllm.arguments import tracing_args

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.processes import Stack
-from tests.waiting import wait_for
+from tests.harness.fleet import Stack
+from tests.harness.waiting import wait_for
 
 SLOTS = 4
 TOKENS = 150

@@ -13,7 +13,6 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.asgi_client import Reply
 from tests.e2e.continuation_classes import (
     CLASSES,
     COMPLETIONS,
@@ -23,9 +22,10 @@ from tests.e2e.continuation_classes import (
     same,
     summary,
 )
-from tests.e2e.vllm_fleet import vllm_fleet
-from tests.redis_server import RedisServer
-from tests.waiting import eventually
+from tests.harness.asgi_client import Reply
+from tests.harness.servers import RedisServer
+from tests.harness.vllm_fleet import vllm_fleet
+from tests.harness.waiting import eventually
 from worker.demo import MODEL_NAME
 from worker.engines.interface import Engine
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shared.platform.settings import load_settings
+from tests.harness.settings import Settings
 from tests.kubernetes.images import images_of_compose
 from tests.kubernetes.manifests import (
     COMPOSITIONS,
@@ -18,7 +19,6 @@ from tests.kubernetes.manifests import (
     name_of,
     workloads,
 )
-from tests.settings import Settings
 
 HAND_BACK_S = 10
 MARGIN_S = 10

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.harness.servers import RedisServer, free_port
+from tests.harness.waiting import wait_for
 from tests.kubernetes.images import images_of_compose
 from tests.kubernetes.manifests import Manifest, composed, container_of, name_of
-from tests.redis_server import RedisServer, free_port
-from tests.waiting import wait_for
 
 KEY = "k3y"
 

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 from tests.models.engine_process import start_engine
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 _MADE_S = 300

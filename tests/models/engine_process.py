@@ -18,9 +18,9 @@ import uvicorn
 import worker.__main__
 from shared.fleet.pool import Pool
 from shared.platform.settings import load_settings
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import free_port
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import free_port
+from tests.harness.waiting import wait_for
 
 _PORT = "TESTS_VLLM_PORT"
 _LOADED_S = 300.0

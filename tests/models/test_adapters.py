@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 from tests.models.made_adapter import make_adapter
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
 
 LOADED_S = 300.0
 BASE = "flotilla-demo"

@@ -15,9 +15,9 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.harness.waiting import wait_for
 from tests.models.conftest import ENGINE_ARGS, ModelFleet, ServedModel
 from tests.models.whisper import CHUNK_S
-from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

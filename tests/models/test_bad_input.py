@@ -12,10 +12,10 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 from tests.models.hostile_requests import CHAT, SHORT, Hostile, hostile_requests
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer, free_port
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer, free_port
+from tests.harness.waiting import wait_for
 
 # Each loads the model two or three times.
 pytestmark = pytest.mark.timeout(900)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.up_run import REAL, Up, children, is_alive
+from tests.harness.up import REAL, Up, children, is_alive
 from tests.models.made_adapter import make_adapter
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]

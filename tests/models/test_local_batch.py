@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.processes import metric
-from tests.e2e.up_run import ROOT, children, is_alive
-from tests.settings import child_environment
-from tests.waiting import wait_for
+from tests.harness.fleet import metric
+from tests.harness.settings import ROOT, child_environment
+from tests.harness.up import children, is_alive
+from tests.harness.waiting import wait_for
 from worker.demo import MODEL_DIR
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -16,6 +16,7 @@ from gateway.core.input_shapes import check_shapes
 from shared.api.endpoint import InputKind
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest
+from tests.harness.settings import Settings
 from tests.models.request_types import (
     JUNK,
     PATHS,
@@ -27,7 +28,6 @@ from tests.models.request_types import (
     sample,
     wrong_values,
 )
-from tests.settings import Settings
 
 pytestmark = pytest.mark.vllm
 

@@ -11,13 +11,13 @@ import pytest
 from openai import OpenAI
 from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
 from tests.page.axe import violations
 from tests.page.conftest import OpenTab
 from tests.page.sample_batches import COMPLETED, FAILED, RUNNING, batch
 from tests.page.stand_in import StandIn
 from tests.page.views import show, sign_in
-from tests.redis_server import RedisServer
 
 KEY = "s3cret"
 NOTE = "[data-panel=batches] .note"

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.processes import Stack
+from tests.harness.fleet import Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 from tests.page.browser import Tab
 from tests.page.conftest import OpenTab
 from tests.page.troubled_fleet import OPERATOR, TroubledFleet, headers, post_job
 from tests.page.views import LEVELS, sign_in
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
 
 POOL = "simulated"
 

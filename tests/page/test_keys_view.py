@@ -11,14 +11,14 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 from tests.page.axe import violations
 from tests.page.conftest import OpenTab
 from tests.page.sample_keys import CI, EVIL, NIGHTLY, OLD, SECRET, tenant, used
 from tests.page.stand_in import StandIn
 from tests.page.views import show, sign_in
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
 
 OPERATOR, TENANT = "adm1n", "s3cret"
 PATH = "/admin/keys"

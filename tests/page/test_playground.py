@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.processes import Stack
+from tests.harness.fleet import Stack
+from tests.harness.servers import RedisServer
 from tests.page.conftest import OpenTab
-from tests.redis_server import RedisServer
 
 _STEP_MS = 40
 

@@ -10,14 +10,14 @@ import pytest
 from openai import OpenAI
 from playwright.sync_api import Locator, Page, expect
 
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer, free_port
+from tests.harness.waiting import wait_for
 from tests.page.axe import violations
 from tests.page.conftest import OpenTab
 from tests.page.sample_webhooks import LOST, SEARCH
 from tests.page.stand_in import StandIn
 from tests.page.views import show, sign_in
-from tests.redis_server import RedisServer, free_port
-from tests.waiting import wait_for
 
 KEY = "s3cret"
 PANEL = "[data-panel=webhooks]"

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.processes import Process, Stack
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 FLOTILLA = str(Path(sys.executable).with_name("flotilla"))

@@ -30,7 +30,7 @@ from shared.store.redis.scan import scan_shards
 from shared.store.redis.scripts.acquire import parse_jobs
 from shared.store.redis.scripts.emit import make_step
 from shared.store.redis.servers import Servers
-from tests.redis_server import RedisServer
+from tests.harness.servers import RedisServer
 
 POOL = "pool"
 TENANT = "tenant"

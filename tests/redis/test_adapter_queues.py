@@ -16,9 +16,9 @@ from shared.job.lanes import SUSPECT_LANE, adapter_queue
 from shared.store.redis import keys
 from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
+from tests.harness.waiting import eventually
 from tests.redis.conftest import LEASE_S, POOL, WORKER, submit
 from tests.redis.worker_loops import chat, serving
-from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
 from worker.core.adapters import Adapters
 from worker.core.home_shards import HomeShards

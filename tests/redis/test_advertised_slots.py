@@ -17,6 +17,7 @@ from shared.store.redis import keys
 from shared.store.redis.depths import position
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -40,7 +41,6 @@ from tests.redis.conftest import (
     submit_one,
 )
 from tests.redis.worker_loops import chat, serving
-from tests.waiting import eventually
 from worker.core import control_channel as module
 from worker.core.loop import WorkerLoop
 

@@ -24,9 +24,9 @@ from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scale_store import HISTORY, ScaleStore
+from tests.harness.servers import RedisServer
+from tests.harness.settings import Settings
 from tests.redis.conftest import POOL, claim, open_queue, submit
-from tests.redis_server import RedisServer
-from tests.settings import Settings
 from tests.unit.gateway.test_observation import worker
 
 SETTINGS = Settings(autoscale="m=0:3", pool=POOL)

@@ -20,9 +20,8 @@ from shared.store.redis.cluster import SlotMap, once_served, parse_slots
 from shared.store.redis.pipelined_connection import PipelinedConnection
 from shared.store.redis.redis_client import TIMEOUT_S, connect_slot, server_name, slot_map
 from shared.store.redis.store_errors import SlotUnavailable
-from tests.cluster import RedisCluster
-from tests.redis_server import free_port
-from tests.waiting import eventually
+from tests.harness.servers import RedisCluster, free_port
+from tests.harness.waiting import eventually
 
 TAG = "some"
 SLOT = key_slot(TAG.encode())

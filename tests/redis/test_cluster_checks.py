@@ -15,10 +15,9 @@ from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
 from shared.store.redis.servers import Servers
 from shared.store.redis.start_checks import refuse_unfit, write_problems
-from tests.cluster import RedisCluster, fleet_on_one_node
+from tests.harness.servers import RedisCluster, RedisServer, fleet_on_one_node
+from tests.harness.settings import Settings
 from tests.redis.conftest import open_queue
-from tests.redis_server import RedisServer
-from tests.settings import Settings
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from shared.job.job_log import Entry, tokens_in
 from shared.job.result import JobResult
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
     ChannelSubscriber,
@@ -25,7 +26,6 @@ from tests.redis.conftest import (
     submit_one,
 )
 from tests.redis.worker_loops import chat, serving
-from tests.waiting import eventually
 from worker.core.loop import WorkerLoop
 from worker.core.output_buffer import OutputBuffer
 

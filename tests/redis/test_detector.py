@@ -23,6 +23,8 @@ from shared.store.redis.disconnects import RETURN_S
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.scripts.emit import make_step
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -35,8 +37,6 @@ from tests.redis.conftest import (
     open_queue,
     submit,
 )
-from tests.redis_server import RedisServer
-from tests.waiting import eventually
 
 OTHER = "w-2"
 FAST_S = 5.0

@@ -17,9 +17,9 @@ from shared.store.redis import keys
 from shared.store.redis.depths import FreeSlots, free_slots
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.operation_answers import OperationAnswers
+from tests.harness.waiting import eventually
 from tests.redis.conftest import LEASE_S, POOL, WORKER, claim, submit
 from tests.redis.worker_loops import chat, serving
-from tests.waiting import eventually
 from worker.core.adapters import Adapters
 from worker.core.drain import Drain
 from worker.core.loop import WorkerLoop

@@ -14,9 +14,9 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import connect
 from shared.store.redis.servers import Servers
 from shared.store.redis.start_checks import refuse_unfit
-from tests.redis_server import RedisServer, free_port
-from tests.settings import Settings
-from tests.waiting import eventually
+from tests.harness.servers import RedisServer, free_port
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 
 
 def test_what_is_wrong_is_named() -> None:

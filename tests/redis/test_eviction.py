@@ -11,8 +11,7 @@ from redis import Redis
 from shared.platform.settings import SettingsError
 from shared.store.redis.eviction import EvictionMonitor, refuse_evicting
 from shared.store.redis.servers import Servers
-from tests.cluster import one_redis_only
-from tests.redis_server import free_port
+from tests.harness.servers import free_port, one_redis_only
 
 
 @pytest.fixture

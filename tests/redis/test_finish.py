@@ -15,6 +15,7 @@ from shared.store.interface import StoreRefused
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -37,7 +38,6 @@ from tests.redis.conftest import (
     submit,
     submit_one,
 )
-from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("event", [JobEvent.COMPLETE, JobEvent.FAIL])

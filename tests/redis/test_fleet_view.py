@@ -17,9 +17,9 @@ from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scale_store import ScaleStore
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 from tests.redis.test_registry import INFO
-from tests.settings import Settings
-from tests.waiting import eventually
 
 NOT_UTF8 = b"\xff\xfe"
 

@@ -18,10 +18,10 @@ from shared.store.redis import eviction, keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.reaper import Reaper
+from tests.harness.servers import RedisServer
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 from tests.redis.test_registry import INFO
-from tests.redis_server import RedisServer
-from tests.settings import Settings
-from tests.waiting import eventually
 
 NOT_UTF8 = b"\xff\xfe"
 

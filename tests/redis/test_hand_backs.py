@@ -15,6 +15,7 @@ from shared.job.job import Job, LeasedJob, NewJob
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -26,7 +27,6 @@ from tests.redis.conftest import (
     submit,
 )
 from tests.redis.worker_loops import chat, serving
-from tests.waiting import eventually
 from worker.core import hand_backs
 
 LONG = chat(1500, ignore_eos=True)

@@ -48,7 +48,6 @@ from tests.redis.conftest import (
     make_job,
     repair,
 )
-from tests.redis.release_before import ReleaseBefore
 from worker.core.output_buffer import OutputBuffer
 
 SEEDS = range(40)
@@ -213,8 +212,6 @@ class Fleet:
         self.few_ends = bool(seed % 2)
         # In every third, jobs have prefixes: a tenant's order is not that of time then.
         self.placed = seed % 3 == 0
-        # In every third, half of the submits and claims are those of the release before.
-        self.before = ReleaseBefore(store) if seed % 3 == 1 else None
         queue.placement = PlacementRules(patience_s=self.random.choice([0.0, LEASE_S]))
         self.early_flush_chance = self.random.choice([0.0, 0.03, 0.5])
         """The probability that entries are flushed before they are due."""
@@ -231,7 +228,7 @@ class Fleet:
             make_job(
                 id=f"job_000{self.random.getrandbits(96):024x}",
                 tenant=self.random.choice(TENANTS),
-                weight=self.random.choice([1.0, 1.0, 2.5]) if self.before is None else 1.0,
+                weight=self.random.choice([1.0, 1.0, 2.5]),
                 lane=self.random.choice(CLIENT_LANES),
                 stream=self.random.random() < 0.5,
                 deadline_s=self.random.choice([None, 600.0]),
@@ -241,11 +238,7 @@ class Fleet:
             for _ in range(min(self.random.choice([1, 1, 2, 3]), MOST_JOBS - len(self.jobs)))
         ]
         queue_was_empty = JobState.QUEUED not in self.states.values()
-        depths: list[Any]
-        if self.before is not None and self.random.random() < 0.5:
-            depths = self.before.submit(jobs, 100)
-        else:
-            depths = await self.queue.submit_all(0, jobs, 100)
+        depths: list[Any] = await self.queue.submit_all(0, jobs, 100)
         for job in jobs:
             self.jobs.append(job)
             self.states[job.id] = JobState.QUEUED
@@ -263,14 +256,11 @@ class Fleet:
         worker = self.random.choice(self.workers)
         count, slots = self.random.randint(0, 3), self.random.randint(0, 4)
         waiting = self.in_order()
-        if self.before is not None and self.random.random() < 0.5:
-            got = self.before.acquire(POOL, worker.name, count, int(LEASE_S * 1000), slots)
-        else:
-            got = await claim(self.queue, count, worker=worker.name, lease_s=LEASE_S, slots=slots)
+        got = await claim(self.queue, count, worker=worker.name, lease_s=LEASE_S, slots=slots)
         assert len(got) <= count
         for lane_and_tenant, ids in waiting.items():
             taken = [lease.id for lease in got if lease.id in ids]
-            in_order = taken == ids[: len(taken)] or self.placed or self.before is not None
+            in_order = taken == ids[: len(taken)] or self.placed
             assert in_order, f"not the oldest jobs of {lane_and_tenant}"
         self.record_leases(worker, got)
 
@@ -645,8 +635,8 @@ class Fleet:
                 self.invalidate_fence([job.id])
 
     async def repair(self) -> None:
-        """No data is damaged, so nothing is repaired; jobs of the release before get turns."""
-        assert set(await repair(self.queue)) <= ({"turns"} if self.before is not None else set())
+        """No data is damaged, so nothing is repaired."""
+        assert not await repair(self.queue)
 
     def actors(self) -> dict[Callable[[], Awaitable[None]], int]:
         """The actions and their weights."""
@@ -732,10 +722,9 @@ class Fleet:
             waits, suspect = now.state is JobState.QUEUED, lane_of(raw) == SUSPECT_LANE
             assert (in_lane is not None) == (waits and not suspect)
             assert (as_suspect is not None) == (waits and suspect)
-            if self.before is None:
-                assert (of_tenant is not None) == (waits and lane_of(raw) == job.lane)
-                assert of_tenant is None or turn is not None, "its turn never comes"
-                assert prefixes == (of_tenant is not None and bool(job.prefixes))
+            assert (of_tenant is not None) == (waits and lane_of(raw) == job.lane)
+            assert of_tenant is None or turn is not None, "its turn never comes"
+            assert prefixes == (of_tenant is not None and bool(job.prefixes))
             assert (deadline is not None) == (live and job.deadline_s is not None)
             assert (job_ttl > 0) == (log_ttl > 0) == (not live)
             mine = [entry for entry, owner in entries.items() if owner == job.id]

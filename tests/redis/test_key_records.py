@@ -19,7 +19,7 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.key_records import KeyRecords
 from shared.tenants.api_key import ApiKey, new_key_id, new_secret
 from shared.tenants.peppers import Peppers
-from tests.waiting import eventually
+from tests.harness.waiting import eventually
 
 OLD, NEW = "o" * 32, "n" * 32
 SEEDS = {"0" * 64: "ops"}

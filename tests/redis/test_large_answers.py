@@ -21,10 +21,10 @@ from shared.job.step_log import LogFlush
 from shared.store.log_parts import log_parts
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
+from tests.harness.servers import RedisServer
 from tests.redis.conftest import answer, claim_one, emit, end_without_output, submit
 from tests.redis.test_gateway_tasks import serving
 from tests.redis.test_publisher import Worker, worker
-from tests.redis_server import RedisServer
 from worker.core.result_pieces import store_pieces
 
 __all__ = ["worker"]

@@ -14,6 +14,7 @@ from shared.job.step_log import JobStream
 from shared.store.interface import StoreUnavailable
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -26,7 +27,6 @@ from tests.redis.conftest import (
     output,
     submit,
 )
-from tests.waiting import eventually
 from worker.core.lease import Lease
 from worker.core.membership import Membership
 

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from shared.job.job import LeasedJob
 from shared.store.redis.job_queue import JobQueue
+from tests.harness.settings import Settings
 from tests.redis.conftest import submit
 from tests.redis.worker_loops import chat
-from tests.settings import Settings
 from worker.core import stalls
 from worker.core.lifecycle import Worker
 from worker.core.loop import WorkerLoop

@@ -10,9 +10,9 @@ import pytest
 
 from shared.platform import logs
 from shared.store.redis.job_queue import JobQueue
+from tests.harness.waiting import eventually
 from tests.redis.conftest import submit
 from tests.redis.worker_loops import chat, serving
-from tests.waiting import eventually
 from worker.core.job_run import JobRun, Outcome
 
 

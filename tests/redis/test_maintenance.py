@@ -20,11 +20,10 @@ from shared.job.lanes import DEFAULT
 from shared.store.redis import keys, scan
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from tests.cluster import one_redis_only
+from tests.harness.servers import RedisServer, one_redis_only
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 from tests.redis.conftest import POOL, claim, submit
-from tests.redis_server import RedisServer
-from tests.settings import Settings
-from tests.waiting import eventually
 
 STREAM = keys.queue(0, POOL, DEFAULT)
 

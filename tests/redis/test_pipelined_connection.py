@@ -23,9 +23,8 @@ from shared.store.redis.pipelined_connection import PipelinedConnection
 from shared.store.redis.redis_client import connect
 from shared.store.redis.redis_link import TAKE_OVER, PublicLink, TransportLink
 from shared.store.redis.store_errors import OnReplica, ScriptsMissing
-from tests.cluster import one_redis_only
-from tests.redis_server import free_port
-from tests.waiting import eventually, wait_for
+from tests.harness.servers import free_port, one_redis_only
+from tests.harness.waiting import eventually, wait_for
 
 pytestmark = one_redis_only  # its keys lie in any slot
 

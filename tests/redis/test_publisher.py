@@ -20,7 +20,8 @@ from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.stored_body import Body
-from tests.cluster import one_redis_only
+from tests.harness.servers import one_redis_only
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -33,7 +34,6 @@ from tests.redis.conftest import (
     log_entries,
     submit,
 )
-from tests.waiting import eventually
 from worker.core import publisher as module
 from worker.core.home_shards import HomeShards
 from worker.core.lease import Lease

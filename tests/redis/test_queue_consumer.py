@@ -19,9 +19,9 @@ from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
-from tests.cluster import one_redis_only
+from tests.harness.servers import one_redis_only
+from tests.harness.waiting import eventually
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
-from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues
 from worker.core.charges import Charges
 from worker.core.home_shards import HomeShards

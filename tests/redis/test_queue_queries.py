@@ -17,6 +17,7 @@ from shared.store.redis import keys
 from shared.store.redis.depths import LaneDepth, depths, position, positions
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.listing import page, with_errors
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     POOL,
     TENANT,
@@ -32,7 +33,6 @@ from tests.redis.conftest import (
     output,
     submit,
 )
-from tests.waiting import eventually
 
 SHARDS = 4
 

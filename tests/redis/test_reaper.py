@@ -16,6 +16,7 @@ from shared.store.redis import keys
 from shared.store.redis import reaper as module
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.reaper import Reaper
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
     TENANT,
@@ -26,7 +27,6 @@ from tests.redis.conftest import (
     open_queue,
     submit,
 )
-from tests.waiting import eventually
 
 REAPED = f"{keys.base(0)}{keys.REAP_CLOCK}"
 METRICS = ReaperMetrics(CollectorRegistry())

@@ -15,7 +15,7 @@ from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from tests.waiting import eventually
+from tests.harness.waiting import eventually
 
 INFO = WorkerInfo(
     id="w-1",

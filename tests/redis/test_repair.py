@@ -17,7 +17,8 @@ from shared.store.redis import keys
 from shared.store.redis.depths import depths
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scan import Step
-from tests.cluster import ON_CLUSTER
+from tests.harness.servers import ON_CLUSTER
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -41,7 +42,6 @@ from tests.redis.conftest import (
     repair,
     submit,
 )
-from tests.waiting import eventually
 
 STREAM = keys.queue(0, POOL, DEFAULT)
 RETRIES = keys.queue(0, POOL, RETRY_LANE)

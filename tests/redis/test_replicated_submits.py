@@ -11,9 +11,9 @@ import pytest
 from shared.store.interface import StoreTimeout
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.replicated_submit import ReplicatedSubmits
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 from tests.redis.conftest import make_job, open_queue
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
 
 
 @pytest.fixture

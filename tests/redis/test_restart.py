@@ -13,6 +13,8 @@ from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import connect
 from shared.store.redis.scripts.emit import make_step
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     TENANT,
     WORKER,
@@ -32,8 +34,6 @@ from tests.redis.conftest import (
     renew,
     submit,
 )
-from tests.redis_server import RedisServer
-from tests.waiting import eventually
 
 
 @pytest.fixture

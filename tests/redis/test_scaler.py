@@ -22,12 +22,12 @@ from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scale_store import ScaleStore
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 from tests.redis.conftest import POOL
-from tests.settings import Settings
 from tests.unit.gateway.test_observation import see
 from tests.unit.gateway.test_observation import snapshot as snapshot_of
 from tests.unit.gateway.test_observation import worker as worker_info
-from tests.waiting import eventually
 
 
 class Process:

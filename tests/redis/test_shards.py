@@ -14,7 +14,7 @@ from shared.job.replies import Fenced
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
-from tests.cluster import one_redis_only
+from tests.harness.servers import one_redis_only
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,

@@ -27,7 +27,7 @@ from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import Step, make_step
 from shared.store.redis.servers import Servers
-from tests.cluster import one_redis_only
+from tests.harness.servers import one_redis_only
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

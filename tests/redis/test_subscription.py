@@ -14,10 +14,9 @@ from shared.platform.tasks import end
 from shared.store.redis import subscription as module
 from shared.store.redis.redis_client import connect
 from shared.store.redis.subscription import Subscription
-from tests.cluster import one_redis_only
-from tests.redis_server import RedisServer
-from tests.stalling_proxy import StallingProxy
-from tests.waiting import eventually
+from tests.harness.proxy import StallingProxy
+from tests.harness.servers import RedisServer, one_redis_only
+from tests.harness.waiting import eventually
 
 pytestmark = one_redis_only  # test_cluster.py has those of a cluster
 

@@ -15,6 +15,7 @@ from shared.job.states import JobState
 from shared.store.redis import keys, suspects
 from shared.store.redis.depths import depths
 from shared.store.redis.job_queue import JobQueue
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -29,7 +30,6 @@ from tests.redis.conftest import (
     submit,
 )
 from tests.redis.worker_loops import chat, serving
-from tests.waiting import eventually
 from worker.core.claim_policy import PATIENCE_S
 from worker.core.loop import WorkerLoop
 

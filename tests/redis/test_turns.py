@@ -23,7 +23,6 @@ from tests.redis.conftest import (
     claim,
     claim_one,
     make_job,
-    pending,
     repair,
     submit,
 )
@@ -214,31 +213,6 @@ async def test_a_key_of_the_wrong_type_loses_no_job(
     found = {job.id for job in await claim(queue)}
     await repair(queue)
     assert found | {job.id for job in await claim(queue)} == jobs
-
-
-async def test_jobs_of_the_release_before_are_claimed(queue: JobQueue, store: Redis) -> None:
-    """Its gateways give no turns; what has one goes first."""
-    jobs = await queued(queue, 20, tenant="a")
-    store.delete(TURNS, keys.waiting_of(0, POOL, DEFAULT, "a"))
-    (new,) = await queued(queue, 1, tenant="b")
-    assert [job.id for job in await claim(queue, 5)] == [new.id, *(job.id for job in jobs[:4])]
-    assert [job.id for job in await claim(queue)] == [job.id for job in jobs[4:]]
-    assert pending(store) == 21
-
-
-async def test_a_worker_of_the_release_before_takes_no_job_that_is_leased(
-    queue: JobQueue, store: Redis
-) -> None:
-    """It reads all entries; those that another worker holds stay, and their holder renews them."""
-    await queued(queue, 3, tenant="a")
-    leased = await claim(queue, 2)
-    stream = keys.queue(0, POOL, DEFAULT)
-    store.xreadgroup(keys.GROUP, "w-old", {stream: ">"})
-    renewal = await queue.renew(0, WORKER, "", LEASE_S, leased)
-    assert renewal.lost == {}
-    holders = {each["consumer"] for each in store.xpending_range(stream, keys.GROUP, "-", "+", 9)}
-    assert holders == {WORKER.encode(), b"w-old"}
-    assert len(await claim(queue)) == 1, "what it has read and not leased"
 
 
 async def test_adapter_queues_share_the_levels_of_their_pool(queue: JobQueue, store: Redis) -> None:

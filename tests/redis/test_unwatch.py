@@ -15,6 +15,7 @@ from shared.job.states import JobState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     GATEWAY,
     LANES,
@@ -29,7 +30,6 @@ from tests.redis.conftest import (
     lease,
     submit,
 )
-from tests.waiting import eventually
 
 GRACE_S = 60.0
 UNATTENDED = keys.base(0) + keys.UNATTENDED

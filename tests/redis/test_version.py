@@ -25,10 +25,9 @@ from shared.store.redis.format_version import (
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import connect
 from shared.store.redis.servers import Servers
-from tests.cluster import one_redis_only
+from tests.harness.servers import RedisServer, free_port, one_redis_only
+from tests.harness.waiting import eventually
 from tests.redis.conftest import submit
-from tests.redis_server import RedisServer, free_port
-from tests.waiting import eventually
 
 SHARDS = 4
 OTHER_VERSION = FORMAT_VERSION + 1

@@ -20,6 +20,8 @@ from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store.interface import StoreUnavailable
 from shared.store.redis.job_queue import JobQueue
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -37,8 +39,6 @@ from tests.redis.conftest import (
     submit_one,
 )
 from tests.redis.worker_loops import chat, serving
-from tests.settings import Settings
-from tests.waiting import eventually
 from worker.core import releases
 from worker.core.job_run import JobRun, Outcome
 from worker.core.loop import WorkerLoop

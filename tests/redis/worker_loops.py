@@ -14,8 +14,8 @@ from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.subscription import worker_subscription
+from tests.harness.settings import Settings
 from tests.redis.conftest import LEASE_S, POOL, WORKER
-from tests.settings import Settings
 from worker.core.loop import WorkerLoop
 from worker.core.membership import Membership
 from worker.engines.simulated.engine import SimulatedEngine

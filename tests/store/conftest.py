@@ -17,15 +17,13 @@ import pytest
 from redis import Redis
 
 from shared.store.redis.job_queue import JobQueue
-from tests.cluster import fleet_on_one_node
+from tests.harness.servers import RedisServer, SentinelGroup, embedded_binary, fleet_on_one_node
 from tests.redis.conftest import (
     ChannelSubscriber,
     control_messages,
     gateway_messages,
     open_queue,
 )
-from tests.redis_server import RedisServer, embedded_binary
-from tests.sentinel import SentinelGroup
 
 _NEVER_DOWN_MS = 60_000
 """A machine under load is no reason for a failover in these tests."""

@@ -21,7 +21,7 @@ from shared.api.multipart import content_type_of
 from shared.job.errors import BadRequest
 from shared.job.job import LeasedJob
 from shared.platform.metrics.worker import WorkerMetrics
-from tests.settings import Settings
+from tests.harness.settings import Settings
 from tests.unit.gateway.test_middleware import ask
 from worker.core.asgi import Exchange
 from worker.core.job_run import JobRun

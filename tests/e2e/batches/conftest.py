@@ -18,9 +18,9 @@ from shared.files.stored_file import Purpose, Segment, StoredFile
 from shared.store.redis import keys
 from shared.store.redis.batch_records import Which
 from shared.store.redis.servers import Servers
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.settings import Settings
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.settings import Settings
 
 TENANT = "tenant"
 ENDPOINT = "/v1/chat/completions"

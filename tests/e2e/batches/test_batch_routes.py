@@ -13,8 +13,8 @@ from openai import OpenAI
 from openai.types import Batch
 
 from tests.e2e.batches.conftest import ENDPOINT, line
-from tests.e2e.processes import Process, Stack
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import wait_for
 
 GATEWAY = {"api_keys": "team:k-team,other:k-other"}
 ENDED = {"failed", "completed", "expired", "cancelled"}

@@ -16,7 +16,7 @@ from shared.files.storage import Storage
 from shared.job.errors import FileInUse, StorageUnavailable
 from shared.store.redis import keys
 from tests.e2e.batches.conftest import TENANT, Batches, Crash, check_sums, line
-from tests.redis_server import RedisServer
+from tests.harness.servers import RedisServer
 
 
 async def test_each_line_has_its_answer(batches: Batches) -> None:

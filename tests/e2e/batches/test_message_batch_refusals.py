@@ -11,7 +11,7 @@ import pytest
 from anthropic import Anthropic
 
 from tests.e2e.batches.test_message_batches import PATH, ask, message_files, of
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
 
 GATEWAY = {"api_keys": "team:k-team", "max_body_bytes": 1 << 20}
 

@@ -16,8 +16,8 @@ from openai import OpenAI
 
 from tests.e2e.batches.conftest import ENDPOINT
 from tests.e2e.batches.conftest import line as chat_line
-from tests.e2e.processes import Process
-from tests.waiting import wait_for
+from tests.harness.fleet import Process
+from tests.harness.waiting import wait_for
 
 GATEWAY = {"api_keys": "team:k-team,other:k-other"}
 PATH = "/v1/messages/batches"

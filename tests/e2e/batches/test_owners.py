@@ -13,9 +13,9 @@ import pytest
 
 from shared.batches.batch import Batch, BatchStatus
 from tests.e2e.batches.conftest import Batches, check_sums, line, opened
-from tests.e2e.processes import Process, Stack
-from tests.e2e.up_run import children
-from tests.waiting import eventually, wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.up import children
+from tests.harness.waiting import eventually, wait_for
 
 LINES = 1500
 

@@ -17,8 +17,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
 
 LINES = b'{"a": 1}\r\n{"b": "\xc3\xa4"}\n' * 50
 MAX_BYTES = 3 << 20

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import wait_for
 
 BEGIN = (
     b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'

@@ -15,9 +15,9 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 MODEL = "simulated"
 LONG = {"max_output_tokens": 4000, "extra_body": {"ignore_eos": True}}

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.asgi_client import Reply
 from tests.e2e.continuation_classes import LogRecorder, run
+from tests.harness.asgi_client import Reply
 from worker.core.response_edit import ResponseEdit
 from worker.core.sent_output import SentChunks
 from worker.demo import MODEL_NAME

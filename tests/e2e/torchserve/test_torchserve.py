@@ -13,11 +13,11 @@ import pytest
 from gateway.ops.autoscaler.tick import tick
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.scale_store import ScaleStore
-from tests.e2e.processes import Process, Stack
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.settings import Settings
+from tests.harness.waiting import wait_for
 from tests.redis.conftest import open_queue
-from tests.redis_server import RedisServer
-from tests.settings import Settings
-from tests.waiting import wait_for
 
 MODEL = "org/model"
 """With a slash, as a hub's names have."""

@@ -11,10 +11,10 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.webhooks import WebhookEndpointWithSecret
 
-from tests.e2e.processes import Process, Stack
-from tests.redis_server import RedisServer
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import eventually
 from tests.unit.gateway.webhooks.receivers import Answer, Call, Receiver, answers, receiver
-from tests.waiting import eventually
 
 KEYS = "team:k-team,other:k-other,full:k-full"
 FINE = answers(204)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.e2e.webhooks.inside import HOSTS, PUBLIC
-from tests.test_architecture import ROOT
+from tests.harness.settings import ROOT
 
 _OWN_NETWORK = ("unshare", "--net")
 

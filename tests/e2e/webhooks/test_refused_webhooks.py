@@ -10,8 +10,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS
-from tests.e2e.processes import Process
 from tests.e2e.webhooks.conftest import EVERYTHING, client_of, subscribed
+from tests.harness.fleet import Process
 
 FAILED: Any = "job.failed"
 CHAT = {"model": "simulated", "messages": [{"role": "user", "content": "hello"}]}

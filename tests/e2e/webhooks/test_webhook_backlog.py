@@ -9,11 +9,11 @@ import pytest
 
 from shared.store.redis.outbox import outbox_key
 from shared.tenants.tenant import DEFAULT_TENANT
-from tests.e2e.processes import Process, Stack
 from tests.e2e.test_storage_route import doctor
 from tests.e2e.webhooks.conftest import ALLOW, client_of, subscribed
-from tests.redis_server import RedisServer
-from tests.waiting import eventually
+from tests.harness.fleet import Process, Stack
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import eventually
 
 BODY = {"model": "simulated", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 

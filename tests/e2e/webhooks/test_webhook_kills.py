@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.processes import Process, Stack
-from tests.e2e.up_run import children
 from tests.e2e.webhooks.conftest import ALLOW, client_of, subscribed
+from tests.harness.fleet import Process, Stack
+from tests.harness.up import children
+from tests.harness.waiting import eventually
 from tests.unit.gateway.webhooks.receivers import Call, answers
-from tests.waiting import eventually
 
 JOBS = 60
 BODY = {"model": "simulated", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}

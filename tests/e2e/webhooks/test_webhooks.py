@@ -10,10 +10,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from tests.e2e.processes import Process
 from tests.e2e.webhooks.conftest import EVERYTHING, Subscriber, subscribed
+from tests.harness.fleet import Process
+from tests.harness.waiting import eventually
 from tests.unit.gateway.webhooks.receivers import answers, closes
-from tests.waiting import eventually
 
 MODEL = "simulated"
 CHAT: dict[str, Any] = {

@@ -14,9 +14,9 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
+from tests.harness.waiting import wait_for
 from tests.models.conftest import ServedModel
 from tests.models.same_answer import difference
-from tests.waiting import wait_for
 
 pytestmark = pytest.mark.vllm
 

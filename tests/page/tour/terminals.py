@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from tests.e2e.up_run import children, is_alive
+from tests.harness.servers import free_port
+from tests.harness.up import children, is_alive
+from tests.harness.waiting import wait_for
 from tests.page.tour.document import ROOT, URL
-from tests.redis_server import free_port
-from tests.waiting import wait_for
 
 _MAKE = "make() { shift; exec flotilla up ${1#ARGS=}; }\n"
 """What `make up ARGS=...` does once everything is installed."""

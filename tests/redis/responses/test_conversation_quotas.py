@@ -15,10 +15,10 @@ from shared.job.quotas import Quotas
 from shared.job.response_id import response_id
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
+from tests.harness.settings import Settings
 from tests.redis.conftest import TENANT, answer, claim, finish, make_job, open_queue, repair
 from tests.redis.responses.test_conversations import Side, answered
 from tests.redis.test_quotas import EXPIRING, KEPT, kept_bytes, sweep
-from tests.settings import Settings
 
 SETTINGS = Settings(max_body_bytes=1 << 20)
 

@@ -39,8 +39,8 @@ from shared.job.states import JobEvent
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.memory_monitor import MemoryMonitor
+from tests.harness.settings import Settings
 from tests.redis.conftest import POOL, TENANT, answer, claim, finish, open_queue
-from tests.settings import Settings
 
 ENDPOINT = ENDPOINTS["/v1/responses"]
 SETTINGS = Settings(max_body_bytes=8 << 20, max_messages=100)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_architecture import ROOT
+from tests.harness.settings import ROOT
 from tests.unit.client.stub_gateway import JOB, StubGateway, openai_events
 
 NODE = shutil.which("node")

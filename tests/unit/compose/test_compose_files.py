@@ -13,7 +13,7 @@ import yaml
 from gateway.http.web_pages import WebPages
 from shared.fleet.pools import load_pools
 from shared.platform.settings import load_settings
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "compose"

@@ -141,7 +141,7 @@ def test_every_alert_says_what_it_means_and_leads_to_its_runbook() -> None:
 
 def test_runbooks_name_settings_that_there_are() -> None:
     from shared.platform.settings import PREFIX
-    from tests.settings import Settings
+    from tests.harness.settings import Settings
 
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     text = (FOLDER / "runbooks.md").read_text() + (FOLDER / "README.md").read_text()

@@ -29,8 +29,8 @@ from shared.job.states import JobState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.redis.servers import Servers
 from shared.tenants.api_key import ApiKey
-from tests.settings import Settings
-from tests.waiting import eventually
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 
 JOB = "job_000" + "0" * 24
 DEADLINE_S = 30.0

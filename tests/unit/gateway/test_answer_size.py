@@ -10,7 +10,7 @@ from gateway.core.answer_size import check_answer_size
 from gateway.core.prompt_limits import check_input
 from shared.api.endpoint import InputKind, Policy
 from shared.job.errors import BadRequest
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 CHAT = Policy(InputKind.MESSAGES, choices=True)
 COMPLETIONS = Policy(InputKind.PROMPT, choices=True)

@@ -15,7 +15,7 @@ from gateway.ops.autoscaler.policy import decide
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
 from shared.fleet.pool_settings import parse_autoscale, parse_range
 from shared.platform.settings import SettingsError, load_settings
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 NOW_S = 1.76e9
 LIMITS = Limits(min=0, max=20, target_wait_s=5, utilization=0.8, down_after_s=120, idle_s=300)

@@ -20,7 +20,7 @@ from shared.fleet.registry import ModelInfo
 from shared.job.errors import BadRequest, BodyTooLarge, ModelNotFound
 from shared.job.job import NewJob
 from shared.tenants.api_key import ApiKey
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 CHAT = ENDPOINTS["/v1/chat/completions"]
 SETTINGS = Settings(

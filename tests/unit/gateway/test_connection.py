@@ -27,8 +27,8 @@ from gateway.http.connection_limits import Connections
 from gateway.http.uvicorn_fastpath import DisconnectEvent
 from shared.platform import fast_paths
 from shared.platform.metrics.gateway import GatewayMetrics
-from tests.settings import Settings
-from tests.waiting import eventually
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"
 

@@ -16,7 +16,7 @@ from gateway.ops.autoscaler.actuators import actuator
 from gateway.ops.autoscaler.docker import Docker
 from shared.fleet.pools import load_pools
 from shared.job.states import WorkerState
-from tests.settings import Settings
+from tests.harness.settings import Settings
 from tests.unit.gateway.test_observation import worker
 
 PROJECT, SERVICE = "fleet", "worker"

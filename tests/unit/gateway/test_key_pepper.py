@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.launcher.key_pepper import kept_pepper
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 
 def test_it_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:

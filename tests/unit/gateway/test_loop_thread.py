@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.maintenance.loop_thread import LoopThread
-from tests.waiting import wait_for
+from tests.harness.waiting import wait_for
 
 
 def test_work_goes_on_between_two_calls() -> None:

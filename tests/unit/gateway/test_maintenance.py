@@ -25,8 +25,7 @@ from gateway.maintenance.maintenance_tasks import TIMEOUT_S, celery_intervals, t
 from gateway.maintenance.process import repeat
 from shared.platform.settings import SettingsError, drop_variables, load_settings
 from shared.store.redis import keys
-from tests.settings import Settings, child_environment
-from tests.test_architecture import ROOT
+from tests.harness.settings import ROOT, Settings, child_environment
 
 # The fleet's Redis -> the maintenance process's, and how Celery writes that.
 URLS = [

@@ -22,8 +22,8 @@ from gateway.http.known_keys import KnownKeys
 from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.http.route_scopes import PUBLIC_PATHS
 from shared.platform.metrics.gateway import GatewayMetrics
-from tests.settings import Settings
-from tests.waiting import eventually
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 
 KEY = "sk-1"
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gateway.core.job_factory import JobFactory
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 SETTINGS = Settings(shards=4)
 

@@ -14,7 +14,7 @@ from shared.fleet.registry import ModelInfo
 from shared.job.errors import BadRequest
 from shared.job.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
 from shared.job.job import NewJob, shard_of
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 ENDPOINT = ENDPOINTS["/v1/chat/completions"]
 MODEL = ModelInfo("m", "pool", {})

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from gateway.http.page_files import PAGE_FILES
 from gateway.ops import page_route as page
-from tests.test_architecture import ROOT
+from tests.harness.settings import ROOT
 
 FOLDER = ROOT / "gateway" / "page"
 # Keys with limits, use and changes (issue 33) add 14,000.

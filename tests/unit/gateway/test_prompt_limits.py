@@ -16,7 +16,7 @@ from gateway.core.prompt_limits import (
 )
 from shared.api.endpoint import InputKind, Policy
 from shared.job.errors import BadRequest
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 CHAT = Policy(input=InputKind.MESSAGES, choices=True, service_tier=True)
 COMPLETIONS = Policy(input=InputKind.PROMPT, choices=True, service_tier=True)

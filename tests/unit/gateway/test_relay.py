@@ -12,6 +12,7 @@ from gateway.core.reader import ReaderState
 from gateway.core.relay import Relay
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.frames import FrameKind, encode
+from tests.harness.waiting import eventually
 from tests.unit.gateway.reader_support import (
     JOB,
     LONG_S,
@@ -22,7 +23,6 @@ from tests.unit.gateway.reader_support import (
     seqs,
     turns,
 )
-from tests.waiting import eventually
 
 
 async def test_all_readers_of_a_job_and_no_others_get_its_frames(relay: Relay) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.ops.overview.sampler import Sampler
-from tests.waiting import eventually
+from tests.harness.waiting import eventually
 
 INTERVAL_S = 0.03
 

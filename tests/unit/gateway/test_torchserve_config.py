@@ -11,7 +11,7 @@ from gateway.launcher.torchserve_config import convert
 from shared.fleet.pools import load_pools
 from shared.platform.config_file import parse
 from shared.platform.settings import SettingsError
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 LORA = """\
 # TorchServe frontend parameters

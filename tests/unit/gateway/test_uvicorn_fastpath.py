@@ -26,7 +26,7 @@ from gateway.http.asgi_io import (
     start_response_at_once,
 )
 from shared.platform import fast_paths
-from tests.waiting import eventually
+from tests.harness.waiting import eventually
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
 CHUNKS = [b"data: 1\n\n", b"x" * 16, b"\xff" * 70_000, b"\r\n", b"0\r\n\r\n"]

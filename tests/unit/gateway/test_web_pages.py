@@ -17,7 +17,7 @@ from gateway.http.web_pages import WebPages
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import ForeignSite, UnknownHost
 from shared.platform.settings import SettingsError, load_settings
-from tests.settings import Settings
+from tests.harness.settings import Settings
 from tests.unit.gateway.test_middleware import KEY, Headers, ask
 
 HERE = b"127.0.0.1:8000"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.platform.cluster_url import is_cluster, parse
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 URL = "redis+cluster://u:p%40ss@a:7000,b,[::1]:5"
 

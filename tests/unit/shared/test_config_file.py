@@ -12,7 +12,7 @@ import shared.fleet
 from shared.fleet.pool import PoolEntry
 from shared.fleet.pools import load_pools
 from shared.platform.settings import PREFIX, SettingsError, load_settings, origin, to_environment
-from tests.settings import Settings
+from tests.harness.settings import Settings
 from worker.worker_settings import WorkerSettings
 
 POOLS = """\

@@ -16,7 +16,7 @@ from shared.api.field_policy import (
     check_permission,
 )
 from shared.job.errors import BadRequest
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 SETTINGS = Settings()
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shared.platform import logs
-from tests.settings import child_environment
+from tests.harness.settings import child_environment
 
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 

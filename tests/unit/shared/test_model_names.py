@@ -10,7 +10,7 @@ import pytest
 from shared.fleet.model_names import ModelNames, declared_models, merged
 from shared.fleet.pools import load_pools
 from shared.fleet.registry import ModelInfo
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 
 def model(name: str, pool: str = "p", *, parent: str = "", **fields: Any) -> ModelInfo:

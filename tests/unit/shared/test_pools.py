@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from shared.fleet.pool import Pool, pool_name
 from shared.fleet.pools import load_pools
 from shared.platform.settings import SettingsError
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 
 def test_without_variables_there_is_the_demo_models_pool() -> None:

@@ -24,7 +24,7 @@ from shared.store.redis.store_errors import (
     refused,
     store_error,
 )
-from tests.redis_server import free_port
+from tests.harness.servers import free_port
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from gateway.maintenance.broker import broker, celery_redis_url
 from shared.platform.sentinel_url import is_sentinel, parse
 from shared.store.redis.redis_client import connect, server_name
-from tests.settings import Settings
+from tests.harness.settings import Settings
 
 URL = "redis+sentinel://u:p%40ss@a:26379,b,[::1]:5/jobs/3?sentinel_password=quiet"
 

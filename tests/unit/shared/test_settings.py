@@ -23,8 +23,7 @@ from shared.platform.settings import (
     set_engine_variable,
     to_environment,
 )
-from tests.settings import Settings
-from tests.test_architecture import files
+from tests.harness.settings import ROOT, Settings
 
 SECRET = "sk-very-secret"
 
@@ -408,10 +407,12 @@ def test_a_misspelt_variable_is_reported_in_any_case(monkeypatch: pytest.MonkeyP
 
 def test_every_class_of_settings_is_declared() -> None:
     """Else its variables are taken for misspelt ones."""
-    paths = [file for file in files("gateway", "shared", "worker") if file.endswith("_settings.py")]
+    folders = ("gateway", "shared", "worker")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*_settings.py")]
     assert len(paths) > 8
     for path in paths:
-        module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+        name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        module = importlib.import_module(name)
         for each in vars(module).values():
             if isinstance(each, type) and issubclass(each, ProcessSettings):
                 assert any(issubclass(kind, each) for kind in declared()), each

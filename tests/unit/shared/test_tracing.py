@@ -20,9 +20,9 @@ from shared.platform import request_span, tracing
 from shared.platform.request_span import RequestSpan
 from shared.platform.settings import SettingsError, load_settings
 from shared.store.redis.lost_attempts import write_lost_attempts
-from tests.redis_server import free_port
-from tests.settings import Settings, child_environment
-from tests.spans import Span, read_spans
+from tests.harness.servers import free_port
+from tests.harness.settings import Settings, child_environment
+from tests.harness.spans import Span, read_spans
 
 TRACE, PARENT = "a" * 32, "b" * 16
 SAMPLED = f"00-{TRACE}-{PARENT}-01"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.job.states import WorkerState
-from tests.settings import Settings
+from tests.harness.settings import Settings
 from worker.core import lifecycle
 from worker.core.claim_policy import (
     CLAIM_BATCH,

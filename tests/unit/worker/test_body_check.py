@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
 from shared.platform import fast_paths
-from tests.asgi_client import Reply, call
+from tests.harness.asgi_client import Reply, call
 from worker.engines.interface import JOB, JobFacts
 from worker.engines.vllm.body_check import FEW_VALUES, MANY_VALUES, BodyChecker, CheckedBodies
 from worker.engines.vllm.body_models import cheap

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shared.job.fair_shares import EXPECTED_COST, Account, ShareRules, cost
-from shared.job.job import NO_SHARE, Share
+from shared.job.job import Share
 from worker.core.charges import Charges
 
 RULES = ShareRules()
@@ -112,11 +112,6 @@ def test_the_prompt_of_a_continued_job_was_charged_before() -> None:
     charges = make({})
     charges.ended(job, released=True)
     assert charges.take(0)[A] == cost(0, 50)
-
-
-def test_a_job_of_the_release_before_is_not_charged() -> None:
-    charges = make({"1": run(share=NO_SHARE)})
-    assert charges.take(0) == {}
 
 
 def test_the_expected_cost_follows_the_last_jobs() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shared.job.job_log import Delta, Entry, Prompt, Transcript, context_record, read_journal
-from tests.settings import Settings
+from tests.harness.settings import Settings
 from tests.unit.worker.bench import Bench
 from worker.core.job_run import Outcome
 from worker.core.sent_output import ContinuationReader

@@ -20,9 +20,9 @@ from shared.job.job_log import Entry, Transcript, read_journal
 from shared.job.replies import LogPart
 from shared.job.states import JobEvent
 from shared.store.interface import StoreUnavailable
-from tests.settings import Settings
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 from tests.unit.worker.bench import CHAT, Bench
-from tests.waiting import eventually
 from worker.core.job_run import Outcome
 from worker.core.sent_output import ContinuationDiffers, SentChunks
 from worker.engines.interface import JOURNAL

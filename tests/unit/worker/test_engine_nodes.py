@@ -16,7 +16,7 @@ import yaml
 
 from gateway.cli.main import app
 from shared.platform.settings import PREFIX, declared
-from tests.waiting import wait_for
+from tests.harness.waiting import wait_for
 from worker import engine_node
 from worker.engines.vllm import group_health
 from worker.engines.vllm.arguments import node_problems

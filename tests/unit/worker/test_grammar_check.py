@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.waiting import eventually
+from tests.harness.waiting import eventually
 from worker.engines.vllm import trials
 from worker.engines.vllm.grammar_check import Compile, GrammarChecker, GrammarRefused
 from worker.engines.vllm.trial_process import Limits

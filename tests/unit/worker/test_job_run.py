@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from shared.job.job_log import Transcript, read_journal
 from shared.job.states import JobEvent
-from tests.settings import Settings
+from tests.harness.settings import Settings
+from tests.harness.waiting import eventually
 from tests.unit.worker.bench import Bench
-from tests.waiting import eventually
 from worker.core import job_run as module
 from worker.core.job_run import Outcome
 from worker.engines.interface import JOB, JOURNAL, Capacity, JobFacts, Load

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from tests.settings import Settings
+from tests.harness.settings import Settings
 from worker.engines.vllm.body_check import reading
 from worker.engines.vllm.body_models import stop_at_first_errors, validators
 

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from shared.job.job import Origin
 from shared.job.trace_context import new_trace
 from shared.platform import tracing
-from tests.settings import Settings
-from tests.spans import Span, read_spans
+from tests.harness.settings import Settings
+from tests.harness.spans import Span, read_spans
 from tests.unit.worker.bench import Bench
 from worker.core.job_run import JobRun
 from worker.core.run_trace import REVOKED

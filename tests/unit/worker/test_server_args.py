@@ -11,7 +11,7 @@ import pytest
 
 from shared.api import field_policy
 from shared.platform.settings import SettingsError
-from tests.settings import Settings
+from tests.harness.settings import Settings
 from worker.engines.vllm import arguments as vllm_arguments
 from worker.engines.vllm import release
 from worker.engines.vllm.server_args import (

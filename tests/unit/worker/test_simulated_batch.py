@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.asgi_client import call
-from tests.settings import Settings
+from tests.harness.asgi_client import call
+from tests.harness.settings import Settings
 from worker.engines.simulated.batch import Batch
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.generation import Generation, Prompt, Sampling, Sequence

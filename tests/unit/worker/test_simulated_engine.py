@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from shared.platform.settings import SettingsError
-from tests.asgi_client import Recorder, Reply, call
-from tests.settings import Settings
+from tests.harness.asgi_client import Recorder, Reply, call
+from tests.harness.settings import Settings
 from worker.core.asgi import is_error
 from worker.engines.interface import JOURNAL, Load
 from worker.engines.simulated.engine import SimulatedEngine
@@ -481,7 +481,7 @@ def test_kill_on_prompt(faults: str, n_tokens: int) -> None:
     script = f"""
         import asyncio
         from worker.engines.simulated.simulated_settings import SimulatedSettings
-        from tests.asgi_client import call
+        from tests.harness.asgi_client import call
         from worker.engines.simulated.engine import SimulatedEngine
 
         async def main():

@@ -11,7 +11,7 @@ import pytest
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.gateway_client import DEFAULT_URL, address, parse_event
 from gateway.launcher import run_file
-from tests.redis_server import free_port
+from tests.harness.servers import free_port
 from tests.unit.gateway.cli.conftest import Flotilla
 from tests.unit.gateway.cli.samples import job, jobs
 from tests.unit.gateway.cli.stub import Answer, StubGateway, error

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.redis_server import free_port
+from tests.harness.servers import free_port
 from tests.unit.gateway.cli.conftest import Flotilla
 from tests.unit.gateway.cli.samples import LOST, overview
 from tests.unit.gateway.cli.stub import Answer, StubGateway, error

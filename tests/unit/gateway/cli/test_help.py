@@ -12,7 +12,7 @@ import typer
 
 from gateway.cli.exit_codes import MEANINGS, ExitCode
 from gateway.cli.main import app
-from tests.test_architecture import ROOT as FOLDER
+from tests.harness.settings import ROOT as FOLDER
 
 PAGE = (FOLDER / "docs" / "pages" / "start.md").read_text()
 ROOT = typer.main.get_command(app)

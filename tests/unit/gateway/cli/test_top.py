@@ -19,8 +19,7 @@ from gateway.cli.top.keyboard import split_keys
 from gateway.cli.top.screen import FAILED, Call, Describe, Quit, Screen, View, press
 from gateway.cli.top.top_page import Shown, live, once
 from gateway.cli.workers_command import bar
-from tests.settings import child_environment
-from tests.test_architecture import ROOT
+from tests.harness.settings import ROOT, child_environment
 from tests.unit.gateway.cli.conftest import Flotilla
 from tests.unit.gateway.cli.samples import LOST, TIMELINE, WHY, job, jobs, overview, worker
 from tests.unit.gateway.cli.stub import StubGateway, error, events

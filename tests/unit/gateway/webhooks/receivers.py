@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.tcp_server import tcp_server
+from tests.harness.proxy import tcp_server
 
 Answer = Callable[["Call", asyncio.StreamWriter], Awaitable[None]]
 

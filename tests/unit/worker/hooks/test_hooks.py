@@ -16,7 +16,7 @@ from shared.job.job_log import Entry, Transcript
 from shared.job.result import JobResult
 from shared.job.states import JobEvent
 from shared.platform.settings import SettingsError
-from tests.settings import Settings
+from tests.harness.settings import Settings
 from tests.unit.worker.bench import Bench
 from tests.unit.worker.test_continued_run import run, transcript, without_created
 from worker.core.job_run import JobRun, Outcome

@@ -51,6 +51,8 @@ def set_defaults(pool: Pool) -> None:
     environment.set_engine_defaults(DEFAULTS)
     if not _can_compile():
         environment.set_engine_defaults({"TORCH_COMPILE_DISABLE": "1"})
+        if pool.model:  # the demo's arguments have it compile next to nothing
+            log.info("torch compiles nothing here: it needs g++ and python3-dev for that")
     if not pool.model:
         environment.set_engine_defaults(DEMO_DEFAULTS)
 

@@ -179,7 +179,8 @@ ERRORS = """
 """Statuses and codes of errors, as the description of the API has them."""
 
 SETTINGS = """
-host port worker_host worker_port worker_id pool model served_model_name engine engine_args
+host port worker_host worker_port worker_memory_bytes worker_id pool model served_model_name
+engine engine_args
 redis_url shards durable redis_high_watermark storage_url maintenance_redis_url
 api_keys api_keys_file admin_keys tenants allowed_hosts allow_fields share_prompt_cache
 max_body_bytes max_upload_bytes max_body_values max_inputs max_choices max_file_bytes

@@ -44,6 +44,7 @@ DEMO_ARGS = (
 )
 """The KV cache is small: the kernel frees it, 0.1 s per GB, before a killed engine's end shows."""
 _TRACES = "--otlp-traces-endpoint"
+_SHARE = "gpu_memory_utilization"
 
 
 def set_defaults(pool: Pool) -> None:
@@ -73,7 +74,7 @@ def _can_compile() -> bool:
 
 
 def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: int = 0) -> Any:
-    """Return the namespace of vLLM's arguments. `v`: see release.py.
+    """Return the namespace of vLLM's arguments, and `memory_share_is_set`. `v`: see release.py.
 
     `node_rank`: 0 for a worker, the head of its engine; else that of a further machine's node.
     Raises SettingsError for what vLLM does not take and for what has no meaning here.
@@ -90,6 +91,8 @@ def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: in
     argv = with_media_domains(argv, urls_allowed=pool.allows(MEDIA_URLS))
     parser = v.make_arg_parser(v.FlexibleArgumentParser())
     parser.print_usage = lambda *_: None  # 300 lines, which would hide the error
+    default_share = parser.get_default(_SHARE)
+    parser.set_defaults(**{_SHARE: None})
     try:
         args = parser.parse_args(argv)
         v.validate_parsed_serve_args(args)
@@ -97,6 +100,9 @@ def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: in
         raise SettingsError(f"vLLM does not take these arguments: {argv}") from error
     if v.api_key:
         raise SettingsError(f"VLLM_API_KEY has no effect in a worker: {REFUSED['api_key']}")
+    args.memory_share_is_set = args.gpu_memory_utilization is not None
+    if not args.memory_share_is_set:
+        args.gpu_memory_utilization = default_share
     problems = [*set_in_vain(REFUSED, args, parser.get_default), *node_problems(args, node_rank)]
     if problems:
         raise SettingsError("; ".join(problems))

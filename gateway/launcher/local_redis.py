@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from gateway.launcher.child import Command
+from shared.platform.node_list import split_url
 from shared.store.interface import StoreError
 from shared.store.redis.redis_client import connect
 
@@ -177,5 +177,5 @@ async def ping(url: str) -> str | None:
 
 def without_password(url: str) -> str:
     """`url` as it may be shown."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

@@ -122,7 +122,7 @@ class Supervisor:
         if self._redis.service is not None:
             self._running.start(self._redis.service)
             await self._running.until_ready([self._redis.service])
-        await self._redis.check_format()
+        await self._redis.check()
         self._at_end.enter_context(
             run_file.written(self._folder, redis_url=self._redis.url, gateway_url=self._gateway_url)
         )

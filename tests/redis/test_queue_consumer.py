@@ -118,8 +118,7 @@ async def test_scripts_that_redis_has_lost_are_loaded_again(
     consumer: QueueConsumer, queue: JobQueue, store: Redis
 ) -> None:
     job = await submit(queue)
-    with contextlib.suppress(ResponseError):  # Redis has functions from version 7 on
-        store.function_flush()
+    store.function_flush()
     store.script_flush()
     async with asyncio.timeout(DEADLINE_S):
         assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]

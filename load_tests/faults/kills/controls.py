@@ -32,8 +32,8 @@ def _replace_in_scripts(*replacements: tuple[str, str]) -> None:
         prefix, text = loader.library()
         return prefix, changed(text)
 
-    def script(name: str, *, flags: bool) -> str:
-        return changed(loader.script(name, flags=flags))
+    def script(name: str) -> str:
+        return changed(loader.script(name))
 
     runner.library, runner.script = library, script  # type: ignore[attr-defined]
 

@@ -178,11 +178,11 @@ def test_url_of(host: str, url: str) -> None:
 
 
 def test_find_server_prefers_the_system(tmp_path: Path) -> None:
-    server = tmp_path / "redis-server"
-    server.write_text("#!/bin/sh\n")
-    server.chmod(0o755)
-    ours = Path(sys.executable).parent
-    assert local_redis.find_server(f"{ours}{os.pathsep}{tmp_path}") == str(server)
+    for name in ("valkey-server", "redis-server"):
+        server = tmp_path / name
+        server.write_text("#!/bin/sh\n")
+        server.chmod(0o755)
+        assert local_redis.find_server(str(tmp_path)) == str(server)
 
 
 def test_redis_urls_are_shown_without_password() -> None:

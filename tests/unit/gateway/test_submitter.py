@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.core import submitter as module
 from gateway.core.submitter import Submitter
-from shared.job.errors import FlotillaError, QueueFull
+from shared.job.errors import QueueFull
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob, SubmitReply
 from shared.platform.metrics.gateway import GatewayMetrics
@@ -100,19 +100,6 @@ def counted(registry: CollectorRegistry) -> float:
     return registry.get_sample_value("flotilla_jobs_submitted_total", labels) or 0.0
 
 
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-async def test_jobs_of_one_turn_of_the_loop_are_sent_in_one_call(
-    submitter: Submitter, queue: Queue
-) -> None:
-    await asyncio.gather(*(submitter.submit(job(n)) for n in range(20)))
-    assert queue.calls == [(0, list(range(20)))]
-    assert queue.depths == [DEPTH]
-
-
 async def test_a_pool_has_a_limit_of_its_own(queue: Queue, registry: CollectorRegistry) -> None:
     as_queue: Any = queue
     submitter = Submitter(as_queue, DEPTH, GatewayMetrics(registry), {"small": 2})
@@ -128,43 +115,6 @@ async def test_a_pool_has_a_limit_of_its_own(queue: Queue, registry: CollectorRe
     assert submitter.max_depth("p") == DEPTH
 
 
-async def test_jobs_that_arrive_during_a_call_are_sent_in_the_next(
-    submitter: Submitter, queue: Queue, registry: CollectorRegistry
-) -> None:
-    queue.open.clear()
-    first = submitter.submit(job(0))
-    await turns()
-    others = [submitter.submit(job(n)) for n in (1, 2, 3)]
-    await turns()
-    assert queue.calls == [(0, [0])]
-    assert not first.done()
-    queue.open.set()
-    await asyncio.gather(first, *others)
-    assert queue.calls[1:] == [(0, [1, 2, 3])]
-    assert counted(registry) == 4
-
-
-async def test_a_shard_that_does_not_answer_delays_only_its_own_jobs(
-    registry: CollectorRegistry,
-) -> None:
-    as_queue: Any = (queue := Queue())
-    submitter = Submitter(as_queue, DEPTH, GatewayMetrics(registry))
-    queue.open.clear()
-    stuck = submitter.submit(job(0, shard=1))
-    await turns()
-    answers, queue.open = queue.open, asyncio.Event()
-    queue.open.set()
-    await submitter.submit(job(1, shard=0))
-    await submitter.submit(job(2, shard=2))
-    behind = submitter.submit(job(3, shard=1))
-    await turns()
-    assert not stuck.done()
-    assert [shard for shard, _ in queue.calls] == [1, 0, 2]
-    answers.set()
-    await asyncio.gather(stuck, behind)
-    assert queue.calls[-1] == (1, [3])
-
-
 async def test_a_full_lane_fails_only_the_jobs_it_refuses(
     submitter: Submitter, queue: Queue, registry: CollectorRegistry
 ) -> None:
@@ -174,16 +124,6 @@ async def test_a_full_lane_fails_only_the_jobs_it_refuses(
     )
     assert [type(each) for each in done] == [type(None), QueueFull, type(None)]
     assert counted(registry) == 2
-
-
-async def test_a_job_that_joins_another_one_gets_its_id(
-    submitter: Submitter, queue: Queue, registry: CollectorRegistry
-) -> None:
-    queue.joins[2] = JoinedJob("job_earlier")
-    queue.error, queue.fails_on = StoreUnavailable("broken"), False  # the call is repeated
-    first, second = submitter.submit(job(1)), submitter.submit(job(2))
-    assert (await first, await second) == (None, "job_earlier")
-    assert counted(registry) == 1
 
 
 async def test_what_was_taken_is_given_back_only_of_jobs_that_are_not_queued(
@@ -199,36 +139,6 @@ async def test_what_was_taken_is_given_back_only_of_jobs_that_are_not_queued(
     assert unused == [job(1), job(2)]
 
 
-async def test_a_refusal_without_an_estimate_is_a_refusal(
-    queue: Queue, registry: CollectorRegistry
-) -> None:
-    async def fail(job: NewJob, error: FlotillaError) -> FlotillaError:
-        raise TypeError("a mistake")
-
-    as_queue: Any = queue
-    submitter = Submitter(as_queue, DEPTH, GatewayMetrics(registry), None, fail)
-    queue.full = {1}
-    with pytest.raises(QueueFull):
-        await submitter.submit(job(1))
-
-
-async def test_a_failed_call_fails_all_its_jobs_and_the_next_call_is_sent(
-    submitter: Submitter, queue: Queue
-) -> None:
-    queue.error = StoreUnavailable("away")
-    done = await asyncio.gather(
-        *(submitter.submit(job(n)) for n in range(3)), return_exceptions=True
-    )
-    assert all(isinstance(each, StoreUnavailable) for each in done)
-    queue.error = None
-    await submitter.submit(job(4))
-
-
-async def test_shards_have_calls_of_their_own(submitter: Submitter, queue: Queue) -> None:
-    await asyncio.gather(*(submitter.submit(job(n, shard=n % 3)) for n in range(6)))
-    assert sorted(queue.calls) == [(0, [0, 3]), (1, [1, 4]), (2, [2, 5])]
-
-
 async def test_large_bodies_are_spread_over_calls(
     submitter: Submitter, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,17 +146,6 @@ async def test_large_bodies_are_spread_over_calls(
     bodies = [b"x" * size for size in (4, 4, 4, 20, 1)]
     await asyncio.gather(*(submitter.submit(job(n, body=b)) for n, b in enumerate(bodies)))
     assert sorted(names for _, names in queue.calls) == [[0, 1], [2], [3], [4]]
-
-
-async def test_a_cancelled_caller_does_not_affect_others(
-    submitter: Submitter, queue: Queue
-) -> None:
-    queue.open.clear()
-    gone, stays = submitter.submit(job(1)), submitter.submit(job(2))
-    await turns()
-    gone.cancel()
-    queue.open.set()
-    await stays
 
 
 async def test_a_redis_that_has_forgotten_the_scripts_is_called_again(
@@ -294,38 +193,3 @@ async def test_a_malformed_reply_fails_its_jobs_and_the_next_call_is_sent(
     assert isinstance((await asyncio.wait_for(calls, 5))[1], Exception)
     queue.reply = None
     await asyncio.wait_for(submitter.submit(job(2)), 5)
-
-
-async def test_a_cancelled_call_fails_its_jobs_and_cancels_no_caller(
-    submitter: Submitter, queue: Queue
-) -> None:
-    errors: list[Exception] = []
-    queue.open.clear()
-    waiting = submitter.submit(job(0)), submitter.submit(job(1), on_error=errors.append)
-    await turns()
-    queue.tasks[0].cancel()
-    await asyncio.wait(waiting)
-    assert all(isinstance(each.exception(), StoreUnavailable) for each in waiting)
-    assert [type(error) for error in errors] == [StoreUnavailable]
-    assert len(queue.tasks) == 1  # it is not sent again
-    queue.open.set()
-    await submitter.submit(job(2))
-
-
-async def test_on_error_is_called_for_failed_jobs_only(submitter: Submitter, queue: Queue) -> None:
-    errors: dict[int, Exception] = {}
-    queue.full = {1}
-    calls = [
-        submitter.submit(job(n), on_error=lambda error, n=n: errors.update({n: error}))  # type: ignore[misc]
-        for n in range(3)
-    ]
-    await asyncio.wait(calls)
-    assert list(errors) == [1]
-    assert isinstance(errors[1], QueueFull)
-    queue.error = StoreUnavailable("away")
-    await asyncio.wait([submitter.submit(job(3), on_error=lambda error: errors.update({3: error}))])
-    assert errors[3] is queue.error
-    gone = submitter.submit(job(4), on_error=lambda error: errors.update({4: error}))
-    gone.cancel()
-    await turns()
-    assert 4 not in errors

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-import pytest
-
-from shared.job.job_log import parse_segments
 from shared.job.step_log import FLUSH_AFTER
 from tests.unit.steps import parse_step
-from tests.unit.worker.buffers import FENCE_TOKEN, RESULT, make_buffer
-from worker.core.emit_batch import DISCARDED, Batch, FlushSchedule, PendingResult
+from tests.unit.worker.buffers import RESULT, make_buffer
+from worker.core.emit_batch import Batch, FlushSchedule
 from worker.core.output_buffer import OutputBuffer
 
 
@@ -73,13 +69,6 @@ def test_entries_are_flushed_together() -> None:
     }
 
 
-def test_a_flush_contains_the_entries_that_were_published() -> None:
-    shard, buffer = Shard(), make_buffer()
-    parts = [parse_step(shard.step(buffer).step()) for _ in range(FLUSH_AFTER)]
-    published = [part.outputs["a"].entry for part in parts]
-    assert parse_segments([parts[-1].segments["a"]]) == published
-
-
 def test_the_entry_of_a_job_that_pauses_is_flushed_in_time() -> None:
     shard, buffer = Shard(), make_buffer()
     batches = [shard.step(buffer), *shard.steps_of_others(FLUSH_AFTER - 1)]
@@ -101,15 +90,6 @@ def test_a_result_carries_the_unflushed_entries() -> None:
     assert flushes_by_step(shard.steps_of_others(2 * FLUSH_AFTER)) == {}
 
 
-def test_the_result_of_a_job_whose_log_is_complete_carries_no_entries() -> None:
-    shard, buffer = Shard(), make_buffer()
-    for _ in range(FLUSH_AFTER):
-        shard.step(buffer)
-    end = parse_step(shard.step(finish=[buffer]).step()).outputs["a"].end
-    assert end
-    assert (end.segment, end.seq) == (b"", FLUSH_AFTER + 1)
-
-
 def test_entries_that_are_due_in_the_step_of_the_result_are_sent_once() -> None:
     shard, buffer = Shard(), make_buffer()
     for _ in range(FLUSH_AFTER - 1):
@@ -121,16 +101,6 @@ def test_entries_that_are_due_in_the_step_of_the_result_are_sent_once() -> None:
     assert log_flushes(batch) == {}
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_job_that_ends_with_its_first_entry_sends_it_with_its_result(stream: bool) -> None:
-    shard, buffer = Shard(), make_buffer(log_started=False, stream=stream)
-    batch = shard.step(buffer, finish=[buffer])
-    end = parse_step(batch.step()).outputs["a"].end
-    assert end
-    assert [entry.seq for entry in end.before] == [1]
-    assert log_flushes(batch) == {}
-
-
 def test_the_result_of_a_job_without_subscribers_is_only_logged() -> None:
     buffer = make_buffer(watchers="")
     step = Shard().step(buffer, finish=[buffer]).step()
@@ -138,66 +108,3 @@ def test_the_result_of_a_job_without_subscribers_is_only_logged() -> None:
     assert end
     assert ([entry.seq for entry in end.before], end.seq) == ([1], 2)
     assert (step.frame_sizes, step.frames, step.messages) == (b"", b"", [])
-
-
-def test_a_discarded_buffer_is_not_flushed() -> None:
-    shard, lost, other = Shard(), make_buffer("lost"), make_buffer("other")
-    shard.step(lost, other)
-    shard.steps_of_others(FLUSH_AFTER - 2)
-    lost.discarded = True
-    assert log_flushes(shard.step(other)) == {"other": [1, 2]}
-
-
-# --- the fencing token ---
-
-
-def test_a_batch_is_valid_under_the_token_that_all_of_its_jobs_have() -> None:
-    batch = Shard().step(make_buffer("a"), make_buffer("b"))
-    assert batch.valid_under(FENCE_TOKEN)
-    assert not batch.valid_under("another")
-    mixed = Shard().step(make_buffer("a"), make_buffer("b", fence_token="another"))
-    assert not mixed.valid_under(FENCE_TOKEN)
-
-
-def test_without_a_token_no_batch_is_valid() -> None:
-    assert not Shard().step(make_buffer(fence_token="")).valid_under("")
-
-
-def test_jobs_with_an_older_token_are_dropped_and_discarded() -> None:
-    held, stale = make_buffer("held"), make_buffer("stale", fence_token="older")
-    batch = Shard().step(held, stale)
-    batch.drop_stale(FENCE_TOKEN)
-    assert set(parse_step(batch.step()).outputs) == {"held"}
-    assert (held.discarded, stale.discarded) == (False, True)
-    assert batch.valid_under(FENCE_TOKEN)
-
-
-async def test_the_result_of_a_dropped_job_has_the_outcome_discarded() -> None:
-    buffer = make_buffer(fence_token="older")
-    batch = Shard().step(finish=[buffer])
-    pending = PendingResult(RESULT, asyncio.get_running_loop().create_future())
-    batch.pending_results[buffer] = pending
-    batch.drop_stale(FENCE_TOKEN)
-    assert await pending.outcome == DISCARDED
-    assert batch.pending_results == {}
-    assert batch.empty
-
-
-def test_a_due_flush_of_a_dropped_job_is_dropped_and_others_stay() -> None:
-    shard, lost, paused = Shard(), make_buffer("lost"), make_buffer("paused")
-    shard.step(lost, paused)
-    shard.steps_of_others(FLUSH_AFTER - 2)
-    last = make_buffer("last", fence_token="older")
-    batch = shard.step(last)
-    assert set(log_flushes(batch)) == {"lost", "paused"}
-    lost.fence_token = "older"
-    batch.drop_stale(FENCE_TOKEN)
-    assert log_flushes(batch) == {"paused": [1]}
-    assert not batch.empty
-
-
-async def test_an_outcome_is_set_once_and_may_have_no_waiter() -> None:
-    pending = PendingResult(RESULT, asyncio.get_running_loop().create_future())
-    pending.outcome.cancel()
-    pending.resolve("ok")
-    assert pending.outcome.cancelled()

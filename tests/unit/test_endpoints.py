@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
 from jsonschema import Draft202012Validator
-from prometheus_client import CollectorRegistry
 
 from gateway.apis.table import APIS
 from gateway.app import create_app
@@ -19,12 +17,9 @@ from shared.api.endpoint import BodyKind, Endpoint, InputKind, ModelField
 from shared.api.endpoints import ENDPOINTS
 from shared.api.multipart import content_type_of
 from shared.job.errors import BadRequest
-from shared.job.job import LeasedJob
-from shared.platform.metrics.worker import WorkerMetrics
 from tests.harness.settings import Settings
 from tests.unit.gateway.test_middleware import ask
 from worker.core.asgi import Exchange
-from worker.core.job_run import JobRun
 from worker.engines.interface import JOURNAL
 from worker.engines.simulated.engine import SimulatedEngine
 
@@ -66,13 +61,6 @@ def raw_body(row: Endpoint) -> tuple[bytes, bytes]:
     form = httpx.Request("POST", "http://x", files={**fields, "file": ("a.wav", b"RIFF")})
     raw = form.read()
     return raw, content_type_of(raw)
-
-
-@pytest.mark.parametrize("row", SERVED, ids=lambda row: row.path)
-async def test_the_gateway_has_the_route(row: Endpoint) -> None:
-    status, headers, _ = await ask(create_app(SETTINGS), row.path, method="PUT")
-    assert status == 405
-    assert (b"allow", b"POST") in headers
 
 
 @pytest.mark.parametrize("row", SERVED, ids=lambda row: row.path)
@@ -153,71 +141,3 @@ class Silent:
 
     def delta(self, call: int, index: int, token_ids: Any, text: str, logprobs: Any = None) -> None:
         pass
-
-
-class Engine:
-    """Remembers which route was called."""
-
-    dead = False
-
-    def __init__(self) -> None:
-        self.called: list[str] = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.called.append(scope["path"])
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-
-class Publisher:
-    """Takes results."""
-
-    def __init__(self) -> None:
-        self.results: list[Any] = []
-
-    def notify(self, buffer: Any) -> None:
-        pass
-
-    async def finish(self, buffer: Any, result: Any) -> str:
-        self.results.append(result)
-        return "ok"
-
-
-async def run_job(endpoint: str) -> tuple[JobRun, list[str], Any]:
-    """A job of this endpoint that has been run, the engine routes called, and its result."""
-    engine, publisher = Engine(), Publisher()
-    job = LeasedJob(
-        id="job_000" + "0" * 24,
-        shard=0,
-        lease_id="n" * 16,
-        generation=1,
-        fence_token="e-1",
-        attempt=1,
-        stream=False,
-        endpoint=endpoint,
-        body=b"{}",
-        watchers="",
-        watched=False,
-        waited_s=0.0,
-    )
-    metrics = WorkerMetrics(CollectorRegistry())
-    fakes: Any = engine, publisher, metrics, None
-    run = JobRun(job, *fakes)
-    await asyncio.create_task(run.execute())
-    (result,) = publisher.results
-    return run, engine.called, result
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
-async def test_the_worker_calls_the_engines_route(row: Endpoint) -> None:
-    run, called, result = await run_job(row.path)
-    assert called == [row.path]
-    assert result.status == 200
-    assert not run.buffer.reached_engine  # the journal would have said so
-
-
-async def test_a_worker_refuses_an_endpoint_that_it_does_not_have() -> None:
-    _, called, result = await run_job("/v1/from-the-future")
-    assert called == []
-    assert (result.status, result.error_code) == (404, "rejected")
-    assert b"does not serve /v1/from-the-future" in result.body

@@ -18,7 +18,6 @@ JOB = "job_000" + "0" * 24
 BUFFER = 1000
 LONG_S = 30.0
 """Nothing in these tests waits so long."""
-SHORT_S = 0.01
 SILENCE_S = 0.001
 
 
@@ -137,10 +136,6 @@ def seqs(events: list[LogEvent]) -> list[int]:
 
 
 LAST_FRAME: Frame = (3, FrameKind.DONE, b"")
-
-
-NEXT = {ReadMode.CHUNKS: chunk(2), ReadMode.DELTAS: deltas(2)}
-"""What a reader that has had entry 1 is to be fed."""
 
 
 def fill(log: Log, mode: ReadMode, count: int) -> None:

@@ -13,9 +13,7 @@ from pydantic import TypeAdapter
 
 from gateway.ops.autoscaler.policy import decide
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
-from shared.fleet.pool_settings import parse_autoscale, parse_range
-from shared.platform.settings import SettingsError, load_settings
-from tests.harness.settings import Settings
+from shared.fleet.pool_settings import parse_autoscale
 
 NOW_S = 1.76e9
 LIMITS = Limits(min=0, max=20, target_wait_s=5, utilization=0.8, down_after_s=120, idle_s=300)
@@ -68,81 +66,33 @@ class Run:
 
 
 @pytest.mark.parametrize(
-    ("now", "wanted", "reason"),
+    ("now", "wanted"),
     [
         # no observation of the load yet
-        (UNKNOWN, 0, "nothing waits or runs"),
-        (replace(UNKNOWN, waiting=1), 1, "1 job waits, and no worker has run yet"),
-        (replace(UNKNOWN, waiting=33), 2, "33 jobs wait, and no worker has run yet"),
-        (
-            replace(UNKNOWN, waiting=5_000_000),
-            20,
-            "5000000 jobs wait, and no worker has run yet; 20 is the maximum",
-        ),
-        (replace(UNKNOWN, waiting=9, slots=8), 2, "9 jobs wait, and no job has ended yet"),
-        (
-            replace(UNKNOWN, waiting=9, slots=8, ready=1, running=8, oldest_s=1),
-            3,
-            "9 jobs wait, and no job has ended yet",
-        ),
+        (UNKNOWN, 0),
+        (replace(UNKNOWN, waiting=1), 1),
+        (replace(UNKNOWN, waiting=33), 2),
+        (replace(UNKNOWN, waiting=5_000_000), 20),
+        (replace(UNKNOWN, waiting=9, slots=8), 2),
+        (replace(UNKNOWN, waiting=9, slots=8, ready=1, running=8, oldest_s=1), 3),
         # steady load: 40 slots busy of 8 a worker, no more than 80% of them
-        (
-            replace(FULL, ready=6, running=40, arrivals_per_s=4.8),
-            7,
-            "4.8 jobs/s of 10 s each keep 48 slots busy; a worker has 8",
-        ),
+        (replace(FULL, ready=6, running=40, arrivals_per_s=4.8), 7),
         # enough for the running jobs, though no new ones arrive
-        (replace(FULL, arrivals_per_s=0), 4, "32 jobs run"),
+        (replace(FULL, arrivals_per_s=0), 4),
         # a backlog: clear 5 s after the new ones are there, each of which takes 12 jobs until then
-        (
-            replace(KNOWN, waiting=120),
-            10,
-            "120 jobs wait (about 150 s of work for 1 worker)",
-        ),
-        (
-            replace(FULL, waiting=160),
-            8,
-            "160 jobs wait (about 50 s of work for 4 workers)",
-        ),
-        (
-            replace(FULL, waiting=2_000_000, start_s=600.0),
-            20,
-            "2000000 jobs wait (about 625000 s of work for 4 workers); 20 is the maximum",
-        ),
+        (replace(KNOWN, waiting=120), 10),
+        (replace(FULL, waiting=160), 8),
+        (replace(FULL, waiting=2_000_000, start_s=600.0), 20),
         # jobs that will cost four times as much
-        (
-            replace(FULL, waiting=40, waiting_tokens=80_000.0),
-            6,
-            "40 jobs wait (about 50 s of work for 4 workers)",
-        ),
+        (replace(FULL, waiting=40, waiting_tokens=80_000.0), 6),
         # the running jobs end before a new worker has loaded
-        (
-            replace(FULL, waiting=96, start_s=120.0),
-            4,
-            "4 ready workers clear the queue in 30 s; a new worker takes 120 s to start",
-        ),
+        (replace(FULL, waiting=96, start_s=120.0), 4),
         # a slot is free for each
-        (replace(FULL, running=20, waiting=12), 4, "fewer have been enough for 0 of 120 s"),
+        (replace(FULL, running=20, waiting=12), 4),
     ],
 )
-def test_the_first_decision(now: Observation, wanted: int, reason: str) -> None:
-    decision = first(now)
-    assert (decision.wanted, decision.reason) == (wanted, reason)
-
-
-def test_figures_are_in_the_singular_and_the_plural() -> None:
-    one = replace(KNOWN, ready=1, running=1, slots=1, waiting=500)
-    assert first(one, max=1).reason == (
-        "500 jobs wait (about 5000 s of work for 1 worker); 1 is the maximum"
-    )
-    assert first(replace(KNOWN, ready=3), min=3).reason == (
-        "nothing waits or runs; 3 is the minimum"
-    )
-    for starting, reason in (
-        (1, "keeping 1 worker that is still starting"),
-        (2, "keeping 2 workers that are still starting"),
-    ):
-        assert Run(replace(KNOWN, starting=starting)).observe_for(300).reason == reason
+def test_the_first_decision(now: Observation, wanted: int) -> None:
+    assert first(now).wanted == wanted
 
 
 def test_millions_of_jobs_take_all_workers_at_once() -> None:
@@ -156,9 +106,6 @@ def test_a_backlog_is_not_asked_for_twice_while_workers_load() -> None:
     assert wanted == 10
     run.observe_for(118, starting=wanted)
     assert run.last.wanted == wanted
-    assert run.last.reason == (
-        "10 starting workers clear the queue in 17 s; a new worker takes 120 s to start"
-    )
 
 
 def test_workers_that_have_just_loaded_are_not_taken_away_again() -> None:
@@ -185,9 +132,6 @@ def test_jobs_behind_long_ones_get_slots_although_the_figures_are_low() -> None:
     for _ in range(4):
         run.observe(2, oldest_s=run.now.oldest_s + 2)
     assert run.last.wanted == 2
-    assert run.last.reason == (
-        "1 job waits, the oldest for 8 s, and no slot has become free for 8 s"
-    )
     # the requested worker is enough
     for _ in range(10):
         run.observe(2, oldest_s=run.now.oldest_s + 2, starting=1)
@@ -221,10 +165,8 @@ def test_down_only_when_fewer_have_been_enough_for_a_while() -> None:
     run = Run(replace(FULL, arrivals_per_s=2.5))
     assert run.last.wanted == 4
     assert run.observe_for(84, running=5, arrivals_per_s=0.5).wanted == 4
-    assert run.last.reason == "fewer have been enough for 84 of 120 s"
     assert run.observe_for(34).wanted == 4
     assert run.observe(2).wanted == 1
-    assert run.last.reason == "1 worker has been enough for 120 s"
 
 
 def test_the_largest_need_of_the_window_counts() -> None:
@@ -234,7 +176,6 @@ def test_the_largest_need_of_the_window_counts() -> None:
     run.observe_for(58, running=10, arrivals_per_s=1.0)  # 2 would do
     assert run.last.wanted == 10
     assert run.observe_for(2).wanted == 7
-    assert run.last.reason == "7 workers have been enough for 120 s"
     assert run.observe_for(52, ready=7).wanted == 7
     assert run.observe_for(12).wanted == 2
 
@@ -256,7 +197,6 @@ def test_the_first_number_of_workers_counts_as_needed_until_then() -> None:
     assert run.last.wanted == 9
     assert run.observe_for(118).wanted == 9
     assert run.observe_for(2).wanted == 1  # the last one waits longer
-    assert run.last.reason == "idle for 120 of 300 s"
 
 
 def test_loading_workers_are_stopped_only_by_the_limit() -> None:
@@ -264,19 +204,15 @@ def test_loading_workers_are_stopped_only_by_the_limit() -> None:
     assert run.last.wanted == 10
     run.observe(2, starting=10, waiting=0)  # cancelled
     assert run.observe_for(300).wanted == 10
-    assert run.last.reason == "keeping 10 workers that are still starting"
     run.limits = replace(run.limits, max=4)
     assert run.observe(2).wanted == 4
-    assert run.last.reason == "keeping 10 workers that are still starting; 4 is the maximum"
 
 
 def test_to_zero_when_idle_and_back_at_the_first_job() -> None:
     run = Run(replace(KNOWN, ready=1, running=1, arrivals_per_s=0.01))
     assert run.observe_for(210, running=0).wanted == 1
-    assert run.last.reason == "idle for 210 of 300 s"
     assert run.observe_for(88).wanted == 1
     assert run.observe(2).wanted == 0
-    assert run.last.reason == "idle for 300 s"
     assert run.observe_for(600, ready=0, arrivals_per_s=0).wanted == 0
     assert run.observe(2, waiting=1).wanted == 1
     assert run.last.wait_s == pytest.approx(30, abs=2)
@@ -296,7 +232,6 @@ def test_limits_that_change_count_at_once() -> None:
     assert run.observe(2).wanted == 2
     run.limits = replace(run.limits, min=6, max=20)
     assert run.observe(2).wanted == 6
-    assert run.last.reason == "32 jobs run; 6 is the minimum"
 
 
 def test_jobs_on_draining_workers_keep_no_others() -> None:
@@ -311,7 +246,6 @@ def test_a_clock_that_is_set_back_changes_nothing() -> None:
     run = Run(replace(FULL, arrivals_per_s=2.5))
     run.observe_for(60, running=5, arrivals_per_s=0.5)
     assert run.observe(-86_400).wanted == 4
-    assert run.last.reason == "fewer have been enough for 60 of 120 s"
     assert run.observe_for(62).wanted == 1
 
 
@@ -498,31 +432,3 @@ def test_a_wrong_range_says_what_is_accepted(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=r"MIN:MAX|twice") as error:
         parse_autoscale(text)
     assert problem in str(error.value)
-
-
-def test_a_bare_range() -> None:
-    assert parse_range("0:3") == (0, 3)
-    with pytest.raises(ValueError, match="'3:0' is not MIN:MAX"):
-        parse_range("3:0")
-
-
-def test_the_setting_is_checked_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLOTILLA_AUTOSCALE", "demo=3:1")
-    with pytest.raises(SettingsError, match=r"FLOTILLA_AUTOSCALE='demo=3:1'.*MIN:MAX"):
-        load_settings(Settings)
-    monkeypatch.setenv("FLOTILLA_AUTOSCALE", "demo=0:3")
-    assert load_settings(Settings).autoscale == "demo=0:3"
-
-
-@pytest.mark.parametrize(
-    ("now", "words"),
-    [
-        (replace(FULL, ready=1, running=8, waiting=24, start_s=120.0), "1 ready worker clears"),
-        (
-            replace(FULL, ready=0, running=0, waiting=8, starting=1, start_s=3.0),
-            "1 starting worker clears",
-        ),
-    ],
-)
-def test_one_worker_is_in_the_singular(now: Observation, words: str) -> None:
-    assert words in first(now).reason

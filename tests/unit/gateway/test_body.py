@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import tracemalloc
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +15,7 @@ from starlette.types import Message
 from gateway.http import body as body_module
 from gateway.http.body import Limits, check_size, parse_json, parse_object, raw_member, read_body
 from shared.api.endpoint import BodyKind
-from shared.job.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
+from shared.job.errors import BadRequest, BodyTooLarge, UnsupportedMediaType
 
 LIMIT = 1000
 
@@ -45,13 +44,6 @@ async def read(given: Request, timeout_s: float = 30.0) -> bytes:
     return await read_body(given.scope, given.receive, BodyKind.JSON, LIMIT, timeout_s)
 
 
-@pytest.mark.parametrize(
-    "parts", [[b""], [b"x" * LIMIT], [b"x"] * LIMIT, [b"", b"a", b"", b"b", b""]]
-)
-async def test_a_body_within_the_limit_is_read_whole(parts: list[bytes]) -> None:
-    assert await read(request(parts)) == b"".join(parts)
-
-
 async def test_a_body_whose_content_length_is_too_large_is_not_read() -> None:
     given = request([], content_length=str(LIMIT + 1))  # reading it would fail the test
     with pytest.raises(BodyTooLarge, match="1000 bytes"):
@@ -67,25 +59,11 @@ async def test_a_body_larger_than_its_content_length_is_refused_at_the_limit(
         await read(request(parts, end="hangs", **headers))
 
 
-async def test_a_slow_body_times_out() -> None:
-    with pytest.raises(BodyTimeout):
-        await read(request([b"{"], end="hangs"), timeout_s=0.01)
-
-
-async def test_a_client_that_disconnects_in_the_middle_of_a_body_is_refused() -> None:
-    with pytest.raises(BadRequest, match="before the body was complete"):
-        await read(request([b"{"], end="leaves"))
-
-
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "gzip, gzip", "GZIP", "x" * 9999])
 async def test_compressed_bodies_are_refused_before_they_are_read(encoding: str) -> None:
     with pytest.raises(BadRequest, match="Content-Encoding") as caught:
         await read(request([], content_encoding=encoding))
     assert len(str(caught.value)) < 200
-
-
-async def test_content_encoding_identity_is_accepted() -> None:
-    assert await read(request([b"x"], content_encoding="Identity")) == b"x"
 
 
 @pytest.mark.parametrize(
@@ -152,13 +130,6 @@ def test_a_valid_body_is_parsed(body: bytes, value: object) -> None:
     assert value is None or parsed == value
 
 
-def test_a_body_can_be_parsed_after_one_that_is_nested_too_deeply() -> None:
-    for _ in range(3):
-        with pytest.raises(BadRequest, match="deep"):
-            parse_object(b"[" * 100_000)
-        assert parse_object(b'{"a": [[[]]]}') == {"a": [[[]]]}
-
-
 @pytest.mark.parametrize("media_type", ["", "text/plain", "application/x-www-form-urlencoded"])
 async def test_a_content_type_that_web_pages_can_send_without_cors_is_refused(
     media_type: str,
@@ -173,10 +144,6 @@ async def test_a_content_type_that_web_pages_can_send_without_cors_is_refused(
 def test_a_lone_surrogate_is_refused(text: bytes) -> None:
     with pytest.raises(BadRequest, match="surrogate"):
         parse_object(text)
-
-
-def test_a_surrogate_pair_is_one_character() -> None:
-    assert parse_object(rb'{"a": "\ud83d\ude00"}') == {"a": "\U0001f600"}
 
 
 # --- large bodies ---
@@ -259,36 +226,6 @@ def test_the_count_of_values_is_exact(seed: int, monkeypatch: pytest.MonkeyPatch
     ):
         with pytest.raises(BodyTooLarge):
             check_size(raw, less)
-
-
-async def test_the_event_loop_runs_while_a_large_body_is_parsed() -> None:
-    body = b'{"prompt": [' + b"12345," * 900_000 + b"1]}"
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    beside = asyncio.create_task(others())
-    await asyncio.sleep(0)
-    before = turns
-    limits = Limits(1_000_000, 100_000)
-    assert await parse_json(body, limits, lambda fields: len(fields["prompt"])) == 900_001
-    assert turns > before + 3
-    beside.cancel()
-
-
-async def test_a_body_with_too_many_values_is_not_parsed() -> None:
-    body = b'{"x": [' + b"{}," * 2_000_000 + b"1]}"
-    tracemalloc.start()
-    try:
-        with pytest.raises(BodyTooLarge):
-            await parse_json(body, Limits(1_000_000, 100_000), len)
-        assert tracemalloc.get_traced_memory()[1] < 5 * len(body)
-    finally:
-        tracemalloc.stop()
 
 
 async def test_a_large_body_has_the_same_errors_as_a_small_one() -> None:

@@ -34,17 +34,6 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_check_lists_the_pools(folder: Path) -> None:
-    result = runner.invoke(main.app, ["config", "check"])
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines() == [
-        f"{folder}/flotilla.yaml: fine",
-        "  pool chat-1: chat, c, version 1, weight 90; vllm; workers: 1",
-        "  pool chat-2: chat, c, version 2, weight 10; vllm; workers: 2",
-        "  pool embed: org/e; vllm; workers: 0 to 3",
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -62,16 +51,6 @@ def test_check_names_what_is_wrong(folder: Path, text: str, problem: str) -> Non
     result = runner.invoke(main.app, ["config", "check"])
     assert result.exit_code == 2
     assert problem in result.stderr
-
-
-def test_check_without_a_file_checks_the_variables() -> None:
-    Path("flotilla.yaml").unlink()
-    assert runner.invoke(main.app, ["config", "check"]).exit_code == 0
-    variables = {"FLOTILLA_PORT": "x", "FLOTILLA_WORKER_PORT": "x", "FLOTILLA_SIM_STEP_MS": "x"}
-    result = runner.invoke(main.app, ["config", "check"], env=variables)
-    assert result.exit_code == 2
-    named = {line.split("=")[0].removeprefix("flotilla: ") for line in result.stderr.splitlines()}
-    assert named == set(variables), "of every process"
 
 
 def test_show_prints_a_file_that_means_the_same_without_secrets() -> None:
@@ -97,27 +76,6 @@ def test_show_says_where_each_value_comes_from() -> None:
     result = runner.invoke(main.app, ["config", "show", "--origin", "--all"])
     assert "shards: 1" in result.stdout
     assert result.stdout.count("# default") > 50
-
-
-def test_show_prints_what_is_nested(folder: Path) -> None:
-    nested = "tenants: {a: {weight: 2}}\nfair_shares: {lift: 1, ahead: 0}\n"
-    (folder / "flotilla.yaml").write_text(nested)
-    result = runner.invoke(main.app, ["config", "show"])
-    assert parse(result.stdout, "stdout") == {
-        "tenants": {"a": {"weight": 2.0}},
-        "fair_shares": {"half_life_s": 20.0, "ahead": 0.0, "lift": 1.0, "hand_backs_s": 0.4},
-    }
-
-
-def test_show_says_so_when_nothing_differs_from_the_defaults(folder: Path) -> None:
-    Path("flotilla.yaml").unlink()
-    result = runner.invoke(main.app, ["config", "show"])
-    text = "# no flotilla.yaml: every setting has its default; --all prints them\n"
-    assert (result.exit_code, result.stdout) == (0, text)
-    assert parse(text, "shown") == {}
-    (folder / "flotilla.yaml").write_text("")
-    result = runner.invoke(main.app, ["config", "show"])
-    assert result.stdout.startswith(f"# {folder}/flotilla.yaml: every setting has its default")
 
 
 def test_a_torchserve_file_becomes_a_flotilla_file(folder: Path) -> None:

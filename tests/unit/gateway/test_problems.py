@@ -118,16 +118,6 @@ def test_problems_of_a_pool(
     assert kinds(fleet(pool(*lanes, **changes))) == expected
 
 
-def test_a_long_wait_names_its_cause() -> None:
-    waits = pool(lane(oldest_s=75), estimated_wait_s=90, scale=SCALE | {"wanted": 5})
-    (problem,) = find_problems(fleet(waits))
-    assert problem.sentence == (
-        "The oldest job of the pool qwen has waited 75.0 s: 9 jobs wait, 4 of 8 slots are busy. A "
-        "new job waits about 90.0 s. The autoscaler is at its limit of 5 workers."
-    )
-    assert problem.since == NOW - 75
-
-
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
@@ -153,15 +143,6 @@ def test_a_lost_worker_is_named_with_its_effect() -> None:
     (problem,) = find_problems(state)
     assert (problem.worker, problem.since) == ("w-3", NOW - 42)
     assert problem.do == "Start it again, or let its supervisor do it."
-
-
-def test_the_failure_of_a_worker_is_named() -> None:
-    failed = lost("w-3", 2, reason="its engine died {0}")
-    state = fleet(pool(lane(waiting=1)), workers=[worker("w-1"), failed])
-    assert verdict_of(state) == (
-        "The worker w-3 was lost 2.0 s ago: its engine died {0}. Its jobs went back to the queue; "
-        "1 waits now."
-    )
 
 
 @pytest.mark.parametrize(

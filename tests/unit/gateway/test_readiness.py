@@ -16,7 +16,6 @@ from gateway.ops import probes as health
 from gateway.ops.readiness import Readiness, Status, readiness
 from shared.fleet.registry import ModelInfo
 from shared.platform.metrics.gateway import GatewayMetrics
-from shared.store.interface import StoreUnavailable
 
 OK = {"redis": "", "tasks": ""}
 
@@ -110,16 +109,6 @@ def gateway() -> Any:
     )
 
 
-async def test_all_in_order(gateway: Any) -> None:
-    answer = await health.readyz(REQUEST, gateway)
-    assert answer.status_code == 200
-    body = json.loads(bytes(answer.body))
-    assert (body["status"], body["missing"], body["models"]) == ("ready", [], {"m": "ok"})
-    assert set(body["checks"].values()) == {"ok"}
-    assert (await health.health(gateway)).status_code == 200
-    assert (await health.healthz(gateway)).status_code == 200
-
-
 async def test_an_ended_task_is_named_and_only_a_restart_helps(gateway: Any) -> None:
     gateway.tasks.ended["relay"] = "ValueError('broken')"
     found = await readiness(gateway)
@@ -129,28 +118,6 @@ async def test_an_ended_task_is_named_and_only_a_restart_helps(gateway: Any) -> 
     answer = await health.healthz(gateway)
     assert answer.status_code == 503
     assert b"relay" in bytes(answer.body)
-
-
-async def test_a_queue_without_workers_gets_traffic(gateway: Any) -> None:
-    gateway.fleet.reason = "no worker runs; one will be started"
-    answer = await health.readyz(REQUEST, gateway)
-    assert answer.status_code == 200
-    body = json.loads(bytes(answer.body))
-    assert body["status"] == "no worker"
-    assert body["missing"] == ["model m: no worker runs; one will be started"]
-
-
-async def test_what_is_wrong_with_redis_and_the_fleet_is_said(gateway: Any) -> None:
-    gateway.queue.servers.primary.error = StoreUnavailable("connection refused")
-    gateway.relay.is_subscribed = lambda shard: False
-    gateway.fleet.problem = "models and workers were last read 12 s ago"
-    found = await readiness(gateway)
-    assert found.status is Status.NOT_READY
-    assert found.missing == [
-        "redis: connection refused",
-        "relay: not subscribed to any Redis server yet",
-        "fleet: models and workers were last read 12 s ago",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -77,26 +77,6 @@ async def test_nothing_is_read_without_a_viewer(sampler: Sampler, source: Source
     assert source.reads <= 3
 
 
-async def test_a_single_request_gets_a_fresh_one_and_those_beside_it_the_same(
-    sampler: Sampler, source: Source
-) -> None:
-    found = await asyncio.gather(*(sampler.latest() for _ in range(20)))
-    assert set(found) == {b'{"number": 1}'}
-    await task_ended(sampler)
-    again = json.loads(await sampler.latest())["number"]
-    assert again > 1
-
-
-async def test_a_viewer_after_a_pause_does_not_get_the_old_one(
-    sampler: Sampler, source: Source
-) -> None:
-    await read(sampler, 1)
-    await task_ended(sampler)
-    await asyncio.sleep(2 * INTERVAL_S)
-    (number,) = await read(sampler, 1)
-    assert number == source.reads
-
-
 async def test_an_error_does_not_end_the_streams(sampler: Sampler, source: Source) -> None:
     reading = asyncio.create_task(read(sampler, 3))
     await until(lambda: source.reads >= 1)
@@ -105,13 +85,6 @@ async def test_an_error_does_not_end_the_streams(sampler: Sampler, source: Sourc
     await until(lambda: source.reads >= reads + 2)
     source.error = None
     assert len(await reading) == 3
-
-
-async def test_close_ends_the_streams(sampler: Sampler) -> None:
-    reading = asyncio.create_task(read(sampler, 1000))
-    await until(lambda: sampler.viewers == 1)
-    await sampler.close()
-    await asyncio.wait_for(reading, 5)
 
 
 async def test_after_a_change_nothing_that_was_read_before_is_served(source: Source) -> None:

@@ -87,12 +87,6 @@ def test_a_job_that_a_second_worker_continued() -> None:
     assert why(moved) == "It does not wait: w-2 has run it for 5.0 s. It is attempt 2."
 
 
-def test_why_a_job_was_handed_back() -> None:
-    waits = job(attempts=(attempt("w-1", -9, -6, "handed_back", 2),), suspect=False)
-    (event,) = [each for each in timeline(waits).events if each.event == "hand_over"]
-    assert event.text.startswith("w-1 handed the job back: a tenant far behind, or a better lane,")
-
-
 def test_a_job_that_was_handed_over_waits_again() -> None:
     waits = job(attempts=(attempt("w-1", -9, -6, "handed_over", 2),), suspect=False)
     assert shown(waits) == [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import shlex
 import socket
 import sys
@@ -18,9 +17,8 @@ from typer.testing import CliRunner
 
 from gateway.cli import main, processes
 from gateway.launcher import local_redis, ports
-from gateway.launcher.console import Console
-from gateway.launcher.service import Restart, after_end, how_it_ended
-from gateway.launcher.welcome import PoolLine, how_many, progress, welcome
+from gateway.launcher.service import Restart, after_end
+from gateway.launcher.welcome import PoolLine, welcome
 from worker.demo import MODEL_NAME
 
 runner = CliRunner()
@@ -84,31 +82,6 @@ def test_a_failure_that_repeats_is_not_tried_again_before_the_first_success() ->
     assert after_end(**run, ever_ready=True, alike=True).delay_s == 2
 
 
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        (0, "ended with exit status 0"),
-        (3, "ended with exit status 3"),
-        (-9, "was killed by SIGKILL"),
-        (-40, "was killed by signal 40"),
-    ],
-)
-def test_how_it_ended(status: int, words: str) -> None:
-    assert how_it_ended(status) == words
-
-
-@pytest.mark.parametrize(
-    ("late", "line"),
-    [
-        (["gateway", "worker-1"], "worker-1 is loading the model, 20 s"),
-        (["worker-1", "worker-2"], "worker-1, worker-2 are loading the model, 20 s"),
-        (["gateway"], "waiting for gateway, 20 s"),
-    ],
-)
-def test_progress(late: list[str], line: str) -> None:
-    assert progress(late, 20.04) == line
-
-
 def a_welcome(**changes: Any) -> str:
     values: dict[str, Any] = {
         "url": "http://127.0.0.1:8000",
@@ -130,27 +103,6 @@ def test_welcome_has_a_command_to_paste() -> None:
     assert "http://127.0.0.1:8000/v1/chat/completions" in words
     assert "Authorization" not in text
     assert "SIMULATED" not in text
-
-
-def test_welcome_names_the_key_and_the_simulation() -> None:
-    text = a_welcome(with_key=True, simulated=True)
-    assert '-H "Authorization: Bearer $OPENAI_API_KEY"' in text
-    assert "SIMULATED" in text
-
-
-def test_welcome_lists_the_pools() -> None:
-    assert "workers  2\n" in a_welcome()
-    scaled = [PoolLine("p", ("m",), (0, 3))]
-    assert "workers  0 to 3, as the load asks" in a_welcome(pools=scaled)
-    several = a_welcome(pools=[*scaled, PoolLine("chat-1", ("chat", "c"), (1, 1))])
-    assert "pool     p       m; workers: 0 to 3, as the load asks\n" in several
-    assert "pool     chat-1  chat, c; workers: 1\n" in several
-
-
-def test_the_workers_of_all_pools_are_counted() -> None:
-    assert how_many([(1, 1)]) == "1 worker"
-    assert how_many([(1, 1), (2, 2)]) == "3 workers"
-    assert how_many([(0, 3), (1, 1)]) == "1 to 4 workers"
 
 
 def test_ports(listener: int) -> None:
@@ -188,33 +140,6 @@ def test_find_server_prefers_the_system(tmp_path: Path) -> None:
 def test_redis_urls_are_shown_without_password() -> None:
     shown = local_redis.without_password("redis://me:secret@host:6379/0?password=secret")
     assert shown == "redis://host:6379/0"
-
-
-async def test_a_folder_is_locked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_redis, "_LOCK_WAIT_S", 0.0)
-    lock = await local_redis.lock_folder(tmp_path / "data")
-    with pytest.raises(local_redis.FolderInUseError, match="already uses"):
-        await local_redis.lock_folder(tmp_path / "data")
-    os.close(lock)
-    os.close(await local_redis.lock_folder(tmp_path / "data"))
-
-
-def test_console(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    log = tmp_path / "worker-1.log"
-    log.write_text("".join(f"line {n}\n" for n in range(100)))
-    plain = Console(["flotilla", "worker-1"], colours=False)
-    plain.show("worker-1", "claimed 3 jobs")
-    plain.end_of("worker-1", log)
-    plain.end_of("worker-1", tmp_path / "none.log")
-    lines = capsys.readouterr().out.splitlines()
-    plain.end_of("worker-1", log, ["ValueError: no"])
-    assert capsys.readouterr().out.splitlines()[0] == "worker-1 | ValueError: no"
-    assert lines[0] == "worker-1 | claimed 3 jobs"
-    assert lines[1] == "worker-1 |   line 85"
-    assert lines[-1] == f"worker-1 | (the end of {log})"
-    assert len(lines) == 1 + 15 + 1
-    Console(["gateway"], colours=True).show("gateway", "up")
-    assert re.fullmatch(r"\x1b\[\d+mgateway \|\x1b\[0m up\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -262,22 +187,6 @@ def test_each_program_replaces_the_process(monkeypatch: pytest.MonkeyPatch) -> N
     assert worker_env["FLOTILLA_POOL"] == "p"
 
 
-def test_up_passes_its_flags_and_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    async def fake(settings: Any, workers: int) -> int:
-        await asyncio.sleep(0)
-        seen.extend([settings, workers])
-        return 7
-
-    monkeypatch.setattr(processes, "check_and_run", fake)
-    result = runner.invoke(main.app, ["up", "--workers", "3", "--port", "8123"])
-    assert result.exit_code == 7
-    assert seen[0].port == 8123
-    assert seen[1] == 3
-    assert "redis_url" not in seen[0].model_fields_set
-
-
 @pytest.mark.parametrize(
     ("flags", "model"),
     [
@@ -322,16 +231,3 @@ def test_up_refuses_what_it_cannot_autoscale(
     result = runner.invoke(main.app, ["up", *arguments], env=environment)
     assert result.exit_code == 2
     assert words in result.stderr
-
-
-def test_help_and_version() -> None:
-    for arguments in (
-        ["--help"],
-        ["up", "-h"],
-        ["gateway", "-h"],
-        ["worker", "-h"],
-        ["maintenance", "-h"],
-    ):
-        result = runner.invoke(main.app, arguments)
-        assert result.exit_code == 0
-    assert runner.invoke(main.app, ["--version"]).stdout.startswith("flotilla ")

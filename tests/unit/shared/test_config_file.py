@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
 
 import shared.fleet
-from shared.fleet.pool import PoolEntry
 from shared.fleet.pools import load_pools
 from shared.platform.settings import PREFIX, SettingsError, load_settings, origin, to_environment
 from tests.harness.settings import Settings
@@ -128,14 +126,6 @@ def test_what_is_wrong_is_named_with_its_place(folder: Path, text: str, problem:
     assert "pw" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_no_text_is_refused(folder: Path) -> None:
-    with pytest.raises(SettingsError, match=r"nowhere\.yaml: .*No such file"):
-        load_settings(Settings, config=folder / "nowhere.yaml")
-    (folder / "flotilla.yaml").write_bytes(b"\xff")
-    with pytest.raises(SettingsError, match="can't decode"):
-        load_settings(Settings)
-
-
 def test_an_empty_file_changes_nothing_and_merge_keys_work(folder: Path) -> None:
     path = write(folder, "# nothing\n")
     assert load_settings(Settings) == Settings(config=path)
@@ -148,12 +138,6 @@ def test_an_empty_file_changes_nothing_and_merge_keys_work(folder: Path) -> None
     assert (pools["b"].model, pools["b"].version, pools["b"].weight) == ("m", "2", 10)
 
 
-def test_a_wrong_variable_of_a_pool_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLOTILLA_POOLS__CHAT__WEIGTH", "20")
-    with pytest.raises(SettingsError, match=r"^FLOTILLA_POOLS: pools\.chat\.weigth"):
-        load_settings(Settings)
-
-
 @pytest.mark.parametrize("name", ["model", "served_model_name", "engine_args", "autoscale"])
 def test_one_pool_cannot_be_described_beside_the_list(folder: Path, name: str) -> None:
     value = "m=0:1" if name == "autoscale" else "m"
@@ -163,15 +147,6 @@ def test_one_pool_cannot_be_described_beside_the_list(folder: Path, name: str) -
     write(folder, POOLS)
     with pytest.raises(SettingsError, match=f"`{name}` describes one pool, but /"):
         load_pools(load_settings(Settings, **{name: value}))
-
-
-def test_the_page_has_every_key_of_a_pool() -> None:
-    page = (Path(shared.fleet.__file__).parent / "MODELS.md").read_text()
-    rows = re.findall(
-        r"^\| (`[^|]+) \|", page.split("## Keys of a pool")[1].split("\n## ")[0], re.MULTILINE
-    )
-    keys = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
-    assert sorted(keys) == sorted(PoolEntry.model_fields)
 
 
 def test_the_example_on_the_page_is_right(folder: Path) -> None:

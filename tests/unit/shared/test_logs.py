@@ -64,23 +64,6 @@ def test_a_line_of_json_has_time_level_logger_and_bound_ids() -> None:
     }
 
 
-def test_what_a_library_adds_to_every_record_is_not_in_our_lines() -> None:
-    before = logging.getLogRecordFactory()
-
-    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = before(*args, **kwargs)
-        record.added_by_library = "MainProcess"
-        return record
-
-    logging.setLogRecordFactory(factory)
-    try:
-        lines = Lines(as_json=True)
-        lines.logger.info("ours", extra={"pool": "demo"})
-    finally:
-        logging.setLogRecordFactory(before)
-    assert lines.parsed()[0].keys() == {"timestamp", "level", "logger", "pool", "message"}
-
-
 def test_a_pretty_line_is_read_from_left_to_right() -> None:
     lines = Lines(as_json=False)
     logs.bind_contextvars(job_id="job_1")
@@ -112,19 +95,6 @@ def test_no_text_of_a_client_controls_the_terminal_of_who_reads_the_log(
         assert lines.parsed()[0]["reason"] == text
 
 
-def test_an_exception_is_one_field_of_json(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(as_json=True)
-    try:
-        raise ValueError("broken")
-    except ValueError:
-        lines.logger.exception("the run failed")
-    (line,) = lines.parsed()
-    assert line["message"] == "the run failed"
-    assert line["exception"].startswith("Traceback")
-    assert line["exception"].endswith("ValueError: broken")
-    assert capsys.readouterr().err == ""
-
-
 def test_a_pretty_line_names_the_exception_and_stderr_has_the_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -146,16 +116,6 @@ def test_passwords_of_addresses_are_cut_out(as_json: bool) -> None:
     for line in lines.all:
         assert "s3cret" not in line
         assert "://***@10.0.0.5" in line
-
-
-@pytest.mark.parametrize(
-    ("log_format", "expected"), [("json", True), ("pretty", False), ("auto", True)]
-)
-def test_auto_is_json_where_stderr_is_no_terminal(
-    log_format: logs.LogFormat, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert logs.is_json(log_format) is expected
 
 
 def test_our_lines_go_to_stdout_and_a_librarys_to_stderr() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,8 +18,6 @@ from shared.job.trace_context import SpanRef, new_trace, parse, trace_id
 from shared.platform import request_span, tracing
 from shared.platform.request_span import RequestSpan
 from shared.platform.settings import SettingsError, load_settings
-from shared.store.redis.lost_attempts import write_lost_attempts
-from tests.harness.servers import free_port
 from tests.harness.settings import Settings, child_environment
 from tests.harness.spans import Span, read_spans
 
@@ -116,41 +113,6 @@ def test_the_span_of_an_attempt_has_the_same_id_in_every_process() -> None:
 # --- requests ---
 
 
-def test_a_request_and_its_delivery_are_in_the_trace_of_the_client(file: Path) -> None:
-    span = begun((b"accept", b"*/*"), (b"traceparent", SAMPLED.encode()))
-    assert span is not None
-    traceparent = span.submit(CHAT, "m", "pool", "default")
-    span.output_sent()
-    span.end("POST", CHAT, 200, "", {tracing.JOB: "job_1"})
-    request, delivery = written(file)
-    assert traceparent == f"00-{TRACE}-{request.id}-01"
-    assert (request.name, request.trace, request.parent) == (f"POST {CHAT}", TRACE, PARENT)
-    assert (request.service, request.instance) == ("flotilla-gateway", "gw-1")
-    assert request.attributes == {
-        "http.request.method": "POST",
-        "url.path": CHAT,
-        "http.response.status_code": 200,
-        "gen_ai.operation.name": "chat",
-        "gen_ai.request.model": "m",
-        "flotilla.pool": "pool",
-        "flotilla.lane": "default",
-        "flotilla.job.id": "job_1",
-    }
-    assert not request.failed
-    assert (delivery.name, delivery.parent) == ("delivery", request.id)
-    assert request.began_ns <= delivery.began_ns <= delivery.ended_ns == request.ended_ns
-
-
-def test_a_refused_request_has_failed(file: Path) -> None:
-    span = begun()
-    assert span is not None
-    span.end("POST", CHAT, 429, "queue_full", {})
-    (request,) = written(file)
-    assert request.failed
-    assert request.attributes["error.type"] == "queue_full"
-    assert request.parent == ""
-
-
 def test_names_of_spans_have_no_ids_in_them(file: Path) -> None:
     for path in ("/jobs/job_00012af/retry", "/nothing/here"):
         span = begun()
@@ -164,15 +126,6 @@ def test_a_request_that_only_reads_is_not_written(file: Path) -> None:
     assert span is not None
     span.end("GET", "/jobs/job_1", 200, "", {})
     assert written(file) == []
-
-
-def test_a_resumed_answer_is_in_the_trace_of_its_job(file: Path) -> None:
-    span = begun()
-    assert span is not None
-    span.join(SAMPLED)
-    span.end("GET", "/jobs/job_1/stream", 200, "", {})
-    (request,) = written(file)
-    assert (request.trace, request.parent) == (TRACE, PARENT)
 
 
 def test_a_client_that_resumes_may_have_a_trace_of_its_own(file: Path) -> None:
@@ -198,38 +151,6 @@ def lost(worker: str, began: float, ended: float) -> Attempt:
     return Attempt(worker, began, ended, "worker_lost", 5)
 
 
-def test_attempts_of_lost_workers_are_written_by_others(file: Path) -> None:
-    request = new_trace()
-    running = Attempt("w-3", 131, None, "in_progress")
-    record = job(lost("w-1", 101, 110), lost("w-2", 112, 130), running)
-    assert write_lost_attempts(record, request, generation=3, behind_s=1000) == 1130
-    queue1, first, queue2, second = written(file)
-    assert [span.name for span in (queue1, first, queue2, second)] == ["queue", "attempt"] * 2
-    parent = f"{request.span_id:016x}"
-    assert {span.parent for span in (queue1, first, queue2, second)} == {parent}
-    assert first.id == f"{request.attempt('job_1', 1).span_id:016x}"
-    assert second.id == f"{request.attempt('job_1', 2).span_id:016x}"
-    assert first.attributes == {
-        "flotilla.job.id": "job_1",
-        "flotilla.attempt": 1,
-        "flotilla.worker": "w-1",
-        "flotilla.outcome": "worker_lost",
-        "flotilla.log.entries": 5,
-    }
-    assert first.failed
-    assert second.failed
-    seconds = [(s.began_ns / 1e9, s.ended_ns / 1e9) for s in (queue1, first, queue2, second)]
-    assert seconds == [(1100, 1101), (1101, 1110), (1110, 1112), (1112, 1130)]
-
-
-def test_attempts_that_workers_have_written_are_not_written_again(file: Path) -> None:
-    drained = Attempt("w-2", 112, 130, "drained", 3)
-    record = job(lost("w-1", 101, 110), drained)
-    assert write_lost_attempts(record, new_trace(), 3, 0) == 130
-    assert write_lost_attempts(job(), new_trace(), 1, 0) is None
-    assert written(file) == []
-
-
 # --- off, and where spans go ---
 
 
@@ -246,14 +167,6 @@ def test_without_an_endpoint_no_exporter_is_imported() -> None:
     code += "sys.exit('opentelemetry.exporter' in sys.modules)"
     environment = child_environment()
     subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
-
-
-def test_an_engine_gets_the_attempt_or_that_nothing_is_recorded(file: Path) -> None:
-    attempt = new_trace()
-    assert tracing.engine_headers(attempt) == ((b"traceparent", attempt.traceparent.encode()),)
-    ((_, untraced),) = tracing.engine_headers(None)
-    assert untraced.endswith(b"-00")
-    assert parse(untraced.decode()) is not None
 
 
 def test_missing_packages_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,20 +210,3 @@ def test_a_collector_gets_the_spans_by_http() -> None:
     values = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
     assert values["service.name"] == "flotilla-worker"
     assert resource.scope_spans[0].spans[0].name == "attempt"
-
-
-def test_a_collector_that_is_away_delays_the_end_by_a_moment_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    exporter = tracing._exporter(f"http://127.0.0.1:{free_port()}/v1/traces")
-    monkeypatch.setattr(tracing, "_exporter", lambda endpoint: exporter)
-    tracing.set_up("http://away/", "worker", "w-1")
-    tracing.write("attempt", new_trace(), None, (1, 2))
-    began = time.monotonic()
-    tracing.shut_down()
-    assert time.monotonic() - began < 30
-    exporter.shutdown()  # the threads would go on into the next tests
-    for thread in threading.enumerate():
-        if "BatchSpan" in thread.name:
-            thread.join(10)
-            assert not thread.is_alive()

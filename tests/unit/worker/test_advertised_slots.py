@@ -81,6 +81,15 @@ def test_no_update_is_sent_while_another_is_in_flight() -> None:
     assert worker.send_update() == (5, 4)
 
 
+def test_after_an_update_that_may_be_lost_the_number_is_unknown() -> None:
+    worker = Worker()
+    worker.send_update()
+    worker.slots.start_update(0)
+    worker.slots.acked(0, None)
+    worker.slots.job_assigned(0)
+    assert worker.send_update() == (8, UNKNOWN)
+
+
 def test_a_rejected_update_changes_nothing() -> None:
     worker = Worker()
     worker.send_update()

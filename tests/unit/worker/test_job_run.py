@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 from shared.job.job_log import Transcript, read_journal
 from shared.job.states import JobEvent
 from tests.harness.settings import Settings
-from tests.harness.waiting import eventually
 from tests.unit.worker.bench import Bench
 from worker.core import job_run as module
 from worker.core.job_run import Outcome
@@ -71,30 +70,6 @@ async def write(send: Send, data: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-async def first_output(bench: Bench) -> None:
-    """Wait until the job's first bytes have been sent."""
-
-    async def sent() -> bytes:
-        return bench.queue.sent
-
-    await eventually(sent, "the first output")
-
-
-async def test_a_streamed_answer_is_passed_on_unchanged_and_then_ended(start: Start) -> None:
-    bench = await start()
-    run = bench.run(stream=True, max_tokens=8)
-    assert await run.execute() is Outcome.FINISHED
-    assert run.final_state == "completed"
-    events = bench.queue.sent.decode().split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    assert all(event.startswith("data: ") for event in events[:-1])
-    answer = bench.queue.answer
-    assert (answer.event, answer.error_code, answer.status) == (JobEvent.COMPLETE, "", 200)
-    assert answer.content_type.startswith("text/event-stream")
-    assert answer.body == b""
-    assert [end.seq for end in bench.queue.ended] == [len(bench.queue.log) + 1]
-
-
 async def test_the_journal_holds_every_token_that_was_counted(start: Start) -> None:
     bench = await start()
     await bench.run(max_tokens=8).execute()
@@ -108,43 +83,6 @@ async def test_the_journal_holds_every_token_that_was_counted(start: Start) -> N
     body = json.loads(answer.body)
     assert transcript.usage().items() <= body["usage"].items()
     assert body["choices"][0]["message"]["content"] == transcript.choices()[0]["text"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_that_the_engine_refuses_fails_with_the_engines_error(
-    start: Start, stream: bool
-) -> None:
-    bench = await start()
-    run = bench.run(stream=stream, max_tokens=-1)
-    assert await run.execute() is Outcome.FINISHED
-    answer = bench.queue.answer
-    assert run.final_state == "failed"
-    assert (answer.event, answer.error_code, answer.status) == (JobEvent.FAIL, "rejected", 400)
-    assert json.loads(answer.body)["error"]["message"]
-    assert bench.queue.log == []
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_engines_error_for_a_message_has_anthropics_shape(
-    start: Start, stream: bool
-) -> None:
-    bench = await start()
-    run = bench.run(endpoint="/v1/messages", model="simulated", stream=stream, max_tokens="many")
-    assert await run.execute() is Outcome.FINISHED
-    answer = bench.queue.answer
-    assert (answer.event, answer.error_code, answer.status) == (JobEvent.FAIL, "rejected", 400)
-    body = json.loads(answer.body)
-    assert body["type"] == "error"
-    assert body["error"]["type"] == "invalid_request_error"
-    assert "max_tokens" in body["error"]["message"]
-
-
-async def test_a_message_is_not_given_a_service_tier(start: Start) -> None:
-    fields = {"model": "simulated", "max_tokens": 3, "service_tier": "auto"}
-    for stream in (False, True):
-        bench = await start()
-        await bench.run(endpoint="/v1/messages", stream=stream, **fields).execute()
-        assert b"service_tier" not in bench.queue.sent + bench.queue.answer.body
 
 
 async def respond(send: Send, body: bytes, *headers: tuple[bytes, bytes]) -> None:
@@ -197,36 +135,6 @@ async def test_only_endpoints_with_tiers_name_the_tier(start: Start, named: str,
     bench = await start(Application(answer))
     await bench.run(endpoint=named, service_tier="flex").execute()
     assert json.loads(bench.queue.answer.body).get("service_tier") == tier
-
-
-async def test_an_aborted_job_sends_nothing_more(start: Start) -> None:
-    bench = await start(sim_max_model_len=4096)
-    run = bench.run(stream=True, max_tokens=4000, ignore_eos=True)
-    executing = asyncio.create_task(run.execute())
-    await first_output(bench)
-    run.abort()
-    sent = len(bench.queue.outputs)
-    assert await executing is Outcome.LOST
-    assert bench.engine.load().unfinished == 0
-    assert bench.queue.ended == []
-    assert len(bench.queue.outputs) == sent
-
-
-async def test_a_job_aborted_for_its_release_is_not_ended(start: Start) -> None:
-    bench = await start()
-    run = bench.run(stream=True, max_tokens=4000, ignore_eos=True)
-    executing = asyncio.create_task(run.execute())
-    await first_output(bench)
-    run.abort(release=True)
-    assert await executing is Outcome.RELEASE
-    assert bench.engine.load().unfinished == 0
-    assert bench.queue.ended == []
-
-
-async def test_a_job_that_ended_otherwise_in_redis_is_lost(start: Start) -> None:
-    bench = await start()
-    bench.queue.outcome = "cancelled"
-    assert await bench.run(max_tokens=2).execute() is Outcome.LOST
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -357,75 +265,6 @@ async def test_a_request_that_ignores_the_disconnect_is_cancelled(
         await stopped.wait()
 
 
-async def test_a_request_that_handles_the_disconnect_is_not_cancelled(start: Start) -> None:
-    received: list[str] = []
-
-    async def answer(receive: Receive, send: Send) -> None:
-        await receive()
-        received.append((await receive())["type"])
-        for _ in range(10):
-            await asyncio.sleep(0)
-        await write(send, b"too late")
-        received.append("ended")
-
-    bench = await start(Application(answer))
-    run = bench.run()
-    executing = asyncio.create_task(run.execute())
-    await asyncio.sleep(0)
-    run.abort()
-    run.abort()
-    assert await executing is Outcome.LOST
-    assert received == ["http.disconnect", "ended"]
-    assert bench.queue.outputs == []
-
-
-async def test_an_error_after_an_abort_is_ignored(
-    start: Start,
-) -> None:
-    async def answer(receive: Receive, send: Send) -> None:
-        await receive()
-        await receive()
-        raise ZeroDivisionError
-
-    bench = await start(Application(answer))
-    for release, outcome in ((False, Outcome.LOST), (True, Outcome.RELEASE)):
-        run = bench.run()
-        run.abort(release=release)
-        assert await run.execute() is outcome
-    assert bench.queue.outputs == []
-
-
-async def wait_for_ever(receive: Receive, send: Send) -> None:
-    await asyncio.Event().wait()
-
-
-async def test_a_job_is_to_be_released_even_if_the_engine_ignores_the_disconnect(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_ABORT_S", 0.001)
-    bench = await start(Application(wait_for_ever))
-    run = bench.run()
-    executing = asyncio.create_task(run.execute())
-    await asyncio.sleep(0)
-    run.abort(release=True)
-    assert await executing is Outcome.RELEASE
-    assert not executing.cancelled()
-    assert executing.cancelling() == 0  # later awaits in this task are not cancelled
-
-
-@pytest.mark.parametrize("aborted", [False, True])
-async def test_cancelling_the_task_of_a_run_ends_the_run(start: Start, aborted: bool) -> None:
-    bench = await start(Application(wait_for_ever))
-    run = bench.run()
-    executing = asyncio.create_task(run.execute())
-    await asyncio.sleep(0)
-    if aborted:
-        run._cancel()
-    executing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await executing
-
-
 async def test_the_engine_is_called_in_the_runs_own_task_and_context(
     start: Start,
 ) -> None:
@@ -442,21 +281,6 @@ async def test_the_engine_is_called_in_the_runs_own_task_and_context(
     assert seen == [
         (task, run.buffer, of) for task, run, of in zip(tasks, runs, facts, strict=True)
     ]
-
-
-async def test_the_last_output_and_the_result_leave_in_one_call(start: Start) -> None:
-    async def answer(receive: Receive, send: Send) -> None:
-        await open_stream(send)
-        await write(send, b"data: 1\n\n")
-        await write(send, b"data: [DONE]\n\n", more=False)
-
-    bench = await start(Application(answer))
-    assert await bench.run(stream=True).execute() is Outcome.FINISHED
-    (output,) = bench.queue.outputs
-    assert output.end
-    assert (output.seq, output.end.seq, len(output.end.before)) == (1, 2, 1)
-    assert bench.queue.sent == b"data: 1\n\ndata: [DONE]\n\n"
-    assert bench.queue.answer.event is JobEvent.COMPLETE
 
 
 async def test_the_engine_gets_the_bytes_of_the_job(start: Start) -> None:

@@ -61,28 +61,6 @@ async def written(path: Path, run: JobRun) -> list[Span]:
     return read_spans(path)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_run_has_the_spans_of_its_attempt(file: Path, bench: Bench, stream: bool) -> None:
-    run = bench.run(origin=TRACED, stream=stream, max_tokens=8, ignore_eos=True)
-    assert run.trace is not None
-    await run.execute()
-    run.trace.ended(run.final_state, run.error_code)
-    spans = {span.name: span for span in await written(file, run)}
-    assert list(spans) == ["queue", "attempt", "prefill", "decode"]
-    attempt, prefill, decode = spans["attempt"], spans["prefill"], spans["decode"]
-    assert {span.trace for span in spans.values()} == {TRACED.traceparent[3:35]}
-    request = TRACED.traceparent[36:52]
-    assert [spans[name].parent for name in ("queue", "attempt")] == [request, request]
-    assert [prefill.parent, decode.parent] == [attempt.id, attempt.id]
-    assert attempt.began_ns == prefill.began_ns <= prefill.ended_ns == decode.began_ns
-    assert decode.ended_ns == attempt.ended_ns
-    assert attempt.attributes["flotilla.outcome"] == "completed"
-    assert attempt.attributes["gen_ai.usage.output_tokens"] == 8
-    assert not attempt.failed
-    expected = f"00-{attempt.trace}-{attempt.id}-01".encode()
-    assert bench.engine.headers[b"traceparent"] == expected
-
-
 async def test_the_engine_is_not_to_record_a_job_that_is_not_traced(
     file: Path, bench: Bench
 ) -> None:

@@ -51,11 +51,6 @@ def test_the_end_of_the_oldest_prefix_is_evicted_first() -> None:
     assert cache.use("xy") == 1
 
 
-def test_a_prompt_longer_than_the_cache() -> None:
-    cache = PrefixCache(2)
-    assert [cache.use("abc"), cache.use("abc")] == [0, 2]
-
-
 def test_a_block_s_hash_covers_those_before_it() -> None:
     one, other = Prompt("a" * BLOCK + "b" * BLOCK), Prompt("x" * BLOCK + "b" * BLOCK)
     assert not set(one.blocks) & set(other.blocks)
@@ -76,30 +71,6 @@ def test_cached_blocks_are_not_prefilled() -> None:
     of.add([second])
     assert take_step(of) == 20
     assert (first.cached_tokens, second.cached_tokens) == (0, 1024)
-
-
-def test_at_least_one_token_is_prefilled() -> None:
-    of = batch(cache=10)
-    of.add([sequence("a" * (BLOCK + 40))])
-    take_step(of)
-    again = sequence("a" * (BLOCK + 40))
-    of.add([again])
-    assert take_step(of) == 1
-    assert again.cached_tokens == 522, "the last block, which is short, is held as well"
-
-
-def test_what_was_cached_is_noted_once() -> None:
-    of = batch(cache=10, kv_tokens=1100)
-    first, second = sequence("a" * BLOCK, 100), sequence("b" * BLOCK, 100)
-    of.add([first, second])
-    assert take_step(of) == 1024
-    for _ in range(70):
-        take_step(of)
-    assert of.running == [first], "the second was preempted"
-    for _ in range(40):
-        take_step(of)
-    assert of.running == [second]
-    assert second.cached_tokens == 0
 
 
 def test_an_answer_that_goes_on_is_cached_but_for_its_last_tokens() -> None:
@@ -132,35 +103,6 @@ def test_a_step_prefills_so_many_tokens_in_order_of_admission() -> None:
         generated.append((short.n_generated, long.n_generated, last.n_generated))
     assert generated == [(1, 0, 0), (2, 1, 0), (3, 2, 1), (3, 3, 2)]
     assert of.kv_used == last.n_tokens
-
-
-def test_a_preempted_sequence_is_prefilled_anew() -> None:
-    of = batch(prefill_tokens=50, kv_tokens=210)
-    first, second = sequence("a" * 400, 12), sequence("b" * 400, 12)
-    of.add([first, second])
-    prefilled = [take_step(of) for _ in range(40)]
-    assert sum(prefilled) > 200
-    assert prefilled.count(50) == 6
-    assert not of
-    assert of.kv_used == 0
-
-
-def test_one_that_leaves_in_its_prefill() -> None:
-    of = batch(prefill_tokens=50)
-    first, second = sequence("a" * 400), sequence("b" * 40)
-    of.add([first, second])
-    take_step(of)
-    of.discard(first.generation)
-    assert take_step(of) == 10
-    assert (first.n_generated, second.n_generated) == (0, 1)
-
-
-def test_without_both_each_admitted_sequence_gets_a_token_at_once() -> None:
-    of, text = batch(), "a" * BLOCK
-    sequences = [sequence(text), sequence(text)]
-    of.add(sequences)
-    assert [take_step(of) for _ in range(3)] == [1024, 0, 0]
-    assert [(each.n_generated, each.cached_tokens) for each in sequences] == [(3, None)] * 2
 
 
 # --- the answer ---

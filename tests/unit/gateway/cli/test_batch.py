@@ -128,14 +128,6 @@ def test_the_same_command_goes_on_after_an_interruption(
         assert len(gateway.parts) == n_parts, "no part is sent twice"
 
 
-def test_detach_and_attach(flotilla: Flotilla, gateway: BatchGateway, folder: Path) -> None:
-    assert flotilla(*RUN, "--detach").stdout == "batch_1\n"
-    assert not (folder / "out.jsonl").exists()
-    assert flotilla(*RUN).exit_code == 0
-    assert len(ids(folder / "out.jsonl")) == 10
-    assert len(gateway.batches) == 1
-
-
 def test_an_upload_that_has_expired_begins_anew(
     flotilla: Flotilla, gateway: BatchGateway, folder: Path
 ) -> None:
@@ -166,13 +158,6 @@ def test_check_only_needs_no_gateway(flotilla: Flotilla, stub: StubGateway, fold
     assert "line 2: invalid_json_line" in result.stderr
     assert flotilla("batch", "run", "none.jsonl", "--check-only").exit_code == 2
     assert stub.requests == []
-
-
-def test_json(flotilla: Flotilla, gateway: BatchGateway) -> None:
-    out = flotilla(*RUN, "--json").stdout
-    first, _, rest = out.partition("\n")
-    assert json.loads(first)["status"] == "in_progress"
-    assert json.loads(rest)["status"] == "completed"
 
 
 def test_the_other_commands(flotilla: Flotilla, gateway: BatchGateway, folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.exit_codes import CommandError, ExitCode
-from gateway.cli.gateway_client import DEFAULT_URL, address, parse_event
+from gateway.cli.gateway_client import DEFAULT_URL, address
 from gateway.launcher import run_file
 from tests.harness.servers import free_port
 from tests.unit.gateway.cli.conftest import Flotilla
@@ -114,12 +114,6 @@ def test_an_answer_of_a_proxy(flotilla: Flotilla, stub: StubGateway) -> None:
     assert "something else than JSON" in flotilla("jobs", "ls").stderr
 
 
-def test_an_older_gateway(flotilla: Flotilla) -> None:
-    result = flotilla("keys")
-    assert result.exit_code == 1
-    assert result.stderr == "flotilla: this gateway has no /admin/keys: it is of an older release\n"
-
-
 def test_no_gateway(flotilla: Flotilla) -> None:
     result = flotilla("jobs", "ls", "--url", f"http://127.0.0.1:{free_port()}")
     assert result.exit_code == 5
@@ -168,9 +162,3 @@ def test_text_of_clients_does_not_reach_the_terminal_as_it_is(
     shown = flotilla("jobs", "ls").stdout
     assert "\x1b" not in shown
     assert "evil line" in shown
-
-
-def test_events() -> None:
-    assert parse_event(b": queued, position 3\n\n").comment == "queued, position 3"
-    event = parse_event(b'retry: 1000\nevent: delta\nid: 4.2\ndata: {"a": 1}\n\n')
-    assert (event.name, event.id, event.json(), event.comment) == ("delta", "4.2", {"a": 1}, "")

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.cli.gateway_client import GatewayClient
 from tests.unit.gateway.cli.conftest import Flotilla
-from tests.unit.gateway.cli.samples import NOW, TIMELINE, WHY, job, jobs
+from tests.unit.gateway.cli.samples import WHY, job, jobs
 from tests.unit.gateway.cli.stub import Answer, StubGateway, error, events
 
 
@@ -54,50 +54,6 @@ def test_ctrl_c_leaves_a_sentence(
     assert "Interrupted. job_1 goes on; `flotilla jobs follow job_1`" in result.stderr
 
 
-def test_ls_of_nothing(flotilla: Flotilla, stub: StubGateway) -> None:
-    stub.answers["GET /jobs"] = jobs()
-    assert flotilla("jobs", "ls").stderr == "no job\n"
-    assert flotilla("jobs", "ls", "--json").stderr == ""
-
-
-def test_ls_as_json_is_the_body(flotilla: Flotilla, stub: StubGateway) -> None:
-    stub.answers["GET /jobs"] = jobs(job())
-    assert json.loads(flotilla("jobs", "ls", "--json").stdout) == jobs(job())
-    assert stub.requests[0].path == "/jobs?limit=20"
-
-
-def test_show(flotilla: Flotilla, stub: StubGateway) -> None:
-    stub.answers["GET /jobs/job_1"] = job(text="Hello there")
-    stub.answers["GET /jobs/job_1/timeline"] = TIMELINE
-    shown = flotilla("jobs", "show", "job_1").stdout
-    for part in ("completed", "4 in, 21 out", "w-1 (completed)", "team=search", "Hello there",
-                 "0.500 s  claimed"):  # fmt: skip
-        assert part in shown, part
-    assert json.loads(flotilla("jobs", "show", "job_1", "--json").stdout)["text"] == "Hello there"
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [({}, "12 s"), ({"estimated_wait_range_s": [8.0, 21.5]}, "12 s (8.0 s to 22 s)")],
-)
-def test_show_tells_the_wait_of_a_queued_job(
-    flotilla: Flotilla, stub: StubGateway, fields: dict[str, Any], text: str
-) -> None:
-    waits = job(state="queued", started_at=None, position=3, estimated_wait_s=12.4, **fields)
-    stub.answers["GET /jobs/job_1"] = waits
-    stub.answers["GET /jobs/job_1/timeline"] = TIMELINE
-    lines = flotilla("jobs", "show", "job_1").stdout.splitlines()
-    assert [line.split(maxsplit=2)[2] for line in lines if "expected wait" in line] == [text]
-
-
-def test_why_and_timeline(flotilla: Flotilla, stub: StubGateway) -> None:
-    stub.answers |= {"GET /jobs/job_1/why": WHY, "GET /jobs/job_1/timeline": TIMELINE}
-    shown = flotilla("jobs", "why", "job_1").stdout.splitlines()
-    assert shown == [WHY["sentence"], "  position: 3 in lane default"]
-    shown = flotilla("jobs", "timeline", "job_1").stdout.splitlines()
-    assert shown[2].endswith("0.500 s  claimed    w-1     w-1 has claimed it")
-
-
 def test_an_operator_sees_the_jobs_of_others(flotilla: Flotilla, stub: StubGateway) -> None:
     stub.answers |= {"GET /jobs/job_1/why": error("no such job", 404, "not_found")}
     stub.answers |= {"GET /admin/jobs/job_1/why": WHY}
@@ -119,16 +75,6 @@ def test_follow_prints_text_as_it_comes(flotilla: Flotilla, stub: StubGateway) -
     assert [json.loads(line)["event"] for line in lines][-1] == "completed"
     flotilla("jobs", "follow", "job_1", "--from", "3.1", "--raw-events")
     assert stub.requests[-1].headers["last-event-id"] == "3.1"
-
-
-@pytest.mark.parametrize(("state", "code"), [("failed", 1), ("cancelled", 1), ("expired", 6)])
-def test_the_end_of_a_followed_job(
-    flotilla: Flotilla, stub: StubGateway, state: str, code: int
-) -> None:
-    ended = job(state=state, error={"code": "x", "message": "because"})
-    stub.answers["GET /jobs/job_1/events"] = events((state, ended))
-    result = flotilla("jobs", "follow", "job_1")
-    assert (result.exit_code, result.stderr) == (code, f"{state}: because\n")
 
 
 def test_follow_goes_on_after_an_interrupted_stream(flotilla: Flotilla, stub: StubGateway) -> None:
@@ -253,15 +199,3 @@ def test_submit(flotilla: Flotilla, stub: StubGateway, folder: Path) -> None:
 )
 def test_wrong_submits(flotilla: Flotilla, arguments: list[str]) -> None:
     assert flotilla("submit", *arguments).exit_code == 2
-
-
-def test_submit_and_follow_or_wait(flotilla: Flotilla, stub: StubGateway) -> None:
-    stub.answers["POST /jobs"] = Answer(job(state="queued"), 202)
-    stub.answers["GET /jobs/job_1/events"] = events(
-        ("delta", {"choices": [{"text": "Hi"}]}), ("completed", job())
-    )
-    assert flotilla("submit", "hello", "--follow").stdout == "Hi\n"
-    stub.answers["GET /jobs/job_1"] = job(state="queued", finished_at=None)
-    assert flotilla("submit", "hello", "--wait", "0.05").exit_code == 6
-    stub.answers["GET /jobs/job_1"] = job(state="failed", finished_at=NOW)
-    assert flotilla("submit", "hello", "--wait", "5").exit_code == 1

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from gateway.cli.main import app
 from tests.unit.gateway.cli.conftest import Flotilla
 from tests.unit.gateway.cli.samples import LETTER, LOST, SCALE, job, jobs, overview, worker
 from tests.unit.gateway.cli.stub import Answer, StubGateway, error
@@ -42,16 +40,6 @@ def test_drain(flotilla: Flotilla, stub: StubGateway) -> None:
     assert flotilla("workers", "drain", "w-9").exit_code == 3
 
 
-def test_queue(flotilla: Flotilla, stub: StubGateway) -> None:
-    stub.answers["GET /admin/overview"] = overview()
-    head, row = flotilla("queue", "ls").stdout.splitlines()
-    assert head.split()[:4] == ["POOL", "MODELS", "STATE", "WAITING"]
-    assert row.split() == [
-        "qwen", "qwen3-8b", "open", "9", "priority", "2,", "default", "7", "0.4", "s", "0.3", "s",
-        "80/128", "2",
-    ]  # fmt: skip
-
-
 def test_pause_and_resume(flotilla: Flotilla, stub: StubGateway) -> None:
     done = {"object": "operation", "pool": "qwen", "outcome": "done", "workers": []}
     stub.answers["GET /admin/pools"] = {"data": [{"id": "qwen"}]}
@@ -65,40 +53,6 @@ def test_pause_and_resume(flotilla: Flotilla, stub: StubGateway) -> None:
     stub.answers["GET /admin/pools"] = {"data": [{"id": "a"}, {"id": "b"}]}
     result = flotilla("queue", "pause")
     assert (result.exit_code, result.stderr) == (2, "flotilla: name a pool: a, b\n")
-
-
-def test_scale_explain(flotilla: Flotilla, stub: StubGateway) -> None:
-    stub.answers["GET /admin/autoscale"] = {"object": "list", "data": [SCALE]}
-    stub.answers["GET /autoscale/alias"] = {"pool": "qwen"}
-    for name in ("org/qwen", "qwen", "alias"):
-        shown = flotilla("scale", "explain", name)
-        assert shown.exit_code == 0, shown.stderr
-        for part in (
-            "org/qwen (pool qwen)",
-            "wanted   1 worker, of 1 to 4",
-            "actual   1 ready",
-            "because  1 is the minimum",
-            "2 jobs waiting, about 7 tokens, the oldest for 0.4 s; 1 job running",
-            "a job takes 1.5 s and 2 tokens",
-            "a worker runs 8 jobs at once",
-            "a worker takes 40 s to start",
-            "80% of the slots are busy in steady load",
-            "-> 1 ",
-        ):
-            assert part in shown.stdout, part
-    (pool,) = json.loads(flotilla("scale", "explain", "--json").stdout)["data"]
-    assert pool == SCALE
-
-
-def test_scale_explain_without_an_autoscaler(flotilla: Flotilla, stub: StubGateway) -> None:
-    stub.answers["GET /admin/autoscale"] = {"object": "list", "data": []}
-    shown = flotilla("scale", "explain")
-    assert shown.exit_code == 0
-    assert shown.stdout.startswith("No autoscaler decides for this fleet: start it with")
-    message = "There is no pool or model named 'other'."
-    stub.answers["GET /autoscale/other"] = error(message, 404, "not_found")
-    shown = flotilla("scale", "explain", "other")
-    assert (shown.exit_code, shown.stderr) == (3, f"flotilla: {message}\n")
 
 
 def test_scale_set(flotilla: Flotilla, stub: StubGateway) -> None:
@@ -139,20 +93,6 @@ def test_replay_and_drop(flotilla: Flotilla, stub: StubGateway) -> None:
     assert flotilla("dead", "replay", "--all", "--yes").exit_code == 0
 
 
-def test_tenants(flotilla: Flotilla, stub: StubGateway) -> None:
-    row = {"tenant": "team", "operator": True, "keys": 1, "jobs_kept": 3,
-           "last_job_at": None,
-           "limits": {"requests_per_minute": 60, "tokens_per_day": 1_000_000},
-           "used": {"tokens_today": 25_000, "tokens_this_month": 70_000}}  # fmt: skip
-    stub.answers["GET /admin/tenants"] = {"object": "list", "data": [row]}
-    shown = flotilla("keys", "tenants").stdout
-    words = shown.splitlines()[1].split()
-    assert words[:6] == ["team", "yes", "1", "3", "25.0k", "70.0k"]
-    assert " ".join(words[6:]) == "60 requests/min, 25.0k of 1.0M tokens/day"
-    stub.answers["GET /admin/tenants"] = {"object": "list", "data": [row | {"keys": 0}]}
-    assert flotilla("keys", "tenants").stdout.startswith("No keys are configured")
-
-
 API_KEY = {
     "id": "key_1", "object": "api_key", "name": "ci", "tenant": "team", "scopes": ["infer"],
     "models": [], "hint": "flk_AbCd", "created_at": 0, "created_by": "ops", "expires_at": None,
@@ -186,15 +126,6 @@ def test_keys_have_limits(flotilla: Flotilla, stub: StubGateway) -> None:
     assert set(sent.values()) == {0}
     assert flotilla("keys", "limit", "team").stdout == "team: no limits\n"
     assert flotilla("keys", "limit", "team", "--tokens-per-day", "-1").exit_code == 2
-
-
-def test_the_shell_gets_proposals(flotilla: Flotilla) -> None:
-    del flotilla  # its settings
-    environment = {
-        "_FLOTILLA_COMPLETE": "complete_bash", "COMP_WORDS": "flotilla jobs ca", "COMP_CWORD": "2"
-    }  # fmt: skip
-    shown = CliRunner().invoke(app, [], env=environment, prog_name="flotilla")
-    assert (shown.exit_code, shown.stdout.split()) == (0, ["cancel"])
 
 
 @pytest.mark.parametrize(

@@ -43,17 +43,6 @@ def delivery(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def test_ls(flotilla: Flotilla, stub: StubGateway) -> None:
-    off = ENDPOINT | {"id": "we_2", "disabled": "it has answered 410 (Gone)"}
-    stub.answers[f"GET {PATH}"] = {"object": "list", "data": [off, ENDPOINT]}
-    head, first, second = flotilla("webhook", "ls").stdout.splitlines()
-    assert head.split() == ["ENDPOINT", "NAME", "AGE", "DISABLED", "URL", "EVENTS"]
-    assert "it has answered 410 (Gone)  https://example.com/hook" in first
-    assert second.endswith("https://example.com/hook  job.completed job.failed")
-    stub.answers[f"GET {PATH}"] = {"object": "list", "data": []}
-    assert flotilla("webhook", "ls").stderr == "no webhook endpoint\n"
-
-
 def test_create_prints_the_secret_once(flotilla: Flotilla, stub: StubGateway) -> None:
     stub.answers[f"POST {PATH}"] = WITH_SECRET
     stub.answers["GET /v1/webhook_event_types"] = TYPES
@@ -68,14 +57,6 @@ def test_create_prints_the_secret_once(flotilla: Flotilla, stub: StubGateway) ->
     ]
 
 
-def test_a_refused_url(flotilla: Flotilla, stub: StubGateway) -> None:
-    stub.answers["GET /v1/webhook_event_types"] = TYPES
-    stub.answers[f"POST {PATH}"] = error("`url` must begin with https://.", 400)
-    result = flotilla("webhook", "create", "http://10.0.0.1/")
-    assert result.exit_code == 2
-    assert "`url` must begin with https://." in result.stderr
-
-
 @pytest.mark.parametrize(("status", "code"), [(204, 0), (301, 1), (500, 1)])
 def test_test(flotilla: Flotilla, stub: StubGateway, status: int, code: int) -> None:
     answer = {"event_type": "batch.failed", "status_code": status, "success": True}
@@ -84,23 +65,6 @@ def test_test(flotilla: Flotilla, stub: StubGateway, status: int, code: int) -> 
     assert result.exit_code == code
     assert result.stdout == f"batch.failed: answered {status}\n"
     assert stub.requests[-1].body == {"event_type": "batch.failed"}
-
-
-def test_log(flotilla: Flotilla, stub: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
-    lost = {"at": 1_790_000_000.0, "status_code": None, "error": "no connection: refused",
-            "duration_ms": 20}  # fmt: skip
-    waiting = delivery(id="wh_2", state="pending", tries=[lost] * 2, next_try_at=time.time() + 65)
-    new = delivery(id="wh_3", state="pending", tries=[], next_try_at=time.time())
-    stub.answers[f"GET {PATH}/we_1/deliveries?limit=3"] = {"data": [new, waiting, delivery()]}
-    _, first, second, third = flotilla("webhook", "log", "we_1", "-n", "3").stdout.splitlines()
-    assert first.split()[:4] == ["wh_3", "pending", "job.completed", "job_1"]
-    assert "2  no connection: refused after 0.0 s" in second
-    assert second.endswith("in 1m05s")
-    assert third.endswith("1m30s      1  204 after 1.2 s")
-    stub.answers[f"GET {PATH}/we_1/deliveries"] = {"data": []}
-    assert flotilla("webhook", "log", "we_1").stderr == "no delivery\n"
 
 
 def test_resend_rotate_and_rm(flotilla: Flotilla, stub: StubGateway) -> None:

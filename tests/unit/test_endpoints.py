@@ -1,4 +1,4 @@
-"""Each row of the endpoint table is served by gateway, worker and simulated engine."""
+"""Each row of the endpoint table is described, checked, and answered by the simulated engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from shared.api.endpoints import ENDPOINTS
 from shared.api.multipart import content_type_of
 from shared.job.errors import BadRequest
 from tests.harness.settings import Settings
-from tests.unit.gateway.test_middleware import ask
 from worker.core.asgi import Exchange
 from worker.engines.interface import JOURNAL
 from worker.engines.simulated.engine import SimulatedEngine
@@ -26,8 +25,13 @@ from worker.engines.simulated.engine import SimulatedEngine
 ROWS = list(ENDPOINTS.values())
 ROUTED = {route.path for api in APIS for route in api.plain}
 SERVED = [row for row in ROWS if row.path in ROUTED]
-"""All, unless an API was deleted: test_routes_page.py looks for each row's route."""
 SETTINGS = Settings()
+
+
+@pytest.fixture(scope="module")
+def described() -> dict[str, Any]:
+    """The description of the API."""
+    return create_app(SETTINGS).fastapi.openapi()
 
 
 CONVERSATION = [{"role": "user", "content": "hello"}]
@@ -64,9 +68,7 @@ def raw_body(row: Endpoint) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("row", SERVED, ids=lambda row: row.path)
-async def test_the_description_of_the_api_has_it(row: Endpoint) -> None:
-    _, _, raw = await ask(create_app(SETTINGS), "/openapi.json")
-    described = json.loads(raw)
+def test_the_description_of_the_api_has_it(row: Endpoint, described: dict[str, Any]) -> None:
     operation = described["paths"][row.path]["post"]
     assert operation["summary"] == row.summary
     media_type = "application/json" if row.body is BodyKind.JSON else "multipart/form-data"
@@ -102,7 +104,7 @@ def test_a_request_without_a_model_gets_the_default_where_vllm_has_one(row: Endp
 
 
 @pytest.mark.parametrize("row", SERVED, ids=lambda row: row.path)
-async def test_the_simulated_engine_answers_it(row: Endpoint) -> None:
+async def test_the_simulated_engine_answers_it(row: Endpoint, described: dict[str, Any]) -> None:
     engine = SimulatedEngine(Settings(sim_step_ms=1))
     await engine.start()
     try:
@@ -112,8 +114,8 @@ async def test_the_simulated_engine_answers_it(row: Endpoint) -> None:
         await exchange.run(engine, "POST", row.path, raw, content_type=content_type)
         assert exchange.status == 200, bytes(exchange.body)
         schema = {"$ref": f"#/components/schemas/{row.response_schema}"}
-        described = schema | {"components": create_app(SETTINGS).fastapi.openapi()["components"]}
-        Draft202012Validator(described).validate(parse_object(bytes(exchange.body)))
+        whole = schema | {"components": described["components"]}
+        Draft202012Validator(whole).validate(parse_object(bytes(exchange.body)))
     finally:
         engine.close()
 

@@ -1,4 +1,4 @@
-"""How Celery is set up for the maintenance process, where its messages go, and its health check."""
+"""The maintenance process: where messages go, what Celery does not decode, its liveness file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's files: small, complete, without anything that a strict policy or no network breaks."""
+"""The page's files: all of them are served, and nothing in them needs the network."""
 
 from __future__ import annotations
 

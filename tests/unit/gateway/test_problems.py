@@ -1,4 +1,4 @@
-"""The verdict about the fleet: its problems, since when, and the sentence."""
+"""The verdict about the fleet: its problems, how bad they are, and since when."""
 
 from __future__ import annotations
 
@@ -60,31 +60,22 @@ def kinds(state: FleetState) -> list[tuple[str, str]]:
     return [(problem.kind, problem.level) for problem in find_problems(state)]
 
 
-def verdict_of(state: FleetState) -> str:
-    return verdict(state, find_problems(state)).sentence
-
-
 def test_a_good_day() -> None:
-    assert verdict_of(fleet()) == "Healthy. 2 workers, 4 of 8 slots busy, nothing waits."
-    busy = fleet(pool(lane(oldest_s=0.4)))
-    assert verdict_of(busy) == "Healthy. 2 workers, 4 of 8 slots busy, oldest wait 400 ms."
-    assert verdict(busy, find_problems(busy)).level is Level.OK
+    for state in (fleet(), fleet(pool(lane(oldest_s=0.4)))):
+        assert verdict(state, find_problems(state)).level is Level.OK
 
 
 def test_an_empty_fleet_is_not_a_problem_until_a_job_waits() -> None:
     empty = fleet(pool(workers_ready=0, slots=0, wait_reason="no worker runs"), workers=[])
     assert kinds(empty) == []
-    assert "No worker runs" in verdict_of(empty)
     loads = fleet(
         pool(workers_ready=0, workers_starting=1),
         workers=[worker("w-1", state=WorkerState.STARTING, phase_s=20)],
     )
-    assert verdict_of(loads) == "No worker is ready yet: 1 worker starting. No job waits."
+    assert kinds(loads) == []
     waits = pool(lane(oldest_s=7), workers_ready=0, wait_reason="no worker runs")
-    assert verdict_of(fleet(waits, workers=[])) == (
-        "In the pool qwen no worker runs; 9 jobs wait, the oldest for 7.0 s."
-    )
-    assert find_problems(fleet(waits, workers=[]))[0].since == NOW - 7
+    (problem,) = find_problems(fleet(waits, workers=[]))
+    assert (problem.kind, problem.pool, problem.since) == ("no_worker", "qwen", NOW - 7)
 
 
 @pytest.mark.parametrize(
@@ -136,13 +127,10 @@ def test_problems_of_a_worker(changed: WorkerOverview, expected: list[tuple[str,
 
 def test_a_lost_worker_is_named_with_its_effect() -> None:
     state = fleet(pool(lane()), workers=[worker("w-1"), lost("w-3", 42, held=61)])
-    assert verdict_of(state) == (
-        "The worker w-3 was lost 42.0 s ago. Its jobs, 61 at its last heartbeat, went back to the "
-        "queue; 9 wait now."
-    )
     (problem,) = find_problems(state)
     assert (problem.worker, problem.since) == ("w-3", NOW - 42)
-    assert problem.do == "Start it again, or let its supervisor do it."
+    assert "61" in problem.sentence
+    assert problem.do
 
 
 @pytest.mark.parametrize(
@@ -210,7 +198,7 @@ def test_a_problem_keeps_its_beginning_and_is_shown_when_it_has_ended() -> None:
     assert log.update([], 280) == []
     (ended,) = log.recovered
     assert (ended.since, ended.ended) == (100, 280)
-    assert ended.sentence == "Ended after 3 min: It is paused."
+    assert "It is paused." in ended.sentence
     log.update([], 280 + 4000)
     assert log.recovered == []
 

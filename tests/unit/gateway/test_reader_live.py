@@ -1,4 +1,4 @@
-"""A reader that gets all frames: order, modes, templates."""
+"""A reader that gets all frames: modes, templates, steps without a chunk or a record."""
 
 from __future__ import annotations
 

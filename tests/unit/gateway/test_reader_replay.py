@@ -1,4 +1,4 @@
-"""A reader that lacks frames reads the log; frames that arrive meanwhile wait."""
+"""When a reader reads the log: in a silence, before an end, from the middle of a stream."""
 
 from __future__ import annotations
 

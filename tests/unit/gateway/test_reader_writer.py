@@ -1,4 +1,4 @@
-"""Chunks go straight from a reader to the writer of a client that keeps up."""
+"""The last chunk, and the time between chunks that are written to a client that keeps up."""
 
 from __future__ import annotations
 

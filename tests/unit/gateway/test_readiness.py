@@ -1,4 +1,4 @@
-"""Readiness: what the probes say about failed checks and about models without workers."""
+"""Readiness: what is missing, ended tasks, and who is told of models and workers."""
 
 from __future__ import annotations
 

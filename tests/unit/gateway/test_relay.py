@@ -1,4 +1,4 @@
-"""The relay: messages are dispatched to readers, which are woken and delta_event of ended jobs."""
+"""The relay: malformed messages, closed readers, jobs that could not be queued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The submitter: batches of jobs, and the result that each caller gets."""
+"""The submitter: limits of pools, calls that are sent again, replies that can not be used."""
 
 from __future__ import annotations
 

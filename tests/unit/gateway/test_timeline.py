@@ -22,8 +22,10 @@ def shown(found: Job) -> list[tuple[str, float, float | None, int, str]]:
     ]
 
 
-def events(found: Job) -> list[tuple[str, str]]:
-    return [(each.event, each.text) for each in timeline(found).events]
+def events(found: Job) -> list[str]:
+    shown = timeline(found).events
+    assert all(each.text for each in shown)
+    return [each.event for each in shown]
 
 
 def why(found: Job, pool: PoolSituation = POOL, *waiting: Any, message: str = "") -> str:
@@ -34,7 +36,7 @@ def why(found: Job, pool: PoolSituation = POOL, *waiting: Any, message: str = ""
 
 def test_a_queued_job_waits() -> None:
     assert shown(job()) == [("queue", -10, None, 1, "")]
-    assert [name for name, _ in events(job())] == ["submitted", "queued"]
+    assert events(job()) == ["submitted", "queued"]
 
 
 def test_a_completed_job_has_prefill_and_decode() -> None:
@@ -50,14 +52,8 @@ def test_a_completed_job_has_prefill_and_decode() -> None:
         ("prefill", -8, -7.5, 1, "w-1"),
         ("decode", -7.5, -1, 1, "w-1"),
     ]
-    assert events(done) == [
-        ("submitted", "Submitted by team to the lane default of the pool qwen."),
-        ("queued", "No worker had a free slot: it waited."),
-        ("claimed", "w-1 claimed it after 2.0 s in the queue."),
-        ("first_token", "First output, 500 ms after the claim."),
-        ("completed", "Completed after 9.0 s, 5 tokens."),
-    ]
-    assert why(done) == "It completed 9.0 s after it was submitted."
+    assert events(done) == ["submitted", "queued", "claimed", "first_token", "completed"]
+    assert "completed" in why(done)
 
 
 def test_a_job_that_a_second_worker_continued() -> None:
@@ -73,18 +69,8 @@ def test_a_job_that_a_second_worker_continued() -> None:
         ("pause", -6, -5, 2, ""),
         ("run", -5, None, 2, "w-2"),
     ]
-    assert events(moved)[1:] == [
-        ("claimed", "w-1 claimed it at once."),
-        (
-            "pause",
-            "w-1 was lost; 7 entries of output are kept. The job waits for another worker.",
-        ),
-        (
-            "resumed",
-            "Attempt 2: w-2 continues behind entry 7 of its log, after a pause of 1.0 s.",
-        ),
-    ]
-    assert why(moved) == "It does not wait: w-2 has run it for 5.0 s. It is attempt 2."
+    assert events(moved)[1:] == ["claimed", "pause", "resumed"]
+    assert "w-2" in why(moved)
 
 
 def test_a_job_that_was_handed_over_waits_again() -> None:
@@ -94,7 +80,7 @@ def test_a_job_that_was_handed_over_waits_again() -> None:
         ("run", -9, -6, 1, "w-1"),
         ("pause", -6, None, 2, ""),
     ]
-    assert "hand_over" in [name for name, _ in events(waits)]
+    assert "hand_over" in events(waits)
 
 
 def test_a_job_that_expired_in_the_queue_or_failed_after_a_loss() -> None:
@@ -116,16 +102,14 @@ def test_a_job_that_expired_in_the_queue_or_failed_after_a_loss() -> None:
 
 
 def test_why_a_job_waits() -> None:
-    taken = "It has waited 10.0 s because all 4 slots of the pool qwen are taken and 2 jobs are "
-    assert why(job(), POOL, 3, 1, 4.2) == f"{taken}before it. It should start in about 4.2 s."
-    assert why(job(), POOL, 3, 5, 4.2, (3.0, 9.0)) == (
-        f"{taken}before it. 5 tenants take turns. It should start in about 4.2 s (3.0 s to 9.0 s)."
-    )
-    assert why(job(), POOL, 3, 1) == f"{taken}before it."
+    for fact in ("4 slots", "2 jobs", "4.2 s"):
+        assert fact in why(job(), POOL, 3, 1, 4.2)
+    for fact in ("5 tenants", "3.0 s to 9.0 s"):
+        assert fact in why(job(), POOL, 3, 5, 4.2, (3.0, 9.0))
     paused = PoolSituation(0, 4, 2, paused=True)
     assert "an operator has paused the pool qwen" in why(job(), paused, 1)
     none = PoolSituation(0, 0, 0, wait_reason="no worker runs")
-    assert why(job(), none, 1) == "It has waited 10.0 s because in the pool qwen no worker runs."
+    assert "no worker runs" in why(job(), none, 1)
     assert "2 workers were lost with it" in why(
         job(
             suspect=True,

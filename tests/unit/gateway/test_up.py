@@ -1,4 +1,4 @@
-"""The decisions and texts behind the `flotilla` command. What it does: tests/e2e/test_up.py."""
+"""The decisions behind `flotilla up`: what it starts again, ports, commands, what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch: which log flushes leave with a step, and which jobs are removed when a lease is lost."""
+"""A batch: which log flushes leave with a step."""
 
 from __future__ import annotations
 

@@ -298,3 +298,11 @@ async def test_the_engine_gets_the_bytes_of_the_job(start: Start) -> None:
     assert path == "/v1/completions"
     assert message["body"] == run.job.body
     assert headers[b"x-request-id"] == b"job"
+
+
+async def test_a_worker_refuses_an_endpoint_that_it_does_not_have(start: Start) -> None:
+    bench = await start(Application(raise_at_once))
+    await bench.run(endpoint="/v1/from-the-future").execute()
+    answer = bench.queue.answer
+    assert (answer.status, answer.error_code) == (404, "rejected")
+    assert b"/v1/from-the-future" in answer.body

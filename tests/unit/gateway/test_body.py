@@ -15,7 +15,7 @@ from starlette.types import Message
 from gateway.http import body as body_module
 from gateway.http.body import Limits, check_size, parse_json, parse_object, raw_member, read_body
 from shared.api.endpoint import BodyKind
-from shared.job.errors import BadRequest, BodyTooLarge, UnsupportedMediaType
+from shared.job.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
 
 LIMIT = 1000
 
@@ -57,6 +57,11 @@ async def test_a_body_larger_than_its_content_length_is_refused_at_the_limit(
 ) -> None:
     with pytest.raises(BodyTooLarge):
         await read(request(parts, end="hangs", **headers))
+
+
+async def test_a_slow_body_times_out() -> None:
+    with pytest.raises(BodyTimeout):
+        await read(request([b"{"], end="hangs"), timeout_s=0.01)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "gzip, gzip", "GZIP", "x" * 9999])

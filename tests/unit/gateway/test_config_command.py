@@ -53,6 +53,16 @@ def test_check_names_what_is_wrong(folder: Path, text: str, problem: str) -> Non
     assert problem in result.stderr
 
 
+def test_check_without_a_file_checks_the_variables() -> None:
+    Path("flotilla.yaml").unlink()
+    assert runner.invoke(main.app, ["config", "check"]).exit_code == 0
+    variables = {"FLOTILLA_PORT": "x", "FLOTILLA_WORKER_PORT": "x", "FLOTILLA_SIM_STEP_MS": "x"}
+    result = runner.invoke(main.app, ["config", "check"], env=variables)
+    assert result.exit_code == 2
+    named = {line.split("=")[0].removeprefix("flotilla: ") for line in result.stderr.splitlines()}
+    assert named == set(variables), "of every process"
+
+
 def test_show_prints_a_file_that_means_the_same_without_secrets() -> None:
     result = runner.invoke(main.app, ["config", "show"])
     assert result.exit_code == 0

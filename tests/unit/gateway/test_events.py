@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from gateway.core.choice_numbers import ChoiceNumbers
-from gateway.core.job_events import EventPosition, _render
+from gateway.core.job_events import EventPosition, _render, events
 from gateway.core.log_event import LogEvent
 from shared.job.errors import BadRequest
 from shared.job.frames import FrameKind
+from shared.job.job import Job
 from shared.job.job_log import Delta, Prompt
+from shared.job.states import JobState
+from shared.store.stored_body import Body
+from tests.unit.gateway.jobs import job
 
 
 class Queue:
@@ -110,3 +114,46 @@ async def test_choices_of_several_prompts_are_numbered_over_all(
     ((event, _),) = _render(LogEvent(7, FrameKind.DELTAS, records), of_job)
     data = json.loads(event.split(b"data: ")[1])
     assert [choice["index"] for choice in data["choices"]] == expected
+
+
+class Ended:
+    """A relay, its reader and a queue: the job's end was published; its record has `state`."""
+
+    keepalive_s = 1.0
+
+    def __init__(self, state: JobState) -> None:
+        self.relay = self.queue = self.settings = self.unwatcher = self
+        self.gateway_id = "gw"
+        self._state = state
+
+    def open(self, *_: Any) -> Any:
+        return self
+
+    def resync(self, *_: Any) -> None:
+        pass
+
+    close = start = resync
+
+    async def watch(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def next(self, *_: Any) -> list[LogEvent]:
+        return [LogEvent(7, FrameKind.ENDED, b"")]
+
+    async def get(self, job_id: str) -> Job:
+        return job(state=self._state)
+
+    async def job_object(self, found: Job) -> tuple[Body, dict[str, str]]:
+        return Body(b"{}"), {}
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [(JobState.COMPLETED, b"event: completed\nid: end\n"), (JobState.IN_PROGRESS, b"stream_reset")],
+)
+async def test_an_end_that_redis_has_lost_is_an_error(state: JobState, expected: bytes) -> None:
+    """A replica that is the master now may lack the last writes, which were published."""
+    context: Any = Ended(state)
+    parts = [part async for part in events(context, job(), EventPosition(0, 0))]
+    assert expected in b"".join(parts[-3:])
+    assert (b"id: end" in b"".join(parts)) == (state is JobState.COMPLETED)

@@ -17,6 +17,7 @@ from kombu.serialization import loads
 from gateway.maintenance import liveness_file
 from gateway.maintenance.broker import broker, celery_redis_url
 from gateway.maintenance.celery_app import CONTENT_TYPE, create_app
+from shared.platform.settings import drop_variables
 from shared.store.redis import keys
 from tests.harness.settings import ROOT, Settings, child_environment
 
@@ -85,6 +86,15 @@ def test_a_message_that_celery_would_not_survive_is_not_decoded(body: bytes) -> 
     with pytest.raises(DecodeError):
         loads(body, CONTENT_TYPE, "utf-8", accept={CONTENT_TYPE})
     assert loads(b"[[], {}, {}]", CONTENT_TYPE, "utf-8", accept={CONTENT_TYPE}) == [[], {}, {}]
+
+
+def test_variables_that_celery_obeys_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://somebody-elses/0")
+    monkeypatch.setenv("NOT_CELERY_BROKER_URL", "stays")
+    drop_variables("CELERY_")
+    app = create_app(Settings(redis_url="redis://ours/0"), lambda name: None)
+    assert app.connection_for_write().hostname == "ours"
+    assert os.environ["NOT_CELERY_BROKER_URL"] == "stays"
 
 
 @pytest.mark.parametrize(

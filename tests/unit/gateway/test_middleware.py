@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import re
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -211,6 +212,19 @@ async def test_a_websocket_is_refused() -> None:
     gate = authentication(inside, {"x": "y"})
     await gate({"type": "websocket", "path": "/jobs", "headers": []}, receive, send)
     assert sent == ["websocket.close"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"access_log": False}, {"log_level": "warning"}, {"log_level": "error"}]
+)
+async def test_the_access_log_can_be_turned_off(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = Settings(**settings, api_keys=(SecretStr(KEY),))
+    access = AccessLog(values.access_log, values.log_level)
+    access.record({"path": "/jobs", "method": "GET"}, 200, 0.0, b"mine")
+    access.write()
+    assert capsys.readouterr().err == ""
 
 
 def test_probes_are_logged_with_level_debug_only(

@@ -95,6 +95,19 @@ def test_no_text_of_a_client_controls_the_terminal_of_who_reads_the_log(
         assert lines.parsed()[0]["reason"] == text
 
 
+def test_an_exception_is_one_field_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(as_json=True)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        lines.logger.exception("the run failed")
+    (line,) = lines.parsed()
+    assert line["message"] == "the run failed"
+    assert line["exception"].startswith("Traceback")
+    assert line["exception"].endswith("ValueError: broken")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_pretty_line_names_the_exception_and_stderr_has_the_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -116,6 +116,14 @@ def test_a_setting_is_read_from_a_file_and_a_variable_and_a_flag_win(
     assert Settings().port == 8, "only load_settings looks at files"
 
 
+def test_a_misspelt_file_is_refused_with_the_one_that_was_meant(secrets: Path) -> None:
+    (secrets / "flotilla_redis_ulr").write_text(SECRET)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(Settings)
+    problem = "there is no such setting; did you mean flotilla_redis_url?"
+    assert str(caught.value) == f"{secrets}/flotilla_redis_ulr: {problem}"
+
+
 def test_a_folder_in_place_of_a_file_is_refused(secrets: Path) -> None:
     # what a container engine makes of a secret whose source is not there
     (secrets / "flotilla_redis_url").mkdir()
@@ -160,6 +168,17 @@ def test_keys_identify_tenants(
     monkeypatch.setenv("FLOTILLA_API_KEYS", text)
     expected = {digest(key): tenant for key, tenant in tenants.items()}
     assert load_settings(Settings).tenants_by_key() == expected
+
+
+def test_keys_of_a_file_come_on_top(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# who may call\n\nbob:k2\n  carol:k3  \nk4\n")
+    monkeypatch.setenv("FLOTILLA_API_KEYS", "alice:k1")
+    monkeypatch.setenv("FLOTILLA_API_KEYS_FILE", str(file))
+    tenants = load_settings(Settings).tenants_by_key()
+    names = [tenants[digest(key)] for key in ("k1", "k2", "k3")]
+    assert names == ["alice", "bob", "carol"]
+    assert len(tenants) == 4
 
 
 def test_a_keys_file_that_is_not_there_is_named(tmp_path: Path) -> None:

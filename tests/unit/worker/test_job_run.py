@@ -242,8 +242,9 @@ async def test_an_application_that_raises_fails_the_job_with_500(
     assert "ZeroDivision" not in error["message"]
 
 
+@pytest.mark.parametrize(("release", "outcome"), [(False, Outcome.LOST), (True, Outcome.RELEASE)])
 async def test_a_request_that_ignores_the_disconnect_is_cancelled(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch, release: bool, outcome: Outcome
 ) -> None:
     began, stopped = asyncio.Event(), asyncio.Event()
 
@@ -260,8 +261,8 @@ async def test_a_request_that_ignores_the_disconnect_is_cancelled(
     executing = asyncio.create_task(run.execute())
     async with asyncio.timeout(30):
         await began.wait()
-        run.abort()
-        assert await executing is Outcome.LOST
+        run.abort(release=release)
+        assert await executing is outcome
         await stopped.wait()
 
 

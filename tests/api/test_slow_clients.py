@@ -23,7 +23,7 @@ from tests.harness.strict_client import request
 from tests.harness.waiting import wait_for
 
 KEY = "key-of-ann-123456"
-READERS, TOKENS = 8, 1500
+READERS, TOKENS = 4, 1500
 SO_ATTACH_FILTER = 26
 DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 """A packet filter of one instruction: none of the packet is let through."""

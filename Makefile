@@ -2,7 +2,7 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install check test test-cluster test-models test-page test-clients test-compose lint docs load faults tour clean
+.PHONY: help up install check test test-cluster test-vllm test-page test-clients test-compose lint docs load faults tour clean
 # Only the installer reads this one; Flotilla refuses FLOTILLA_ variables that are no settings.
 unexport FLOTILLA_BACKEND
 # Without stored bytecode each process compiles all modules anew, a gateway for 0.3 s.
@@ -18,25 +18,21 @@ install: ## .venv with everything in it (PYTHON, FLOTILLA_BACKEND: see compose/i
 	@FLOTILLA_BACKEND='$(FLOTILLA_BACKEND)' PYTHON='$(PYTHON)' sh compose/install.sh
 
 # Five processes for two cores, as tests wait for more than half of their time; at most six. Each
-# starts a Redis of its own, and one of them vLLM.
+# starts a Redis of its own.
 PARALLEL = -n $$(( ($$(nproc) * 5 + 1) / 2 )) --maxprocesses 6 --dist loadfile --no-loadscope-reorder
 
 check: lint ## before a commit: lint and unit tests, in a minute and a half
-	.venv/bin/pytest -q $(PARALLEL) tests/unit
+	.venv/bin/pytest -q $(PARALLEL) -m 'not vllm' tests/unit
 
-# Of a whole run, the branches of the core that the tests' own processes take; fleets run in others.
-COVERAGE = $(if $(ARGS),,--cov --cov-report=)
-
-test: install ## all tests but test-models (ARGS: pytest's; without, coverage of the core)
-	.venv/bin/pytest $(PARALLEL) $(COVERAGE) --ignore tests/models --ignore tests/page \
+test: install ## all tests but those below; of real vLLM the main path (ARGS: pytest's)
+	.venv/bin/pytest $(PARALLEL) -m 'not vllm or main_path' --ignore tests/page \
 		--ignore tests/clients $(ARGS)
-	@$(if $(ARGS),:,printf 'coverage of the core: '; .venv/bin/python -m coverage report --format=total)
 
-test-models: install ## real vLLM with other models than the demo's, made on the spot (ARGS: pytest's)
-	.venv/bin/pytest tests/models $(ARGS)
+test-vllm: install ## all that needs real vLLM; small models are made on the spot (ARGS: pytest's)
+	.venv/bin/pytest -m 'vllm and not main_path' $(or $(ARGS),tests/vllm tests/e2e tests/unit)
 
 test-cluster: install ## the tests of the queue again, on a node of a Redis Cluster (ARGS: pytest's)
-	TEST_REDIS=cluster .venv/bin/pytest $(PARALLEL) tests/redis tests/store $(ARGS)
+	.venv/bin/pytest $(PARALLEL) --redis=cluster tests/redis tests/store $(ARGS)
 
 # The browser itself is the system's: Debian's chromium-headless-shell or chromium.
 PAGE_TOOLS = .venv/bin/python -c 'import axe_playwright_python, playwright' 2>/dev/null || \
@@ -55,7 +51,7 @@ test-clients: install ## unmodified client libraries on real vLLM; installs them
 	@.venv/bin/python -m tests.clients $(ARGS)
 
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
-	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)
+	@REAL='$(REAL)' tests/deploy/compose/run.sh $(ARGS)
 
 lint: install ## style, types, docstrings
 	.venv/bin/ruff check

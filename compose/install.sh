@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes .venv and installs Flotilla into it; `make` calls this. A second run finds nothing to do.
 #
-#   PYTHON=/path/to/python3.12     the interpreter; otherwise the first of python3.12, 3.11, python3
+#   PYTHON=/path/to/python3.12     the interpreter; otherwise python3, or the newest of 3.11 to 3.14
 #   FLOTILLA_BACKEND=cpu|gpu|none  which vLLM; otherwise gpu where nvidia-smi finds one, else cpu
 set -eu
 cd "$(dirname "$0")/.."
@@ -23,18 +23,18 @@ stamp="$(cat pyproject.toml compose/constraints.txt compose/install.sh compose/v
 [ "$(cat .venv/flotilla-stamp 2>/dev/null)" = "$stamp" ] && exit 0
 
 # pyenv's shims are on PATH but fail unless selected, so a candidate has to run to count.
-fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; }
+fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; }
 python=
-for candidate in ${PYTHON:-python3.12 python3.11 python3}; do
+for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
     if fits "$candidate"; then python=$candidate; break; fi
 done
 if [ -z "$python" ]; then
-    [ -z "${PYTHON:-}" ] || die "PYTHON=$PYTHON is not a Python 3.11 or 3.12 that runs"
-    for version in 3.12 3.11; do
+    [ -z "${PYTHON:-}" ] || die "PYTHON=$PYTHON is not a Python of 3.11 to 3.14 that runs"
+    for version in 3.14 3.13 3.12 3.11; do
         apt-cache show "python$version-venv" >/dev/null 2>&1 || continue
-        die "needs Python 3.11 or 3.12: $(apt_get "python$version-venv")"
+        die "needs Python 3.11 to 3.14: $(apt_get "python$version-venv")"
     done
-    die "needs Python 3.11 or 3.12, which this system's packages lack; name one: make up PYTHON=/path/to/python3.12"
+    die "needs Python 3.11 to 3.14, which this system's packages lack; name one: make up PYTHON=/path/to/python3.12"
 fi
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||

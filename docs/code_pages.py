@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -70,7 +71,7 @@ def declaring() -> list[type[BaseModel]]:
 
 def own(group: type[BaseModel]) -> set[str]:
     """The names that a class declares itself."""
-    return set(vars(group).get("__annotations__", ()))
+    return set(inspect.get_annotations(group))
 
 
 def _settings(group: type[BaseModel]) -> str:

@@ -1,30 +1,24 @@
-"""Shared fixtures: Redis servers and engines; and how a parallel run distributes tests."""
+"""Shared fixtures: Redis servers and fleets; and how a parallel run distributes tests."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
-import re
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import certifi
 import hypothesis
 import pytest
-import pytest_asyncio
 from xdist.scheduler import LoadScopeScheduling
 
 from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
 from tests.harness.fleet import Stack
-from tests.harness.servers import ON_CLUSTER, RedisServer, fleet_on_one_node
-from tests.harness.settings import ROOT, Settings
-from worker.engines.interface import Engine
+from tests.harness.servers import KINDS, RedisServer, redis_of_kind
 
 # Before any test imports torch: threads of vLLM that spin would take the cores from each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -50,11 +44,39 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("untimed")
 
+_WITH_VLLM = (
+    "tests/vllm/",
+    "tests/e2e/hooks/test_changed_context.py",
+    "tests/e2e/responses/test_responses_continued.py",
+    "tests/e2e/test_continuation.py",
+    "tests/e2e/test_engine_conformance.py",
+    "tests/e2e/test_plain_streams.py",
+)
+"""What needs real vLLM; the files of e2e start it in the test's own process."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The server that tests share, and how long random tests are."""
+    parser.addoption("--redis", choices=KINDS, default="any", help="the Redis that tests share")
+    parser.addoption("--seeds", type=int, help="how many seeds each random test plays")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Test files have constants of keys, so the tags are set before they are imported."""
+    config.addinivalue_line("markers", "seeds(n): a random test, by default with the seeds below n")
+    keys.use_tags(_tags(config))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The seeds of a random test."""
+    if marker := metafunc.definition.get_closest_marker("seeds"):
+        metafunc.parametrize("seed", range(metafunc.config.getoption("seeds") or marker.args[0]))
+
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
     """For `--dist loadfile`: tests of one file share a process, as they share its fixtures.
 
-    Files that need real vLLM share one too, so that it is started once per run.
+    Files that need real vLLM share one too: its engines are started once per run.
     """
     return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
@@ -62,26 +84,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 class _ByFile(LoadScopeScheduling):
     # Not by the marker `xdist_group`: pytest-xdist 3.8 can't add it to the node ids of pytest 9.2.
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return "vllm" if _needs_vllm(path) else path
+        return "vllm" if nodeid.startswith(_WITH_VLLM) else nodeid.partition("::")[0]
+
+
+_VLLM_TIMEOUT_S = 1800
+"""The first test of a file may start an engine, which takes 15 s, and on a busy machine minutes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In a parallel run, start with the files that take longest."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.timeout(_VLLM_TIMEOUT_S))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_start_late)
 
 
 def _start_late(item: pytest.Item) -> int:
-    path = item.nodeid.partition("::")[0]
-    folder = path.split("/")[1]
-    return 0 if _needs_vllm(path) else 1 if folder == "e2e" else 3 if folder == "unit" else 2
-
-
-@cache
-def _needs_vllm(path: str) -> bool:
-    """Whether a test in this file (below the project's folder) needs real vLLM."""
-    return bool(re.search(r"vllm_engine|mark\.vllm|engine: Engine", (ROOT / path).read_text()))
+    folder = item.nodeid.split("/")[1]
+    return 0 if item.nodeid.startswith(_WITH_VLLM) else {"unit": 3, "redis": 2}.get(folder, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -94,31 +115,23 @@ def enabled_loggers() -> None:
             logger.disabled = False
 
 
-# Test files have constants of keys.
-keys.use_tags(shard_tags(1) if ON_CLUSTER else [])
+def _tags(config: pytest.Config) -> list[str]:
+    return shard_tags(1) if config.getoption("redis") == "cluster" else []
 
 
 @pytest.fixture(autouse=True)
-def tags_of_shards() -> None:
+def tags_of_shards(pytestconfig: pytest.Config) -> None:
     """A test finds the hash tags of one shard, whichever fleet the test before has had."""
-    keys.use_tags(shard_tags(1) if ON_CLUSTER else [])
+    keys.use_tags(_tags(pytestconfig))
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One Redis for all tests of this process. With TEST_REDIS=cluster it is a node of a cluster,
-    which has all slots of a fleet."""
-    folder = tmp_path_factory.mktemp("redis")
-    if ON_CLUSTER:
-        with contextlib.closing(fleet_on_one_node(folder)) as cluster:
-            cluster.start()
-            cluster.masters[0].url = cluster.url
-            yield cluster.masters[0]
-        return
-    server = RedisServer(folder)
-    server.start()
-    yield server
-    server.stop()
+def redis_server(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer]:
+    """One Redis for all tests of this process, of the kind that the option --redis names."""
+    with redis_of_kind(pytestconfig.getoption("redis"), tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -156,38 +169,3 @@ def module_stack(
     stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
     yield stack
     stack.close()
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def simulated_engine() -> AsyncIterator[Engine]:
-    """A started simulated engine."""
-    from worker.engines.simulated.engine import SimulatedEngine
-
-    engine = SimulatedEngine(Settings(sim_step_ms=1, sim_step_us_per_seq=0))
-    await engine.start()
-    yield engine
-    engine.close()
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def vllm_engine() -> AsyncIterator[Engine]:
-    """Real vLLM with the demo model, in this process. Tests that use it are marked `vllm`.
-
-    It has the logits processor of forced replay too, so that both ways to continue are tested, and
-    float32, with which an answer does not depend on what else is in the batch.
-    """
-    from worker.engines.vllm.engine import VllmEngine
-
-    processor = "worker.engines.vllm.forced_replay:ForcedReplay"
-    settings = Settings(engine_args=f"--dtype float32 --logits-processors {processor}")
-    engine = VllmEngine(settings, settings.described.own)
-    await engine.start()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="session", params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in turn: the test runs once with each."""
-    started: Engine = request.getfixturevalue(f"{request.param}_engine")
-    return started

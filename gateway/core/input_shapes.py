@@ -3,7 +3,7 @@
 vLLM tries each element of a list against all types that it may have, and notes what is wrong with
 each of them: 233 errors for an item `{}` of a response, on the worker's event loop. So the gateway
 stops at the first element that fits none. It is no stricter than vLLM: single values, and fields
-that an endpoint does not have, are left to it. tests/models/test_validation_cost.py compares both.
+that an endpoint does not have, are left to it.
 """
 
 from __future__ import annotations

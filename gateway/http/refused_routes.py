@@ -1,6 +1,6 @@
 """Routes and headers of vLLM, OpenAI, Anthropic and TorchServe that are refused on purpose.
 
-shared/api/ROUTES.md is the same list beside the routes that work; a test compares the two.
+shared/api/ROUTES.md is the same list beside the routes that work.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
@@ -38,8 +38,13 @@ class Console:
         with contextlib.suppress(OSError, ValueError):  # gone, closed, or can't encode this text
             print(text, flush=True)
 
-    def tail(self, name: str, log: Path) -> None:
-        """The last lines of a log, and where the rest is."""
+    def end_of(self, name: str, log: Path, causes: Sequence[str] = ()) -> None:
+        """Why a process ended, else the last lines of its log; and where the rest is."""
+        for cause in causes:
+            self.show(name, cause)
+        if causes:
+            self.show(name, f"(more in {log})")
+            return
         try:
             with log.open("rb") as file:
                 file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))

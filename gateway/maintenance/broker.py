@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from shared.platform import cluster_url, sentinel_url
+from shared.platform.node_list import split_url
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreError, StoreRefused
 from shared.store.redis import keys
@@ -41,7 +42,7 @@ def celery_redis_url(settings: MaintenanceSettings) -> str:
         return settings.maintenance_redis_url
     if cluster_url.is_cluster(settings.redis_url):
         return ""
-    parts = urlsplit(settings.redis_url)
+    parts = split_url(settings.redis_url)
     if sentinel_url.is_sentinel(settings.redis_url):
         fleet = sentinel_url.parse(settings.redis_url)
         return urlunsplit(parts._replace(path=f"/{fleet.service}/{fleet.db + 1}"))

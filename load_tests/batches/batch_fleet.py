@@ -13,10 +13,9 @@ from typing import Any
 import httpx
 
 from load_tests.harness.errors import WrongAnswerError
-from load_tests.harness.http import get, metric_sum
-from load_tests.harness.processes import Process, Processes
 from load_tests.systems.engine import CHAT_PATH, EngineTiming, request_body
 from load_tests.systems.flotilla import Flotilla
+from tests.harness.fleet import Stack
 
 _POLL_S = 0.1
 _HTTP_S = 600.0
@@ -41,29 +40,20 @@ class BatchFleet(Flotilla):
 
     name = "batch"
 
-    def __init__(self, processes: Processes, timing: EngineTiming, **settings: Any) -> None:
+    def __init__(self, processes: Stack, timing: EngineTiming, **settings: Any) -> None:
         super().__init__(processes, timing)
-        self._settings = settings
+        self._more = settings
         self.http = httpx.Client(timeout=_HTTP_S)
 
     def start(self) -> None:
         """Start all processes."""
         redis = self.start_redis()
         storage = {"storage_url": tempfile.mkdtemp(prefix="files-", dir=self.folder)}
-        common = {"redis_url": redis.socket_url, **self._settings}
-        self.worker_port = self.start_flotilla("worker", "engine", "engine", **common)
-        self.ports = [self.start_flotilla("gateway", "gateway", "front", **common, **storage)]
+        common = {"redis_url": redis.socket_url, **self._more}
+        self.worker = self.stack.worker(name="engine", **common)
+        self.start_gateway(**common, **storage)
         self.http.base_url = httpx.URL(f"http://127.0.0.1:{self.ports[0]}/v1/")
-        environment = self.flotilla_environment(**common, **storage)
-        command = [str(self.python), "-P", "-m", "gateway.maintenance"]
-        self.maintenance: Process = self._processes.start(
-            "maintenance", "front", command, environment
-        )
-        self.processes.append(self.maintenance)
-
-    def metric(self, name: str, label: str = "") -> float:
-        """The sum of a metric of the worker."""
-        return metric_sum(get(self.worker_port, "/metrics")[1], name, label)
+        self.maintenance = self.stack.maintenance(name="maintenance", **common, **storage)
 
     def create(self, lines: Path) -> Mapping[str, Any]:
         """Upload an input and create its batch."""

@@ -17,10 +17,11 @@ from load_tests.batches.batch_fleet import BatchFleet, write_lines
 from load_tests.fairness.difference import Call
 from load_tests.fairness.player import play
 from load_tests.harness.errors import WrongAnswerError
-from load_tests.harness.processes import Processes, wait_for
 from load_tests.harness.session import print_progress
 from load_tests.harness.spread import percentile
 from load_tests.systems.engine import EngineTiming
+from tests.harness.fleet import Stack
+from tests.harness.waiting import wait_for
 
 _SLOTS = 32
 _LINES = 192
@@ -54,7 +55,7 @@ class ChatRun:
     """Tokens that were generated twice."""
 
 
-def chat_runs(processes: Processes, *, steady: bool) -> tuple[list[ChatRun], int]:
+def chat_runs(processes: Stack, *, steady: bool) -> tuple[list[ChatRun], int]:
     """Chats alone, beside a batch, and beside one that does not make room.
 
     `steady`: chats that take a quarter of the slots, instead of bursts. Also returns how many lines
@@ -92,7 +93,7 @@ def _steady() -> list[Call]:
 
 
 def _run(
-    processes: Processes, name: str, calls: list[Call], settings: dict[str, Any] | None
+    processes: Stack, name: str, calls: list[Call], settings: dict[str, Any] | None
 ) -> tuple[ChatRun, dict[str, str]]:
     timing = EngineTiming(STEP_MS, 0, _SLOTS)
     more: dict[str, Any] = {
@@ -107,7 +108,7 @@ def _run(
         path: Path = processes.folder / "long.jsonl"
         write_lines(path, _LINES, _LINE_TOKENS)
         batch = fleet.create(path)
-        busy = partial(fleet.metric, "flotilla_worker_slots", 'use="busy"')
+        busy = partial(fleet.worker.metric, "flotilla_worker_slots", use="busy")
         wait_for(lambda: busy() >= _SLOTS, "lines run")
     played = asyncio.run(play(calls, fleet.ports, 1.0))
     if problems := [call.problem for call in played if call.problem]:
@@ -126,8 +127,8 @@ def _run(
         percentile(ttft, 0.95),
         percentile(ttft, 0.99),
         batch_s,
-        fleet.metric("flotilla_jobs_released_total", "handed_back"),
-        fleet.metric("flotilla_tokens_decoded_again_total"),
+        fleet.worker.metric("flotilla_jobs_released_total", reason="handed_back"),
+        fleet.worker.metric("flotilla_tokens_decoded_again_total"),
     )
     processes.close()
     return run, answers

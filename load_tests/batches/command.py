@@ -12,7 +12,6 @@ from typing import Any
 
 from load_tests.batches import chat, cost
 from load_tests.batches.large import large_run
-from load_tests.harness.processes import Processes
 from load_tests.harness.session import (
     OUTPUT,
     add_options,
@@ -23,6 +22,7 @@ from load_tests.harness.session import (
     session,
 )
 from load_tests.harness.table import Table
+from tests.harness.fleet import Stack
 
 HELP = "batches: cost of a line, busy engines, chats beside a batch"
 
@@ -68,7 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
-def _cost(processes: Processes, arguments: argparse.Namespace) -> Verdict:
+def _cost(processes: Stack, arguments: argparse.Namespace) -> Verdict:
     costs = cost.line_costs(processes, arguments.lines, arguments.rounds)
     lines_s, total_us, ratio = cost.medians(costs)
     row = [f"{lines_s:.0f}", f"{total_us:.0f}", f"{ratio:.2f}"]
@@ -82,7 +82,7 @@ def _cost(processes: Processes, arguments: argparse.Namespace) -> Verdict:
     return table, {"rounds": [asdict(each) for each in costs]}, missed
 
 
-def _busy(processes: Processes, arguments: argparse.Namespace) -> Verdict:
+def _busy(processes: Stack, arguments: argparse.Namespace) -> Verdict:
     share = cost.busy_share(processes, arguments.lines_a_slot)
     table = Table(
         "128 slots, answers of 64 tokens", ["", "engine in use"], [["batch", f"{share:.1%}"]]
@@ -91,7 +91,7 @@ def _busy(processes: Processes, arguments: argparse.Namespace) -> Verdict:
     return table, {"share": share}, missed
 
 
-def _bursts(processes: Processes, arguments: argparse.Namespace) -> Verdict:
+def _bursts(processes: Stack, arguments: argparse.Namespace) -> Verdict:
     runs, different = chat.chat_runs(processes, steady=False)
     alone, beside, unyielding = runs
     missed = _common(runs, different)
@@ -102,7 +102,7 @@ def _bursts(processes: Processes, arguments: argparse.Namespace) -> Verdict:
     return _chat_table("Bursts of chats", runs), {"runs": list(map(asdict, runs))}, missed
 
 
-def _steady(processes: Processes, arguments: argparse.Namespace) -> Verdict:
+def _steady(processes: Stack, arguments: argparse.Namespace) -> Verdict:
     runs, different = chat.chat_runs(processes, steady=True)
     alone, beside, _ = runs
     missed = _common(runs, different)
@@ -113,7 +113,7 @@ def _steady(processes: Processes, arguments: argparse.Namespace) -> Verdict:
     return _chat_table("Steady chats", runs), {"runs": list(map(asdict, runs))}, missed
 
 
-def _large(processes: Processes, arguments: argparse.Namespace) -> Verdict:
+def _large(processes: Stack, arguments: argparse.Namespace) -> Verdict:
     run = large_run(processes, arguments.large_lines)
     figures = {
         "MB": run.file_mb,
@@ -155,7 +155,7 @@ def _chat_table(title: str, runs: Sequence[chat.ChatRun]) -> Table:
     return Table(title, head, rows)
 
 
-PARTS: dict[str, Callable[[Processes, argparse.Namespace], Verdict]] = {
+PARTS: dict[str, Callable[[Stack, argparse.Namespace], Verdict]] = {
     "cost": _cost,
     "busy": _busy,
     "bursts": _bursts,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from load_tests.batches.batch_fleet import BatchFleet, write_lines
 from load_tests.bench.points import POINTS
 from load_tests.bench.rounds import run_point
-from load_tests.harness.processes import Processes, wait_for
 from load_tests.harness.session import print_progress
 from load_tests.systems.engine import PACED, EngineTiming
+from tests.harness.fleet import Stack
+from tests.harness.waiting import wait_for
 
 _REQUESTS = POINTS["req64"]
 _SLOTS = 256
@@ -45,7 +47,7 @@ class LineCost:
         return self.total_us / self.request_us
 
 
-def line_costs(processes: Processes, lines: int, rounds: int) -> list[LineCost]:
+def line_costs(processes: Stack, lines: int, rounds: int) -> list[LineCost]:
     """Lines with answers of one token, and in turn requests over HTTP. Raises ProcessError."""
     timing = EngineTiming(PACED.step_ms, PACED.step_us_per_seq, _SLOTS)
     fleet = BatchFleet(processes, timing)
@@ -71,7 +73,7 @@ def line_costs(processes: Processes, lines: int, rounds: int) -> list[LineCost]:
     return found
 
 
-def busy_share(processes: Processes, rounds: int) -> float:
+def busy_share(processes: Stack, rounds: int) -> float:
     """How much of an engine with 128 slots a batch uses, with answers of 64 tokens.
 
     1: the time that the engine would need if all slots generated in each of its steps of 32 ms;
@@ -83,11 +85,10 @@ def busy_share(processes: Processes, rounds: int) -> float:
     write_lines(path, lines, _BUSY_TOKENS)
     batch = fleet.create(path)
     deadline_s = 2 * rounds * _BUSY_TOKENS * _BUSY.step_s(_BUSY_SLOTS) + _DEADLINE_S
-    wait_for(lambda: fleet.metric(_STEPS) > 0, "the engine runs", deadline_s=deadline_s)
+    wait_for(lambda: fleet.worker.metric(_STEPS) > 0, "the engine runs", deadline_s=deadline_s)
     began, everything = time.monotonic(), lines * _BUSY_TOKENS
-    wait_for(
-        lambda: fleet.metric(_TOKENS, _GENERATED) >= everything, "lines end", deadline_s=deadline_s
-    )
+    made = partial(fleet.worker.metric, _TOKENS, kind=_GENERATED)
+    wait_for(lambda: made() >= everything, "lines end", deadline_s)
     seconds = time.monotonic() - began
     *_, found = fleet.follow(batch, deadline_s)
     share = rounds * _BUSY_TOKENS * _BUSY.step_s(_BUSY_SLOTS) / seconds

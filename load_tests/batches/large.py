@@ -11,9 +11,9 @@ from typing import Any
 
 from load_tests.batches.batch_fleet import BatchFleet, write_lines
 from load_tests.harness.errors import WrongAnswerError
-from load_tests.harness.processes import Processes
 from load_tests.harness.session import print_progress
 from load_tests.systems.engine import PACED, EngineTiming
+from tests.harness.fleet import Stack
 
 _SAMPLE_S = 0.2
 _PADDING = 250
@@ -66,12 +66,13 @@ class _Memory:
                 self._most[name] = max(self._most[name], size)
 
     def _now(self) -> dict[str, float]:
-        found = {each.label: float(each.memory().private) for each in self._fleet.processes}
-        used: Any = self._fleet.redis[0].client.info("memory")["used_memory"]
+        found = {each.name: float(each.memory().private) for each in self._fleet.processes}
+        with self._fleet.redis[0].client() as client:
+            used: Any = client.info("memory")["used_memory"]
         return found | {"redis": float(used)}
 
 
-def large_run(processes: Processes, lines: int) -> LargeRun:
+def large_run(processes: Stack, lines: int) -> LargeRun:
     """Upload a file of so many lines, run its batch for 10 s, cancel it. Raises RunError."""
     fleet = BatchFleet(processes, EngineTiming(PACED.step_ms, PACED.step_us_per_seq, 256))
     fleet.start()
@@ -86,7 +87,7 @@ def large_run(processes: Processes, lines: int) -> LargeRun:
     print_progress(f"{size / 1e6:.0f} MB are uploaded in {created - began:.0f} s")
     checked = _seconds_until(lambda: fleet.get(batch)["status"] == "in_progress", created)
     answered = _seconds_until(
-        lambda: fleet.metric("flotilla_tokens_total", "completion") > 0, created
+        lambda: fleet.worker.metric("flotilla_tokens_total", kind="completion") > 0, created
     )
     print_progress(f"checked within {checked:.1f} s, the first answer within {answered:.1f} s")
     time.sleep(_RUNS_S)

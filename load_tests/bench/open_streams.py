@@ -11,11 +11,11 @@ from dataclasses import replace
 from load_tests.bench.points import Point
 from load_tests.bench.rounds import load_spec, run_client, run_point, tolerate_failure
 from load_tests.harness.errors import WrongAnswerError
-from load_tests.harness.processes import Processes
 from load_tests.harness.session import Progress
 from load_tests.systems.engine import SLOW
 from load_tests.systems.registry import SYSTEMS
 from load_tests.systems.system import System
+from tests.harness.fleet import Stack
 
 _STREAMS = 1000
 _WARM_UP = Point("warm-up", 64, 64, 1, timing=SLOW)
@@ -27,7 +27,7 @@ _OPEN_S, _MEASURED_S = 6.0, 3.0
 
 
 def measure_open_streams(
-    processes: Processes, names: Sequence[str], progress: Progress
+    processes: Stack, names: Sequence[str], progress: Progress
 ) -> dict[str, dict[str, float]]:
     """Return private bytes per stream by system and process.
 
@@ -52,7 +52,7 @@ def private_bytes(system: System) -> dict[str, float]:
     """Return private bytes by label; processes with the same label are added up."""
     sizes: dict[str, float] = {}
     for process in system.processes:
-        sizes[process.label] = sizes.get(process.label, 0.0) + process.memory().private
+        sizes[process.name] = sizes.get(process.name, 0.0) + process.memory().private
     return sizes
 
 

@@ -23,13 +23,15 @@ from load_tests.clients.load_client import LoadResult, LoadSpec
 from load_tests.clients.sse_parser import SseParser
 from load_tests.harness import machine
 from load_tests.harness.errors import RunError, WrongAnswerError
-from load_tests.harness.http import post_json
-from load_tests.harness.processes import Processes, python_command
 from load_tests.harness.session import Progress
 from load_tests.oracle.answer import DONE
 from load_tests.systems.engine import request_body
 from load_tests.systems.registry import SYSTEMS
 from load_tests.systems.system import System
+from tests.harness.client import http
+from tests.harness.fleet import Stack
+from tests.harness.processes import python_command
+from tests.harness.waiting import ProcessError
 
 S = TypeVar("S", bound=System)
 _SETTLE_S = 0.05
@@ -41,7 +43,7 @@ _WARM_UP = (Point("warm-up", 8, 32, 8), Point("warm-up", 8, 32, 1, stream=False)
 
 
 def measure(
-    processes: Processes,
+    processes: Stack,
     names: Sequence[str],
     points: Sequence[Point],
     rounds: int,
@@ -79,7 +81,7 @@ def tolerate_failure(system: System, progress: Progress) -> Iterator[None]:
     """If a system with `may_fail` fails, print a line and go on; errors of others are raised."""
     try:
         yield
-    except RunError as error:
+    except (RunError, ProcessError) as error:
         if not system.may_fail:
             raise
         progress(f"{system.name} is left out here: {' '.join(str(error).split())[:300]}")
@@ -176,10 +178,12 @@ def check_answers(system: System) -> None:
 
 def _request(system: System, *, stream: bool) -> str:
     body = request_body(tokens=_CHECKED_TOKENS, stream=stream)
-    status, answer = post_json(system.ports[0], system.path, body)
-    if status != 200:
-        raise WrongAnswerError(f"{system.name}: status {status}: {answer[:500]!r}")
-    return answer
+    url = f"http://127.0.0.1:{system.ports[0]}{system.path}"
+    answer = http.post(url, json=body)
+    if answer.status_code != 200:
+        problem = f"status {answer.status_code}: {answer.text[:500]!r}"
+        raise WrongAnswerError(f"{system.name}: {problem}")
+    return answer.text
 
 
 def progress_line(measurement: Measurement) -> str:

@@ -19,7 +19,6 @@ from load_tests.bench.points import POINTS, Point
 from load_tests.bench.rounds import measure
 from load_tests.bench.targets import Verdict, evaluate, last_line
 from load_tests.harness import machine
-from load_tests.harness.processes import Processes
 from load_tests.harness.session import (
     OUTPUT,
     add_options,
@@ -32,6 +31,7 @@ from load_tests.harness.session import (
 from load_tests.systems.engine import EngineTiming
 from load_tests.systems.registry import PEERS, SYSTEMS
 from load_tests.systems.system import UnavailableError
+from tests.harness.fleet import Stack
 
 HELP = "measure systems and compare with the targets (the default command)"
 _SYSTEMS = "direct,flotilla,flotilla-2gw"
@@ -76,7 +76,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _measure(
-    processes: Processes,
+    processes: Stack,
     names: Sequence[str],
     points: Sequence[Point],
     rounds: int,

@@ -21,14 +21,16 @@ from typing import Any
 from load_tests.capacity.simulation import FEATURES, Size
 from load_tests.clients.load_client import LoadSpec
 from load_tests.harness import machine
-from load_tests.harness.errors import ProcessError
-from load_tests.harness.processes import Process, Processes, python_command, wait_for
-from load_tests.harness.redis_cluster import LoadedCluster
+from load_tests.harness.errors import RunError
 from load_tests.harness.spread import percentile
 from load_tests.systems.engine import CHAT_PATH, EngineTiming, request_body
 from load_tests.systems.system import System
 from shared.job.states import WorkerState
 from shared.store.redis import keys
+from tests.harness.fleet import Stack
+from tests.harness.processes import Process, python_command
+from tests.harness.servers import RedisCluster
+from tests.harness.waiting import wait_for
 
 _STAMPED = "load_tests.capacity.stamped"
 _READY = json.dumps(WorkerState.READY).encode()
@@ -46,14 +48,14 @@ class _Fleet(System):
 
     name = "capacity"
 
-    def __init__(self, processes: Processes, size: Size) -> None:
+    def __init__(self, processes: Stack, size: Size) -> None:
         super().__init__(processes, EngineTiming(size.step_ms, 0, SLOTS))
         self._size = size
 
     def start(self) -> None:
         """Start the processes, and count the `connections` to Redis of a worker and a gateway."""
         redis = self.start_redis()
-        self._start_workers(redis.client, redis_url=redis.socket_url)
+        self._start_workers(redis.client(), redis_url=redis.socket_url)
         of_workers, size = self._connected(), self._size
         self._start_gateways(redis_url=redis.socket_url)
         of_gateways = self._connected() - of_workers
@@ -64,42 +66,42 @@ class _Fleet(System):
 
     def start_cluster(self, masters: int) -> list[Process]:
         """Start the processes on a cluster without replicas; returns its nodes."""
-        cluster = LoadedCluster(self._processes, self.folder / "cluster", masters, replicas=False)
+        cluster = RedisCluster(self.folder / "cluster", masters)
+        self.stack.afterwards.callback(cluster.close)
+        cluster.start()
         settings = {"redis_url": cluster.url, "shards": masters}
-        self._start_workers(cluster.client, **settings)
+        self._start_workers(cluster.client(), **settings)
         self._start_gateways(**settings)
-        return [node.process for node in cluster.children]
+        return [node.process for node in cluster.nodes]
 
     def _start_workers(self, redis: Any, **settings: Any) -> None:
-        host = self._processes.start(
-            "workers", "engine", python_command(_STAMPED, self._size.workers),
-            self.flotilla_environment(worker_port=0, log_level="warning", **settings),
-        )  # fmt: skip
-        self.processes.append(host)
+        settings |= {"worker_port": 0, "log_level": "warning"}
+        host = self.stack.start(_STAMPED, str(self._size.workers), name="workers", **settings)
         names = [keys.worker(f"w-{n}") for n in range(self._size.workers)]
         serve = lambda: all(redis.hget(name, "state") == _READY for name in names)  # noqa: E731
-        wait_for(serve, "the workers serve", [host])
+        wait_for(serve, "the workers serve", processes=[host])
 
     def _start_gateways(self, **settings: Any) -> None:
         settings |= {"log_level": "warning", "access_log": False}
         for _ in range(self._size.gateways):
-            self.ports.append(self.start_flotilla("gateway", "gateway", "front", **settings))
+            self.start_gateway(**settings)
 
     def _connected(self) -> float:
-        clients: Any = self.redis[0].client.info("clients")
+        with self.redis[0].client() as client:
+            clients: Any = client.info("clients")
         return float(clients["connected_clients"] - 1)
 
 
-def measure(processes: Processes, size: Size, seconds: float) -> dict[str, Any]:
+def measure(processes: Stack, size: Size, seconds: float) -> dict[str, Any]:
     """Run a fleet of this size; return what it cost in `seconds`, ready for JSON.
 
-    Raises ProcessError if an answer is wrong or a process ends.
+    Raises RunError if an answer is wrong.
     """
     fleet = _Fleet(processes, size)
     fleet.start()
-    redis: Any = fleet.redis[0].client
+    redis: Any = fleet.redis[0].client()
     with _loaded(fleet.ports, size, seconds) as popen:
-        every = [*fleet.processes, Process("client", "front", popen, Path())]
+        every = [*fleet.processes, Process("client", "", popen, Path())]
         redis.config_set("slowlog-max-len", 1 << 20)
         redis.config_set("slowlog-log-slower-than", _SHORTEST_US)
         redis.execute_command("SLOWLOG", "RESET")
@@ -121,11 +123,11 @@ def measure(processes: Processes, size: Size, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure_node(processes: Processes, size: Size, masters: int, seconds: float) -> float:
+def measure_node(processes: Stack, size: Size, masters: int, seconds: float) -> float:
     """Run a fleet of this size on a cluster; return the CPU microseconds per token of the node that
     spends most. The nodes have half of the CPUs to themselves, as they have machines of their own.
 
-    Raises ProcessError if an answer is wrong or a process ends.
+    Raises RunError if an answer is wrong.
     """
     cpus = sorted(os.sched_getaffinity(0))
     own = cpus[: max(1, len(cpus) // 2)]
@@ -173,19 +175,19 @@ def _loaded(ports: Sequence[int], size: Size, seconds: float) -> Iterator[subpro
 
 def _answer(client: subprocess.Popen[bytes]) -> Iterable[tuple[float, float]]:
     """For each token but an answer's first one, when it came, in seconds, and how old it was, in
-    microseconds. Raises ProcessError."""
+    microseconds. Raises RunError."""
     assert client.stdout is not None
     answer = json.loads(client.stdout.read())
     if problems := [each for each in answer["problems"] if "in time" not in each]:
-        raise ProcessError("; ".join(problems))
+        raise RunError("; ".join(problems))
     return list(zip(answer["ages"][::2], answer["ages"][1::2], strict=True))
 
 
 def _spent(processes: Sequence[Process]) -> dict[str, float]:
-    """Return CPU seconds by label."""
+    """Return CPU seconds by name."""
     cpu_s: defaultdict[str, float] = defaultdict(float)
     for each in processes:
-        cpu_s[each.label] += each.cpu_s()
+        cpu_s[each.name] += each.cpu_s()
     return cpu_s
 
 

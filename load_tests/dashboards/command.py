@@ -16,7 +16,6 @@ from statistics import median
 from typing import NamedTuple
 
 from load_tests.harness.fleet import Fleet, FleetShape
-from load_tests.harness.http import post_json
 from load_tests.harness.session import (
     OUTPUT,
     add_options,
@@ -27,6 +26,7 @@ from load_tests.harness.session import (
 )
 from load_tests.harness.table import Table
 from load_tests.systems.engine import CHAT_PATH, request_body
+from tests.harness.client import http
 
 HELP = "what open dashboards cost a gateway and Redis"
 
@@ -72,7 +72,7 @@ def main(arguments: argparse.Namespace) -> int:
     body = {"endpoint": CHAT_PATH, "body": request_body(tokens=_TOKENS, stream=False)}
     with session() as processes, closing(Fleet(processes.folder / "fleet", _BUSY)) as fleet:
         for _ in range(_JOBS):
-            post_json(fleet.ports[0], "/jobs", body)
+            http.post(f"{fleet.urls[0]}/jobs", json=body)
         for number in range(arguments.rounds):
             for count, costs in found.items():
                 costs.append(asyncio.run(_measure(fleet, count, arguments.seconds)))

@@ -24,7 +24,6 @@ from load_tests.faults.injected.row import FaultRow, fault_table, make_row
 from load_tests.faults.injected.run import run_fault
 from load_tests.faults.kills.command import kill_options, run_kills
 from load_tests.faults.schedules.play import play_drawn, play_fixed
-from load_tests.harness.errors import ProcessError
 from load_tests.harness.session import (
     OUTPUT,
     add_options,
@@ -34,6 +33,7 @@ from load_tests.harness.session import (
     save_result,
     session,
 )
+from tests.harness.waiting import ProcessError
 
 HELP = "inject faults into a fleet; print what its clients observe"
 

@@ -7,9 +7,5 @@ class RunError(RuntimeError):
     """A run can't go on; the message says why."""
 
 
-class ProcessError(RunError):
-    """A process ended or did not become ready; the message contains the end of its log."""
-
-
 class WrongAnswerError(RunError):
     """A system did not answer as it must."""

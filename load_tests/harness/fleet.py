@@ -16,17 +16,15 @@ from redis.exceptions import RedisError
 
 from gateway.gateway_settings import GatewaySettings
 from gateway.launcher.local_redis import appendfsync
-from load_tests.harness.errors import ProcessError
-from load_tests.harness.fork_server import COUNT_TOKENS, START_AFTER_S, VLLM
-from load_tests.harness.forked_popen import ForkedProcesses
-from load_tests.harness.http import free_port, responds_ok
-from load_tests.harness.processes import READY_S, Process, Processes, wait_for
-from load_tests.harness.redis_cluster import LoadedCluster
-from load_tests.harness.redis_server import RedisServer
+from load_tests.harness.preload import generated_tokens
 from load_tests.systems.engine import MODEL, EngineTiming
 from shared.job.states import WorkerState
-from shared.platform.settings import to_environment
 from shared.store.redis import keys
+from tests.harness.fleet import Stack
+from tests.harness.fork import DESCRIPTORS, START_AFTER_S, ForkServer
+from tests.harness.processes import Process
+from tests.harness.servers import RedisCluster, RedisServer, free_port
+from tests.harness.waiting import DEADLINE_S, ProcessError, wait_for
 
 DEFAULTS = GatewaySettings()
 LOADED_S = 300.0
@@ -38,6 +36,8 @@ _ENGINE_SIGNAL = signal.SIGUSR1
 """Ends the simulated engine in a worker (its fault `die_on_signal`)."""
 _END_S = 40.0
 """More than the 30 s that a worker has to drain."""
+_PRELOAD = "load_tests.harness.preload"
+_CONTROLS = "load_tests.faults.kills.controls"
 _REWRITE = {"auto_aof_rewrite_min_size": "16mb"}
 """A small append-only file is read quickly at each restart."""
 _CORE = b"VLLM::EngineCore"
@@ -83,10 +83,10 @@ class FleetShape:
         """Seconds after which a worker that stands still loses its jobs."""
         return min(self.lease_s, DEFAULTS.silence_s)
 
-    def environment(self, redis_url: str) -> dict[str, str]:
-        """Return the environment variables of its processes."""
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        """The settings of its processes, beside the address of Redis."""
         settings = {
-            "redis_url": redis_url,
             "lease_s": self.lease_s,
             "max_attempts": self.max_attempts,
             "shards": self.shards,
@@ -96,16 +96,16 @@ class FleetShape:
             **self.settings,
         }
         if self.vllm:
-            return to_environment("", **settings, **VLLM_SETTINGS)
+            return {**settings, **VLLM_SETTINGS}
         timing = EngineTiming(step_ms=self.step_ms, step_us_per_seq=0, max_num_seqs=64)
         faults = f"die_on_signal={_ENGINE_SIGNAL.name}"
-        return timing.environment(sim_faults=faults, **settings)
+        return timing.settings(sim_faults=faults, **settings)
 
 
 class Fleet:
     """Redis or a cluster of it, gateways and workers.
 
-    A replacement takes its predecessor's index in the lists. The label of a worker's process is its
+    A replacement takes its predecessor's index in the lists. The name of a worker's process is its
     id. What is done to a process does not wait until its replacement is ready; `wait_until_ready`
     does.
     """
@@ -120,38 +120,36 @@ class Fleet:
         """Processes that have ended by themselves, in words."""
         self.busy: set[int] = set()
         """Indexes of the workers that are stopped, or whose engine is dead."""
-        self._folder = folder
-        self._processes = Processes(folder)
         self._n_started = 0
         self._engine_killed: set[int] = set()
-        self._forked: ForkedProcesses | None = None
-        try:
-            self._start_redis()
-            option = VLLM if shape.vllm else COUNT_TOKENS
-            self._forked = ForkedProcesses(folder, [*shape.controls, option])
+        self._tokens = folder / "tokens"
+        with contextlib.ExitStack() as at_the_end:
+            self.redis_url, self.client = self._start_redis(folder / "redis", at_the_end)
+            functions = [f"{_CONTROLS}:{name}" for name in shape.controls]
+            first = "load_vllm" if shape.vllm else f"count_tokens:{self._tokens}"
+            self._forks = ForkServer(folder, [*functions, f"{_PRELOAD}:{first}"])
+            at_the_end.callback(self._forks.close)
+            settings = shape.all_settings
+            self.stack = Stack(self.redis_url, folder, settings=settings, fork=self._forks)
             self.ports = [free_port() for _ in range(shape.gateways)]
             """The gateways' ports."""
             self.gateways = [self._start_gateway(n) for n in range(shape.gateways)]
             self.workers = [self.start_worker() for _ in range(shape.workers)]
             self.wait_until_ready()
-        except BaseException:
-            self.close()
-            raise
+            self._at_the_end = at_the_end.pop_all()
 
-    def _start_redis(self) -> None:
-        folder, shape = self._folder / "redis", self.shape
+    def _start_redis(self, folder: Path, at_the_end: contextlib.ExitStack) -> tuple[str, Any]:
+        shape = self.shape
         options = {"appendfsync": shape.appendfsync, **_REWRITE, **shape.redis}
         if shape.shards > 1:
-            self.cluster = LoadedCluster(
-                self._processes, folder, shape.shards, replicas=True, **options
-            )
-            self.redis_url, self.client = self.cluster.url, self.cluster.client
-        else:
-            self.redis = RedisServer(
-                self._processes, free_port(), folder, appendonly=shape.appendonly, **options
-            )
-            self.redis_url, self.client = self.redis.url, self.redis.client
-        self._environment = shape.environment(self.redis_url)
+            self.cluster = RedisCluster(folder, shape.shards, replicas=True, options=options)
+            at_the_end.callback(self.cluster.close)
+            self.cluster.start()
+            return self.cluster.url, self.cluster.client()
+        self.redis = RedisServer(folder, appendonly="yes" if shape.appendonly else "no", **options)
+        at_the_end.callback(self.redis.kill)
+        self.redis.start()
+        return self.redis.url, self.redis.client()
 
     @property
     def urls(self) -> list[str]:
@@ -163,16 +161,15 @@ class Fleet:
         """The processes that should run now."""
         return [*self.gateways, self.redis.process, *self.workers]
 
-    def start_worker(self, worker_id: str = "", **more: str) -> Process:
-        """Start a worker that is not in `workers` yet; `more`: further variables."""
+    def start_worker(self, worker_id: str = "", **how: Any) -> Process:
+        """Start a worker that is not in `workers` yet; `how`: as in Stack.start."""
         self._n_started += 1
         worker_id = worker_id or f"worker-{self._n_started}"
-        variables = {"FLOTILLA_WORKER_ID": worker_id, "FLOTILLA_WORKER_PORT": "0", **more}
-        return self._start("worker", worker_id, "engine", variables)
+        return self.stack.start("worker", name=worker_id, worker_id=worker_id, worker_port=0, **how)
 
     def replace_worker(self, n: int) -> None:
         """Start a worker in the place of the n-th."""
-        self.workers[n] = self.start_worker(**(_LOADS_AFTER if self.shape.vllm else {}))
+        self.workers[n] = self.start_worker(variables=_LOADS_AFTER if self.shape.vllm else {})
 
     def replace_gateway(self, n: int) -> None:
         """Start a gateway on the port of the n-th, which must have ended."""
@@ -195,8 +192,7 @@ class Fleet:
 
     def kill_gateway(self, n: int) -> None:
         """Kill a gateway with SIGKILL; start it again on its port."""
-        self.gateways[n].popen.kill()
-        self.gateways[n].popen.wait(_END_S)
+        self.gateways[n].kill()
         self.replace_gateway(n)
 
     def kill_redis(self, down_s: float = 0.0) -> None:
@@ -207,13 +203,13 @@ class Fleet:
 
     def pause(self, process: Process, seconds: float) -> None:
         """Stop a process with SIGSTOP for some seconds."""
-        process.popen.send_signal(signal.SIGSTOP)
+        process.stop(signal.SIGSTOP)
         time.sleep(seconds)
-        process.popen.send_signal(signal.SIGCONT)
+        process.stop(signal.SIGCONT)
 
     def end(self, process: Process) -> None:
         """Send SIGTERM and wait for the end."""
-        process.popen.terminate()
+        process.terminate()
         process.popen.wait(_END_S)
 
     def since_renewal_s(self, n: int) -> float:
@@ -221,7 +217,7 @@ class Fleet:
 
         They are computed from the TTL of its fence key, which is one lease long when renewed.
         """
-        left_ms: Any = self.client.pttl(keys.fence(0, self.workers[n].label))
+        left_ms: Any = self.client.pttl(keys.fence(0, self.workers[n].name))
         return self.shape.lease_s - max(0, int(left_ms)) / 1e3
 
     def all_serve(self) -> bool:
@@ -232,7 +228,7 @@ class Fleet:
         """Return whether these workers are registered and take jobs; False without Redis."""
         pipe = self.client.pipeline(transaction=False)
         for worker in workers:
-            pipe.hget(keys.worker(worker.label), "state")
+            pipe.hget(keys.worker(worker.name), "state")
         try:
             return _SERVING.issuperset(pipe.execute())
         except (RedisError, OSError):
@@ -240,55 +236,47 @@ class Fleet:
 
     def wait_until_ready(self, *more: Process) -> None:
         """Wait until gateways, workers and `more` workers are ready. Raises ProcessError."""
-        for port, process in zip(self.ports, self.gateways, strict=True):
-            wait_for(lambda port=port: responds_ok(port, "/readyz"), process.label, [process])  # type: ignore[misc]
+        for gateway in self.gateways:
+            wait_for(gateway.ready, f"{gateway.name} is ready", processes=[gateway])
         workers = [*self.workers, *more]
-        deadline_s = LOADED_S if self.shape.vllm else READY_S
-        wait_for(lambda: self.serve(workers), "all workers serve", workers, deadline_s)
+        deadline_s = LOADED_S if self.shape.vllm else DEADLINE_S
+        wait_for(lambda: self.serve(workers), "all workers serve", deadline_s, workers)
 
     def supervise(self) -> None:
         """Replace the workers and gateways that have ended; note those that were not killed."""
-        self.forked.poll()
+        self._forks.poll()
         for n, worker in enumerate(self.workers):
-            status = self.forked.ended.get(worker.popen.pid)
-            if status is None:
+            if worker.popen.returncode is None:
                 continue
             if worker.popen.pid in self._engine_killed:
                 self._engine_killed.discard(worker.popen.pid)
                 self.busy.discard(n)
             else:
-                self._note_end(worker, status)
+                self.note_end(worker)
             self.replace_worker(n)
         for n, gateway in enumerate(self.gateways):
-            status = self.forked.ended.get(gateway.popen.pid)
-            if status is not None and status != -signal.SIGKILL:
-                self._note_end(gateway, status)
+            if gateway.popen.returncode not in (None, -signal.SIGKILL):
+                self.note_end(gateway)
                 self.replace_gateway(n)
 
-    @property
-    def forked(self) -> ForkedProcesses:
-        """The processes that are not Redis."""
-        assert self._forked is not None, "closed"
-        return self._forked
+    def note_end(self, process: Process) -> None:
+        """Note that a process has ended by itself."""
+        status = process.popen.returncode
+        self.unexpected.append(f"{process.name} ended with {status}:\n{process.tail()}")
+
+    def generated_tokens(self) -> int:
+        """Return how many tokens the simulated engines of all workers have generated."""
+        return 0 if self.shape.vllm else generated_tokens(self._tokens)
 
     def close(self) -> None:
         """End all processes; their data is not needed any more."""
-        if self._forked is not None:
-            self._forked.close()
-        self._processes.close()
-
-    def _note_end(self, process: Process, status: int) -> None:
-        self.unexpected.append(f"{process.label} ended with {status}:\n{process.tail()}")
+        self._at_the_end.close()
 
     def _start_gateway(self, n: int) -> Process:
-        variables = {"FLOTILLA_PORT": str(self.ports[n])}
-        return self._start("gateway", f"gateway-{n + 1}", "front", variables)
-
-    def _start(self, main: str, label: str, role: Any, variables: Mapping[str, str]) -> Process:
-        log = self._folder / f"{label}.log"
-        descriptors = self.shape.descriptors if main == "gateway" else None
-        popen = self.forked.start(main, log, {**self._environment, **variables}, descriptors)
-        return Process(label, role, popen, log)
+        limit = self.shape.descriptors
+        variables = {DESCRIPTORS: str(limit)} if limit else {}
+        name, port = f"gateway-{n + 1}", self.ports[n]
+        return self.stack.gateway(wait=False, name=name, port=port, variables=variables)
 
 
 def _engine_core(worker: int) -> int:

@@ -16,9 +16,11 @@ from typing import Any, NoReturn
 
 from load_tests.harness import machine
 from load_tests.harness.errors import RunError
-from load_tests.harness.processes import Processes
 from load_tests.harness.table import Table
+from tests.harness.fleet import Stack
+from tests.harness.waiting import ProcessError
 
+_END_S = 15.0
 RESULTS = Path(__file__).parents[1] / "results"
 
 Progress = Callable[[str], None]
@@ -26,18 +28,18 @@ Progress = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def session() -> Iterator[Processes]:
-    """Provide a `Processes` with a log folder; end its processes at the end and on SIGTERM.
+def session() -> Iterator[Stack]:
+    """Provide a stack with a log folder and no Redis; end it at the end and on SIGTERM.
 
-    After a failure the folder is kept. A RunError ends the command with its message and exit
-    status 1.
+    Its processes are not forked, as their memory and CPU time are measured. After a failure the
+    folder is kept. A RunError or ProcessError ends the command with its message and exit status 1.
     """
     signal.signal(signal.SIGTERM, _exit)
     folder = Path(tempfile.mkdtemp(prefix="flotilla-load-"))
-    processes = Processes(folder)
+    processes = Stack("", folder, settings={}, fork=False, end_s=_END_S)
     try:
         yield processes
-    except RunError as error:
+    except (RunError, ProcessError) as error:
         sys.exit(f"{error}\n(logs: {folder})")
     except Exception:
         print(f"logs: {folder}", file=sys.stderr)

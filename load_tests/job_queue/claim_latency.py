@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from load_tests.harness.http import free_port, responds_ok
-from load_tests.harness.processes import Processes, python_command, wait_for
-from load_tests.harness.redis_server import RedisServer
 from load_tests.job_queue.costs import POOL, new_job, open_queue, submit
 from load_tests.systems.engine import EngineTiming
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.pipelined_connection import PipelinedConnection
 from shared.store.redis.redis_client import TIMEOUT_S
+from tests.harness.fleet import Stack
+from tests.harness.servers import RedisServer
 
 OTHER_POOL = "other"
 _PAUSE_S = (0.015, 0.035)
@@ -62,15 +61,11 @@ def summarize(
 
 
 async def measure_latencies(
-    processes: Processes, server: RedisServer, elsewhere: tuple[int, ...], samples: int
+    processes: Stack, server: RedisServer, elsewhere: tuple[int, ...], samples: int
 ) -> list[ClaimLatency]:
     """Measure with each number of jobs waiting in another pool; the numbers must ascend."""
-    port = free_port()
-    environment = EngineTiming(step_ms=0, step_us_per_seq=0).environment(
-        redis_url=server.socket_url, worker_port=port, pool=POOL
-    )
-    worker = processes.start("worker", "engine", python_command("worker"), environment)
-    wait_for(lambda: responds_ok(port, "/readyz"), "the worker is ready", [worker])
+    settings = EngineTiming(step_ms=0, step_us_per_seq=0).settings(pool=POOL)
+    processes.worker(redis_url=server.socket_url, **settings)
     latencies = []
     async with open_queue(server) as queue:
         connection = PipelinedConnection(queue.servers.primary, TIMEOUT_S)

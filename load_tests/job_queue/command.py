@@ -6,18 +6,17 @@ Exit status 0: the cost does not grow with depth, and claims are fast enough. 1:
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from itertools import product
+from pathlib import Path
 from statistics import median
 
 import uvloop
 
 from load_tests.bench.targets import Verdict
-from load_tests.harness.http import free_port
-from load_tests.harness.processes import Processes
-from load_tests.harness.redis_server import RedisServer
 from load_tests.harness.session import (
     OUTPUT,
     add_options,
@@ -38,6 +37,8 @@ from load_tests.job_queue.costs import (
     measure_round,
     open_queue,
 )
+from tests.harness.fleet import Stack
+from tests.harness.servers import RedisServer
 
 HELP = "cost of the queue's operations at growing depth, and claim latency"
 MAX_GROWTH = 2.0
@@ -84,7 +85,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(
-    processes: Processes, depths: Sequence[int], rounds: int, samples: int
+    processes: Stack, depths: Sequence[int], rounds: int, samples: int
 ) -> tuple[dict[int, float], list[OperationCost], list[ClaimLatency]]:
     """Return bytes per waiting job by depth, costs, latencies."""
     async with AsyncExitStack() as stack:
@@ -109,9 +110,11 @@ async def _measure(
         return {q.depth: q.bytes_per_job for q in queues if q.depth}, costs, latencies
 
 
-def _redis(processes: Processes) -> RedisServer:
-    port = free_port()
-    return RedisServer(processes, port, processes.folder / f"redis-{port}")
+def _redis(processes: Stack) -> RedisServer:
+    server = RedisServer(Path(tempfile.mkdtemp(prefix="redis-", dir=processes.folder)))
+    processes.afterwards.callback(server.kill)
+    server.start()
+    return server
 
 
 def growth(costs: Sequence[OperationCost], operation: str, jobs_per_call: int) -> Spread | None:

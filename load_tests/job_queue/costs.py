@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from load_tests.harness.errors import ProcessError
-from load_tests.harness.processes import wait_for
-from load_tests.harness.redis_server import RedisServer
+from load_tests.harness.errors import RunError
 from load_tests.harness.session import print_progress
 from load_tests.systems.engine import CHAT_PATH, MODEL
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate
@@ -28,6 +26,8 @@ from shared.job.step_log import FinalEntry, JobStream
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
 from shared.store.redis.servers import Servers
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
 
 POOL = "load"
 OPERATIONS = ("submit", "claim", "finish")
@@ -138,7 +138,7 @@ async def open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
 
 async def fill(server: RedisServer, queue: JobQueue, depth: int) -> FilledQueue:
     """Submit `depth` jobs, or as many as fit into memory; wait until Redis is idle again."""
-    client: Any = server.client
+    client: Any = server.client()
     before = float(client.info("memory")["used_memory"])
 
     def bytes_each(jobs: int) -> float:
@@ -169,11 +169,11 @@ def affordable(depth: int, bytes_per_job: float, free_bytes: float) -> int:
 
 
 def _free_memory() -> float:
-    """Return the bytes of memory available on this machine. Raises ProcessError."""
+    """Return the bytes of memory available on this machine. Raises RunError."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return float(line.split()[1]) * 1024
-    raise ProcessError("/proc/meminfo has no MemAvailable")
+    raise RunError("/proc/meminfo has no MemAvailable")
 
 
 def new_job(pool: str = POOL) -> NewJob:
@@ -203,7 +203,7 @@ async def measure_round(
 ) -> list[OperationCost]:
     """Measure each operation with `_BATCH * _BATCHES` jobs.
 
-    Raises ProcessError if an operation is refused.
+    Raises RunError if an operation is refused.
     """
     queue, server = filled.queue, filled.server
     spent = {
@@ -227,13 +227,13 @@ async def measure_round(
 async def _submit(queue: JobQueue, jobs: Sequence[NewJob]) -> None:
     refused = [r for r in await queue.submit_all(0, jobs, _NO_LIMIT) if not isinstance(r, int)]
     if refused:
-        raise ProcessError(f"not submitted: {refused[0]}")
+        raise RunError(f"not submitted: {refused[0]}")
 
 
 async def _claim(queue: JobQueue, count: int) -> list[LeasedJob]:
     leased = (await queue.acquire(0, _WORKER, count, _LEASE_S, _NO_SLOTS)).jobs
     if len(leased) != count:
-        raise ProcessError(f"{len(leased)} jobs claimed instead of {count}")
+        raise RunError(f"{len(leased)} jobs claimed instead of {count}")
     return leased
 
 
@@ -241,7 +241,7 @@ async def _finish(queue: JobQueue, fence_token: str, jobs: Sequence[LeasedJob]) 
     step = make_step([(JobStream(job), b"", FinalEntry(1, b"", _ANSWER)) for job in jobs])
     lost = await queue.emit(0, _WORKER, fence_token, step)
     if lost:
-        raise ProcessError(f"not finished: {lost}")
+        raise RunError(f"not finished: {lost}")
 
 
 def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:

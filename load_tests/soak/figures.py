@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.harness.fleet import Fleet
-from load_tests.harness.http import get, metric_sum
-from load_tests.harness.processes import process_tree
 from shared.store.redis import keys
+from tests.harness.processes import metric, process_tree
 
 TENANTS = {"red": "key-red", "green": "key-green", "blue": "key-blue"}
 
@@ -18,8 +17,8 @@ def figures(fleet: Fleet) -> dict[str, float]:
     """Return all figures that must not grow; names of sizes end with ` bytes`."""
     found = {}
     for process in fleet.processes:
-        found[f"{process.label} PSS bytes"] = float(process.memory().pss)
-        found[f"{process.label} open files"] = float(
+        found[f"{process.name} PSS bytes"] = float(process.memory().pss)
+        found[f"{process.name} open files"] = float(
             sum(map(_open_files, process_tree(process.popen.pid)))
         )
     client: Any = fleet.client
@@ -39,10 +38,10 @@ def work(fleet: Fleet) -> dict[str, float]:
     indices = [base + keys.EXPIRING, *(keys.jobs(0, tenant) for tenant in TENANTS)]
     found["index entries"] = float(sum(map(client.zcard, indices)))
     key = next(iter(TENANTS.values()))
-    gateway = get(fleet.ports[0], "/metrics", {"authorization": f"Bearer {key}"})[1]
-    found["open streams"] = metric_sum(gateway, "flotilla_open_streams")
-    found["unfinished jobs"] = metric_sum(gateway, "flotilla_jobs")
-    running = [client.hget(keys.worker(worker.label), "running") for worker in fleet.workers]
+    url, headers = fleet.urls[0], {"authorization": f"Bearer {key}"}
+    found["open streams"] = metric(url, "flotilla_open_streams", headers)
+    found["unfinished jobs"] = metric(url, "flotilla_jobs", headers)
+    running = [client.hget(keys.worker(worker.name), "running") for worker in fleet.workers]
     found["busy slots"] = float(sum(int(each or 0) for each in running))
     return found
 

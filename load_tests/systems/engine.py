@@ -27,19 +27,23 @@ class EngineTiming:
         """Return the seconds of a step with `running` sequences; each gets one token in it."""
         return max(self.step_ms / 1e3, self.step_us_per_seq * running / 1e6)
 
-    def environment(self, **changes: Any) -> dict[str, str]:
-        """Return environment variables for a process that reads Flotilla's settings.
-
-        All settings but the engine's and `changes` have their defaults.
-        """
-        settings: dict[str, Any] = {
+    def settings(self, **changes: Any) -> dict[str, Any]:
+        """Return these settings of the engine, and `changes`."""
+        settings = {
             "engine": "simulated",
             "sim_step_ms": self.step_ms,
             "sim_step_us_per_seq": self.step_us_per_seq,
             "sim_max_num_seqs": self.max_num_seqs,
             "sim_prefill_us_per_token": 0,
         }
-        return to_environment("", **(settings | changes))
+        return settings | changes
+
+    def environment(self) -> dict[str, str]:
+        """Return environment variables for a process that reads Flotilla's settings.
+
+        All settings but the engine's have their defaults.
+        """
+        return to_environment("", **self.settings())
 
 
 PACED = EngineTiming(step_ms=10, step_us_per_seq=250)

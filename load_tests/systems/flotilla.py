@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
-from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.system import System, UnavailableError
 from shared.store.redis import keys
+from tests.harness.servers import RedisServer
 
 
 class Flotilla(System):
@@ -30,9 +30,9 @@ class Flotilla(System):
         redis = self.start_redis()
         url = redis.socket_url if self.redis_by_socket else redis.url
         settings: dict[str, Any] = {"redis_url": url, "fast_paths": self.fast_paths}
-        self.start_flotilla("worker", "engine", "engine", **settings)
+        self.stack.worker(name="engine", **settings)
         for _ in range(self.n_gateways):
-            self.ports.append(self.start_flotilla("gateway", "gateway", "front", **settings))
+            self.start_gateway(**settings)
 
     def log_bytes(self) -> float:
         """Return the bytes of Redis memory that all job logs take."""
@@ -62,5 +62,6 @@ VARIANTS = (
 
 
 def _log_bytes(redis: RedisServer) -> float:
-    found = redis.client.scan_iter(match=f"*{keys.LOG}:*", count=1000)
-    return float(sum(redis.client.memory_usage(key, samples=0) or 0 for key in found))
+    with redis.client() as client:
+        found = client.scan_iter(match=f"*{keys.LOG}:*", count=1000)
+        return float(sum(client.memory_usage(key, samples=0) or 0 for key in found))

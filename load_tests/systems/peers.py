@@ -11,9 +11,8 @@ import shutil
 from abc import abstractmethod
 from typing import ClassVar
 
-from load_tests.harness.http import free_port, responds_ok
-from load_tests.harness.processes import wait_for
 from load_tests.systems.system import System, UnavailableError
+from tests.harness.servers import free_port
 
 _STARTS_S = 120.0
 
@@ -40,10 +39,7 @@ class Proxy(System):
         """Start `direct`, then the proxy."""
         engine = self.start_server("load_tests.systems.direct")
         port = free_port()
-        proxy = self._processes.start("proxy", "front", self.command(port, engine))
-        self.processes.append(proxy)
-        what = f"{self.name} is ready"
-        wait_for(lambda: responds_ok(port, "/health"), what, [proxy], _STARTS_S)
+        self.start_program("proxy", self.command(port, engine), port, _STARTS_S)
         self.ports = [port]
 
     @abstractmethod

@@ -1,21 +1,25 @@
-"""The interface of a measured system: processes with roles, and ports that take requests.
+"""The interface of a measured system: its processes, and ports that take requests.
 
-A proxy in front of `direct` starts `direct` with `start_server` (role `engine`) and itself with
-role `front`.
+The names of the processes are the columns of the tables; several may have the same.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from load_tests.harness.http import free_port, responds_ok
-from load_tests.harness.processes import READY_S, Process, Processes, Role, python_command, wait_for
-from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import EngineTiming
+from tests.harness.fleet import Stack
+from tests.harness.processes import Process, python_command
+from tests.harness.servers import RedisServer, free_port
+from tests.harness.waiting import DEADLINE_S, wait_for
+
+_ENGINES = ("engine", "worker", "workers", "vllm")
+_END_S = 15.0
 
 
 class UnavailableError(RuntimeError):
@@ -40,11 +44,15 @@ class System(ABC):
     may_fail: ClassVar[bool] = False
     """A failure of it is printed in one line and does not end the run."""
 
-    def __init__(self, processes: Processes, timing: EngineTiming) -> None:
-        self._processes = processes
+    def __init__(self, processes: Stack, timing: EngineTiming) -> None:
+        """It ends when `processes` is closed."""
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-", dir=processes.folder))
+        self.stack = Stack(
+            "", self.folder, settings=self.engine_settings(timing), fork=False,
+            python=(str(self.python), "-P"), end_s=_END_S,
+        )  # fmt: skip
+        processes.afterwards.callback(self.stack.close)
         self._timing = timing
-        self.folder: Path = processes.folder
-        self.processes: list[Process] = []
         self.ports: list[int] = []
         """Ports for requests; connections are spread over them."""
         self.redis: list[RedisServer] = []
@@ -62,16 +70,26 @@ class System(ABC):
     def start(self) -> None:
         """Start the processes and wait until requests are answered. Raises ProcessError."""
 
+    def engine_settings(self, timing: EngineTiming) -> dict[str, Any]:
+        """Return the settings of all processes of Flotilla; all others have their defaults."""
+        return timing.settings()
+
+    @property
+    def processes(self) -> list[Process]:
+        """Redis, and all others."""
+        return [*(redis.process for redis in self.redis), *self.stack.processes]
+
     def cpu_s(self) -> dict[str, float]:
-        """Return CPU seconds so far by label; processes with the same label are added up."""
+        """Return CPU seconds so far by name; processes with the same name are added up."""
         seconds: Counter[str] = Counter()
         for process in self.processes:
-            seconds[process.label] += process.cpu_s()  # type: ignore[assignment]
+            seconds[process.name] += process.cpu_s()  # type: ignore[assignment]
         return dict(seconds)
 
     def roles(self) -> dict[str, str]:
-        """Return role by label."""
-        return {process.label: process.role for process in self.processes}
+        """Return by name: `engine` where the engine runs, else `front` (proxy, gateway, Redis)."""
+        names = {process.name for process in self.processes}
+        return {name: "engine" if name in _ENGINES else "front" for name in names}
 
     def log_bytes(self) -> float | None:
         """Return the bytes of Redis memory that all job logs take; None if it keeps no logs."""
@@ -80,38 +98,34 @@ class System(ABC):
     def start_server(self, module: str) -> int:
         """Start a module that serves the engine and takes a port as argument; return the port."""
         port = free_port()
-        command = python_command(module, port)
-        server = self._processes.start("engine", "engine", command, self._timing.environment())
-        self.processes.append(server)
-        wait_for(lambda: responds_ok(port, "/health"), f"{module} is ready", [server])
+        command, environment = python_command(module, port), self._timing.environment()
+        self.start_program("engine", command, port, environment=environment)
         return port
 
-    def start_flotilla(
-        self, module: str, label: str, role: Role, ready_s: float = READY_S, /, **settings: Any
-    ) -> int:
-        """Start Flotilla's gateway or worker on a free port, wait until it is ready; return it.
+    def start_program(
+        self,
+        name: str,
+        command: list[str],
+        port: int,
+        ready_s: float = DEADLINE_S,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """Start a program that serves HTTP and wait until it is healthy. Raises ProcessError."""
+        process = self.stack.program(name, command, environment, url=f"http://127.0.0.1:{port}")
+        wait_for(lambda: process.ready("/health"), f"{self.name} is ready", ready_s, [process])
 
-        Waits at most `ready_s` seconds. Raises ProcessError.
-        """
+    def start_gateway(self, **settings: Any) -> None:
+        """Start a gateway; `ports` gets its port. Raises ProcessError."""
         port = free_port()
-        settings["port" if module == "gateway" else "worker_port"] = port
-        environment = self.flotilla_environment(**settings)
-        command = [str(self.python), "-P", "-m", module]
-        process = self._processes.start(label, role, command, environment)
-        self.processes.append(process)
-        wait_for(lambda: responds_ok(port, "/readyz"), f"{label} is ready", [process], ready_s)
-        return port
-
-    def flotilla_environment(self, **settings: Any) -> dict[str, str]:
-        """Return the environment of a Flotilla process with these settings."""
-        return self._timing.environment(**settings)
+        self.stack.gateway(port=port, **settings)
+        self.ports.append(port)
 
     def start_redis(self) -> RedisServer:
         """Start a Redis with an append-only file, as Flotilla requires it."""
-        port = free_port()
-        redis = RedisServer(self._processes, port, self.folder / f"redis-{port}")
+        redis = RedisServer(self.folder / f"redis-{len(self.redis)}")
         self.redis.append(redis)
-        self.processes.append(redis.process)
+        self.stack.afterwards.callback(redis.kill)
+        redis.start()
         return redis
 
     def redis_counters(self) -> dict[str, float]:

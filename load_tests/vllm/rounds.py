@@ -13,10 +13,11 @@ from load_tests.bench import rounds as bench
 from load_tests.bench.measurement import Measurement
 from load_tests.bench.points import Point
 from load_tests.harness.errors import WrongAnswerError
-from load_tests.harness.http import free_port, post_json
-from load_tests.harness.processes import python_command
 from load_tests.systems.engine import request_body
 from load_tests.vllm.systems import VllmServe
+from tests.harness.client import http
+from tests.harness.processes import python_command
+from tests.harness.servers import free_port
 from worker.demo import MODEL_DIR, MODEL_NAME
 
 POINTS = {
@@ -68,7 +69,7 @@ def check_answers(systems: Sequence[VllmServe]) -> None:
     texts = {}
     for system in systems:
         body = request_body(tokens=48, stream=False) | system.body_fields
-        answer = json.loads(post_json(system.ports[0], system.path, body)[1])
+        answer = http.post(f"http://127.0.0.1:{system.ports[0]}{system.path}", json=body).json()
         if "choices" not in answer:
             raise WrongAnswerError(f"{system.name}: {answer}")
         texts[system.name] = answer["choices"][0]["message"]["content"]

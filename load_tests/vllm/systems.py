@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from load_tests.harness.http import free_port, get, metric_sum, responds_ok
-from load_tests.harness.processes import Processes, python_command, wait_for
-from load_tests.systems.engine import PACED
+from load_tests.systems.engine import PACED, EngineTiming
 from load_tests.systems.system import System
 from shared.platform.settings import to_environment
+from tests.harness.fleet import Stack
+from tests.harness.processes import metric, python_command
+from tests.harness.servers import free_port
 from worker.demo import MODEL_DIR, MODEL_NAME
 from worker.engines.vllm.arguments import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
 
@@ -34,7 +35,7 @@ class VllmServe(System):
     metrics_port: int
     """Serves vLLM's metrics."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: Stack) -> None:
         super().__init__(processes, PACED)  # the timing is the simulated engine's: unused
 
     def start(self) -> None:
@@ -48,13 +49,11 @@ class VllmServe(System):
         command = python_command("worker.engines.vllm.cli", "serve", model, *options.split())
         environment = to_environment("") | _ENGINE
         self.ports = [port]
-        process = self._processes.start("vllm", "engine", command, environment)
-        self.processes.append(process)
-        wait_for(lambda: responds_ok(port, "/health"), "vLLM is ready", [process], _LOADED_S)
+        self.start_program("vllm", command, port, _LOADED_S, environment)
 
     def generated(self) -> float:
         """Return the number of tokens generated so far, as vLLM's metrics count them."""
-        return metric_sum(get(self.metrics_port, "/metrics")[1], _GENERATED)
+        return metric(f"http://127.0.0.1:{self.metrics_port}", _GENERATED)
 
 
 class VllmFleet(VllmServe):
@@ -74,14 +73,18 @@ class VllmFleet(VllmServe):
         }
         if self.model:
             common |= {"model": self.model, "served_model_name": MODEL_NAME}
-        self.metrics_port = self.start_flotilla(
-            "worker", "worker", "engine", _LOADED_S, **common, engine_args=self.engine_args
-        )
-        self.ports = [self.start_flotilla("gateway", "gateway", "front", **common)]
+        self.metrics_port = free_port()
+        worker: dict[str, Any] = {
+            "engine": None,
+            "worker_port": self.metrics_port,
+            "engine_args": self.engine_args,
+        }
+        self.stack.worker(ready_s=_LOADED_S, **common, **worker)
+        self.start_gateway(**common)
 
-    def flotilla_environment(self, **settings: Any) -> dict[str, str]:
-        """Return the environment of a Flotilla process: all other settings are the defaults."""
-        return to_environment("", **settings)
+    def engine_settings(self, timing: EngineTiming) -> dict[str, Any]:
+        """Return none: all others are the defaults."""
+        return {}
 
 
 _EIGHT = "--stream-interval 8"

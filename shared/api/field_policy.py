@@ -66,7 +66,7 @@ _INPUTS = frozenset(
 )
 """Fields whose values may have such parts."""
 MEDIA_FIELDS = _MEDIA | _WITH_UUID | _URL_LISTS
-"""All of these; tests/models/test_media_fields.py compares them with vLLM's types."""
+"""All of these; they are those of vLLM's types."""
 
 
 class Caps(Protocol):

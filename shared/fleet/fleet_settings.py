@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from shared.job.fair_shares import ShareRules
 from shared.job.placement import PlacementRules
 from shared.platform import cluster_url, sentinel_url
+from shared.platform.node_list import split_url
 from shared.platform.settings import ProcessSettings
 
 _RULES = ShareRules()
@@ -116,7 +117,7 @@ class FleetSettings(ProcessSettings):
     @field_validator("redis_url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        parts = urlsplit(url)
+        parts = split_url(url)
         if sentinel_url.is_sentinel(url):
             sentinel_url.parse(url)
         elif cluster_url.is_cluster(url):

@@ -2,7 +2,7 @@
 
 The overview (with it the page, `flotilla top` and `flotilla doctor`), the autoscaler and gateways
 read it. Alert rules, dashboards and runbooks have the same values:
-`tests/unit/compose/test_limits.py` compares them.
+A test compares them.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ _TOKEN_BYTES, _ANSWER_BYTES, _TOKENS = 64, 2048, 500
 """Of an answer: what a token takes in its log, what there is beside, and how long an answer is
 where nothing is known."""
 _BUFFER_BYTES = 20 << 20
-"""What buffers may take at times: a call that submits a megabyte, and before Redis 7 blocks of
-10 MB while the append-only file is rewritten. A small server needs it, too."""
+"""What buffers may take at times, as for a call that submits a megabyte. A small server needs it,
+too."""
 _LOOK_SHARE, _MOST_SHARE = 1 / 8, 1 / 2
 _FULL_SHARE = 0.01
 

@@ -99,6 +99,17 @@ class WorkerPlaceSettings(BaseModel):
     )
 
 
+class WorkerMemorySettings(BaseModel):
+    """The setting of a worker with vLLM that `flotilla up` sets, if nobody else does."""
+
+    worker_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="memory that a worker without a GPU may take with weights and KV cache; 0: of "
+        "what is free, as much as leaves room for others",
+    )
+
+
 def parse_range(text: str) -> tuple[int, int]:
     """(least, most) workers of a pool, from `MIN:MAX`. Raises ValueError."""
     match = _RANGE.fullmatch(text.strip())

@@ -7,9 +7,9 @@ nodes are enough: each names all.
 from __future__ import annotations
 
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
-from shared.platform.node_list import Address, join_nodes, parse_nodes
+from shared.platform.node_list import Address, join_nodes, parse_nodes, split_url
 from shared.platform.sentinel_url import TLS_OPTIONS
 
 SCHEMES = {"redis+cluster": False, "rediss+cluster": True}
@@ -40,7 +40,7 @@ def is_cluster(url: str) -> bool:
 
 def parse(url: str) -> ClusterUrl:
     """The parts of a URL. Raises ValueError, without quoting a password."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     login, _, hosts = parts.netloc.rpartition("@")
     username, _, password = login.partition(":")
     if not hosts:

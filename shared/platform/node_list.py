@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import SplitResult
+
 Address = tuple[str, int]
 """Host and port."""
 
@@ -23,3 +25,15 @@ def _address(text: str, default_port: int, what: str) -> Address:
     if not host or not port.isdecimal():
         raise ValueError(f"the address of a {what} is not HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL that may have several hosts.
+
+    urlsplit refuses several addresses in brackets since Python 3.13.4.
+    """
+    scheme, _, rest = url.partition("://")
+    rest, _, fragment = rest.partition("#")
+    rest, _, query = rest.partition("?")
+    netloc, slash, path = rest.partition("/")
+    return SplitResult(scheme, netloc, slash + path, query, fragment)

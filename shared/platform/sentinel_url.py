@@ -8,9 +8,9 @@ those of the Sentinels.
 from __future__ import annotations
 
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
-from shared.platform.node_list import Address, join_nodes, parse_nodes
+from shared.platform.node_list import Address, join_nodes, parse_nodes, split_url
 
 SCHEMES = {"redis+sentinel": False, "rediss+sentinel": True}
 """Scheme -> whether the connections use TLS."""
@@ -45,7 +45,7 @@ def is_sentinel(url: str) -> bool:
 
 def parse(url: str) -> SentinelUrl:
     """The parts of a URL. Raises ValueError, without quoting a password."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     login, _, hosts = parts.netloc.rpartition("@")
     username, _, password = login.partition(":")
     service, _, db = parts.path.strip("/").partition("/")

@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from load_tests.harness.redis_cluster import call
 from shared.job.job import shard_in
 from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
-from tests.e2e.test_redis_faults import CHAT, body
+from tests.api.test_placement import CACHE, Conversation, cached
+from tests.harness.client import CHAT, chat
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisCluster, fleet_on_one_node
+from tests.harness.inner_settings import WARM_ONLY
+from tests.harness.servers import RedisCluster, call, fleet_on_one_node
 from tests.harness.waiting import wait_for
 
 POOL = "simulated"
@@ -67,7 +68,7 @@ def advertised(cluster: RedisCluster, shards: int) -> bool:
 
 
 def submit(gateway: Process, text: str, tokens: int) -> str:
-    request = {"endpoint": CHAT, "body": body(text, max_tokens=tokens)}
+    request = {"endpoint": CHAT, "body": chat(text, max_tokens=tokens, ignore_eos=True)}
     job_id: str = httpx.post(f"{gateway.url}/jobs", json=request).raise_for_status().json()["id"]
     return job_id
 
@@ -111,3 +112,16 @@ def test_an_idle_worker_takes_jobs_of_a_shard_whose_own_is_full(
     assert shard_in(long) in map(shard_in, short)
     wait_for(lambda: {state(gateway, each) for each in short} == {"completed"}, "all are answered")
     assert state(gateway, long) == "in_progress"
+
+
+def test_a_conversation_has_one_shard_and_worker(cluster: RedisCluster, stack: Stack) -> None:
+    gateway = stack.gateway(shards=4, **WARM_ONLY)
+    for _ in range(3):
+        stack.worker(shards=4, **CACHE, **WARM_ONLY)
+    wait_for(lambda: settled(cluster, 3, 4), "the shards have workers")
+    wait_for(lambda: advertised(cluster, 4), "others have left them")
+    talks = [Conversation(gateway, f"conversation {n}") for n in range(8)]
+    for talk in talks:
+        parts = [cached(talk.turn(2)) for _ in range(4)]
+        assert min(parts[1:]) > 0.4
+    assert all(len(set(talk.workers)) == 1 for talk in talks)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -13,31 +17,29 @@ from shared.client.async_transport import AsyncResumingTransport
 from shared.client.retries import Limits
 from shared.client.transport import ResumingTransport
 
-__all__ = [
-    "CHAT",
-    "MODEL",
-    "AsyncResumingTransport",
-    "Call",
-    "HasUrl",
-    "Limits",
-    "ResumingTransport",
-    "chat",
-    "in_progress",
-    "job",
-    "join",
-    "outcomes",
-    "states",
-    "submit",
-]
+__all__ = ["AsyncResumingTransport", "Limits", "ResumingTransport"]
 
 MODEL = "simulated"
 """The name that simulated workers serve."""
 CHAT = "/v1/chat/completions"
+http = httpx.Client(
+    timeout=60, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
+)
+"""For single requests, from any thread: `httpx.get` makes a client for each call, which reads all
+certificates in 20 ms. Each request has a connection of its own, and cookies are not kept."""
+http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
 
 
 def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
     """The body of a chat completion with one message of the user."""
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+
+
+def batch_line(custom_id: str, **body: Any) -> bytes:
+    """A line of a batch's input."""
+    whole = chat(custom_id, max_tokens=2) | body
+    fields = {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": whole}
+    return json.dumps(fields).encode()
 
 
 class HasUrl(Protocol):
@@ -73,7 +75,7 @@ class Call(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        sent = httpx.stream("POST", **self._request)
+        sent = http.stream("POST", **self._request)
         with contextlib.suppress(httpx.RemoteProtocolError), sent as answer:
             self.status, self.headers = answer.status_code, answer.headers
             self.lines.extend(line for line in answer.iter_lines() if line)
@@ -106,6 +108,18 @@ class Call(threading.Thread):
         return str(json.loads(self.events[-1])["error"]["code"])
 
 
+@contextlib.contextmanager
+def unread(
+    gateway: HasUrl, body: dict[str, Any], *, headers: dict[str, str] | None = None
+) -> Iterator[None]:
+    """A call whose client reads nothing, and leaves when the context is left."""
+    connection = HTTPConnection(urlsplit(gateway.url).netloc)
+    sent = {"content-type": "application/json", **(headers or {})}
+    with contextlib.closing(connection):
+        connection.request("POST", CHAT, json.dumps(body), sent)
+        yield
+
+
 def join(calls: list[Call], timeout_s: float = 60) -> None:
     """Wait for the end of all calls."""
     for call in calls:
@@ -115,19 +129,19 @@ def join(calls: list[Call], timeout_s: float = 60) -> None:
 
 def job(gateway: HasUrl, job_id: str) -> dict[str, Any]:
     """The record of a job."""
-    shown: dict[str, Any] = httpx.get(f"{gateway.url}/jobs/{job_id}").json()
+    shown: dict[str, Any] = http.get(f"{gateway.url}/jobs/{job_id}").json()
     return shown
 
 
 def in_progress(gateway: HasUrl, n: int) -> bool:
     """Whether so many jobs run."""
-    listed = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()
+    listed = http.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()
     return len(listed["data"]) == n
 
 
 def submit(gateway: HasUrl, body: dict[str, Any], path: str = CHAT) -> str:
     """Make a job, which runs whether anyone reads it or not; its id."""
-    made = httpx.post(f"{gateway.url}/jobs", json={"endpoint": path, "body": body}, timeout=60)
+    made = http.post(f"{gateway.url}/jobs", json={"endpoint": path, "body": body}, timeout=60)
     assert made.status_code == 202, made.text
     return str(made.json()["id"])
 

@@ -12,9 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gateway.offline import LocalFleet
+from gateway.offline.fleet_process import FleetError
+from shared.platform.settings import SettingsError
 from tests.harness.settings import child_environment
 from tests.harness.up import is_alive
 from tests.harness.waiting import wait_for
+
+__all__ = ["FleetError", "LocalFleet", "LocalProcesses", "SettingsError"]
 
 FLOTILLA = str(Path(sys.executable).with_name("flotilla"))
 SETTINGS: Mapping[str, Any] = {

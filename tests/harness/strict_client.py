@@ -119,6 +119,11 @@ class StrictClient:
                     data += more
         return data
 
+    async def rest(self) -> bytes:
+        """Read all that comes until the server closes the connection."""
+        async with asyncio.timeout(_DEADLINE_S):
+            return await self._reader.read()
+
     def close(self) -> None:
         """Close the connection with a FIN, or with a RST if there is unread data."""
         self.opened.discard(self)

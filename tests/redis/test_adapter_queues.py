@@ -13,7 +13,7 @@ from redis import Redis
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate
 from shared.job.lanes import SUSPECT_LANE, adapter_queue
-from shared.store.redis import keys
+from shared.store.redis import claim_connection, keys
 from shared.store.redis.claim_connection import ClaimConnection
 from shared.store.redis.job_queue import JobQueue
 from tests.harness.waiting import eventually
@@ -28,8 +28,13 @@ from worker.core.registration import Registration
 from worker.core.slot_adverts import AdvertisedSlots
 
 HOT, COLD, THIRD = (adapter_queue(POOL, name) for name in ("hot", "cold", "third"))
-DEADLINE_S = 3.0
-"""Less than one blocking pop."""
+DEADLINE_S = 60.0
+"""Less than one blocking pop: a consumer that is not woken fails the test."""
+
+
+@pytest.fixture(autouse=True)
+def long_pops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_connection, "BLOCK_S", 5 * DEADLINE_S)
 
 
 class ClaimingWorker:

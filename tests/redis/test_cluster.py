@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from load_tests.harness.redis_cluster import begun_move, call, finish_move, move_slot
 from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis import cluster as module
 from shared.store.redis.cluster import SlotMap, once_served, parse_slots
 from shared.store.redis.pipelined_connection import PipelinedConnection
 from shared.store.redis.redis_client import TIMEOUT_S, connect_slot, server_name, slot_map
 from shared.store.redis.store_errors import SlotUnavailable
-from tests.harness.servers import RedisCluster, free_port
+from tests.harness.servers import RedisCluster, begun_move, call, finish_move, free_port, move_slot
 from tests.harness.waiting import eventually
 
 TAG = "some"

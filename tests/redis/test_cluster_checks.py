@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import pytest
 from redis.crc import key_slot
 
-from load_tests.harness.redis_cluster import call
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
 from shared.store.redis.servers import Servers
 from shared.store.redis.start_checks import refuse_unfit, write_problems
-from tests.harness.servers import RedisCluster, RedisServer, fleet_on_one_node
+from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node
 from tests.harness.settings import Settings
 from tests.redis.conftest import open_queue
 

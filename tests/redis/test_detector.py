@@ -42,8 +42,7 @@ OTHER = "w-2"
 FAST_S = 5.0
 """Far longer than a detection takes, far shorter than a lease."""
 SILENCE_S = 1.0
-PUBSUB_STATS = ("cmdstat_pubsub", "cmdstat_pubsub|channels", "cmdstat_pubsub|shardchannels")
-"""As Redis 6 and Redis 7 call it."""
+PUBSUB_STATS = ("cmdstat_pubsub|channels", "cmdstat_pubsub|shardchannels")
 
 
 class Detectors:

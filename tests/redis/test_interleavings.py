@@ -50,7 +50,6 @@ from tests.redis.conftest import (
 )
 from worker.core.output_buffer import OutputBuffer
 
-SEEDS = range(40)
 ACTS = 80
 MOST_JOBS = 5
 WORKERS = ("w-1", "w-2")
@@ -850,7 +849,7 @@ def gateways(store: Redis) -> Iterator[dict[str, ChannelSubscriber]]:
         subscriber.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(10)
 async def test_random_interleavings_keep_every_invariant(
     queue: JobQueue,
     store: Redis,

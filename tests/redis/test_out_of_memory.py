@@ -29,14 +29,6 @@ from tests.redis.conftest import (
 
 
 @pytest.fixture
-def modern(store: Redis) -> Redis:
-    """Only from Redis 7 on can a script be marked to run although memory is full."""
-    if int(store.info("server")["redis_version"].split(".")[0]) < 7:
-        pytest.skip("Redis before 7 refuses every script when it is full")
-    return store
-
-
-@pytest.fixture
 def full(store: Redis) -> Iterator[Redis]:
     """Sets the limit when asked to, and lifts it in the end."""
     yield store
@@ -54,7 +46,7 @@ async def test_a_full_redis_takes_no_new_job(queue: JobQueue, full: Redis) -> No
     assert await submit_one(queue, refused, 10) == 2
 
 
-async def test_running_jobs_go_on_and_end(queue: JobQueue, modern: Redis, full: Redis) -> None:
+async def test_running_jobs_go_on_and_end(queue: JobQueue, full: Redis) -> None:
     jobs = [await submit(queue) for _ in range(5)]
     first = (await claim(queue, 1))[0]
     full.config_set("maxmemory", 1)
@@ -75,17 +67,13 @@ async def test_running_jobs_go_on_and_end(queue: JobQueue, modern: Redis, full: 
     assert {job.id for job in await claim(queue)} == {silent.id, released.id, jobs[4].id}
 
 
-async def test_deadlines_and_leases_still_expire(
-    queue: JobQueue, modern: Redis, full: Redis
-) -> None:
+async def test_deadlines_and_leases_still_expire(queue: JobQueue, full: Redis) -> None:
     late = await submit(queue, deadline_s=1e-6)
     full.config_set("maxmemory", 1)
     assert await queue.expire(0, 10) == [late.id]
 
 
-async def test_scripts_can_be_loaded_into_a_full_redis(
-    queue: JobQueue, modern: Redis, full: Redis
-) -> None:
+async def test_scripts_can_be_loaded_into_a_full_redis(queue: JobQueue, full: Redis) -> None:
     await submit(queue)
     leased = await claim_one(queue)
     full.config_set("maxmemory", 1)

@@ -107,7 +107,7 @@ async def fleet(queue: JobQueue) -> Fleet:
 
 
 async def test_the_counters_of_jobs(queue: JobQueue) -> None:
-    async def total() -> tuple[int | None, dict[str, int]]:
+    async def total() -> tuple[int, dict[str, int]]:
         pools = {lane.pool for lane in await depths(queue)}
         found = await throughput(queue, pools)
         return found.submitted, dict(found.ended)

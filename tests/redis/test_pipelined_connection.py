@@ -118,8 +118,6 @@ async def test_an_error_reply_fails_only_its_own_call(connection: PipelinedConne
 async def test_an_unknown_script_raises_no_script_error(
     connection: PipelinedConnection, store: Redis, command: tuple[str, str, int]
 ) -> None:
-    if command[0] == "FCALL" and store.info("server")["redis_version"] < "7":
-        pytest.skip("Redis 7 brought functions")
     with pytest.raises(ScriptsMissing):
         await connection.call(*command)
 

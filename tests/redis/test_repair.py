@@ -17,7 +17,6 @@ from shared.store.redis import keys
 from shared.store.redis.depths import depths
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scan import Step
-from tests.harness.servers import ON_CLUSTER
 from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
@@ -302,13 +301,15 @@ async def test_jobs_that_expired_and_wait_for_the_sweep_are_no_damage(
     assert (store.zcard(LISTED), store.exists(keys.kept(0, TENANT))) == (0, 0)
 
 
-async def test_damaged_hashes_stop_nothing(queue: JobQueue, store: Redis) -> None:
+async def test_damaged_hashes_stop_nothing(
+    pytestconfig: pytest.Config, queue: JobQueue, store: Redis
+) -> None:
     store.hset(keys.job(0, new_job_id(1)), mapping={"what": "is this"})
     store.hset(keys.job(0, new_job_id(1)), mapping={"state": "queued"})
     for request in (b"", b"\xc1", b"no array", b"\x92\xa1a\xa1b"):
         store.hset(keys.job(0, new_job_id(1)), mapping={"state": "queued", "request": request})
     store.hset(keys.job(0, "no id at all"), mapping={"state": "queued"})
-    if not ON_CLUSTER:
+    if pytestconfig.getoption("redis") != "cluster":
         store.set("flotilla:{99}:job:of-another-shard", "no hash")
     job = await submit(queue)
     store.delete(STREAM)

@@ -370,7 +370,7 @@ class Play:
                 await self.queue.delete(job_id)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.seeds(8)
 async def test_the_sums_are_those_of_the_logs(queue: JobQueue, store: Redis, seed: int) -> None:
     play = Play(queue, store, seed)
     for _ in range(12):

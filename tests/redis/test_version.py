@@ -92,7 +92,7 @@ async def test_of_two_versions_that_start_at_once_on_an_empty_redis_one_wins(
     barrier = asyncio.Barrier(2)
     versions: dict[int, Any] = {FORMAT_VERSION: version, OTHER_VERSION: other_release()}
     clients = {number: connect(redis_url) for number in versions}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         results = await asyncio.gather(
             *(
                 module.check_format(LateSet(clients[number], barrier), 1)
@@ -184,7 +184,7 @@ async def test_a_server_that_is_away_is_checked_as_soon_as_it_is_back(
     monkeypatch.setattr(redis, "get", away)
     store.set(keys.FORMAT, "1")
     monitor = FormatMonitor(redis, SHARDS)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(FormatMismatch):
             await monitor.run()
     assert "of format 1" in monitor.problem

@@ -4,7 +4,7 @@ An engine is an ASGI application that serves vLLM's routes, those for operators 
 caches, profiler) too, plus three things that a queue worker needs and HTTP does not provide: the
 free capacity, a callback at the end of each step of the continuous batch, and the token ids of
 every delta. vLLM (`vllm/`) and the simulated engine
-(`simulated/`) implement it; `tests/e2e/test_engine_conformance.py` runs on both.
+(`simulated/`) implement it; one test runs on both.
 """
 
 from __future__ import annotations

@@ -24,11 +24,12 @@ def job_counters(total: Throughput, unfinished: int) -> dict[str, int]:
     """
     failed = total.ended.get(JobState.FAILED, 0)
     cancelled = sum(total.ended.get(state, 0) for state in _CANCELLED)
-    counters = {"failed": failed, "cancelled": cancelled}
-    if total.submitted is not None:
-        counters["submitted"] = total.submitted
-        counters["completed"] = total.submitted - unfinished - failed - cancelled
-    return counters
+    return {
+        "failed": failed,
+        "cancelled": cancelled,
+        "submitted": total.submitted,
+        "completed": total.submitted - unfinished - failed - cancelled,
+    }
 
 
 class JobRates:

@@ -14,8 +14,8 @@ from load_tests.faults.batches.fault_schedule import BatchFault, PlannedFault
 from load_tests.faults.batches.history import keep
 from load_tests.faults.batches.storages import RunStorage
 from load_tests.harness.fleet import Fleet, FleetShape
-from load_tests.harness.processes import Process, Processes, process_tree, python_command
 from shared.store.redis import keys
+from tests.harness.processes import Process, process_tree
 
 MAINTENANCE = 2
 """Processes."""
@@ -28,18 +28,13 @@ _FIND_S, _POLL_S = 4.0, 0.1
 class MaintainedFleet:
     """`close` it at the end."""
 
-    def __init__(
-        self, folder: Path, processes: Processes, shape: FleetShape, storage: RunStorage
-    ) -> None:
-        """`processes` start maintenance. Raises ProcessError."""
+    def __init__(self, folder: Path, shape: FleetShape, storage: RunStorage) -> None:
+        """Raises ProcessError."""
         settings = {**shape.settings, "storage_url": storage.url}
         self.fleet = Fleet(folder, replace(shape, settings=settings))
         self.storage = storage
         self.redis_folder = folder / "redis"
         keep(self.redis_folder)
-        self.unexpected: list[str] = []
-        """Processes that have ended by themselves, in words."""
-        self._processes = processes
         self._locks = {kind: asyncio.Lock() for kind in BatchFault}
         self._maintenance = [self._start_maintenance() for _ in range(MAINTENANCE)]
 
@@ -66,18 +61,15 @@ class MaintainedFleet:
         self.fleet.supervise()
         for n, process in enumerate(self._maintenance):
             if process.popen.poll() is not None:
-                status = process.popen.returncode
-                self.unexpected.append(f"maintenance ended with {status}:\n{process.tail()}")
+                self.fleet.note_end(process)
                 self._maintenance[n] = self._start_maintenance()
 
     def close(self) -> None:
-        """End all processes but maintenance, which ends with `processes`."""
+        """End all processes."""
         self.fleet.close()
 
     def _start_maintenance(self) -> Process:
-        environment = self.fleet.shape.environment(self.fleet.redis_url)
-        command = python_command("gateway.maintenance")
-        return self._processes.start("maintenance", "front", command, environment)
+        return self.fleet.stack.maintenance(name="maintenance")
 
     def _kill(self, fault: BatchFault, choice: float) -> None:
         fleet = self.fleet
@@ -92,9 +84,7 @@ class MaintainedFleet:
                 for pid in _celery_of(process):
                     _signal(pid, signal.SIGKILL)
                 return
-            process.popen.kill()
-            process.popen.wait()
-            self._processes.forget(process)
+            process.kill()
             self._maintenance[n] = self._start_maintenance()
 
     async def _without_storage(self, seconds: float) -> None:

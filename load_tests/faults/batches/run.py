@@ -21,10 +21,10 @@ from load_tests.faults.batches.storages import FolderStorage, RunStorage, S3Stor
 from load_tests.faults.batches.sums import BatchOutcome, twice_generated
 from load_tests.harness.errors import WrongAnswerError
 from load_tests.harness.fleet import FleetShape
-from load_tests.harness.processes import Processes
 from load_tests.harness.session import Progress
 from load_tests.oracle.undisturbed import Undisturbed
 from shared.store.redis import keys
+from tests.harness.fleet import Stack
 
 STORAGES = ("folder", "s3")
 _WANTED = {"completed": 0.5, "completed too": 0.5, "cancelled": 0.2, "expired": 0.2}
@@ -104,21 +104,21 @@ class BatchFaultRun:
         self._folder.mkdir(parents=True)
         inputs = await self._inputs()
         self._progress("the right answers are known")
-        processes = Processes(self._folder)
+        stack = Stack("", self._folder, fork=False)
         try:
-            storage = self._storage(processes)
+            storage = self._storage(stack)
             variables = {**storage.environment, "TMPDIR": str(self._folder)}
             with mock.patch.dict(os.environ, variables):
                 shape = self._shape.fleet
                 fleet = await asyncio.to_thread(
-                    MaintainedFleet, self._folder / "fleet", processes, shape, storage
+                    MaintainedFleet, self._folder / "fleet", shape, storage
                 )
                 try:
                     await self._play(fleet, inputs)
                 finally:
                     await asyncio.to_thread(fleet.close)
         finally:
-            await asyncio.to_thread(processes.close)
+            await asyncio.to_thread(stack.close)
         return self._result
 
     async def _inputs(self) -> Mapping[str, BatchInput]:
@@ -137,9 +137,9 @@ class BatchFaultRun:
         finally:
             undisturbed.close()
 
-    def _storage(self, processes: Processes) -> RunStorage:
+    def _storage(self, stack: Stack) -> RunStorage:
         if self._shape.storage == "s3":
-            return S3Storage(processes)
+            return S3Storage(stack)
         return FolderStorage(self._folder / "files")
 
     async def _play(self, fleet: MaintainedFleet, inputs: Mapping[str, BatchInput]) -> None:
@@ -234,11 +234,10 @@ class BatchFaultRun:
         result.owners, result.unrecorded = found.owners, found.unrecorded
         result.ends = found.ends.total()
         usage = [each.batch["usage"]["output_tokens"] for each in result.outcomes]
-        result.decoded_again = fleet.fleet.forked.generated_tokens() - sum(usage)
+        result.decoded_again = fleet.fleet.generated_tokens() - sum(usage)
         result.failures += [
             *found.failures,
             *twice_generated(found.ends, result.outcomes),
-            *fleet.unexpected,
             *fleet.fleet.unexpected,
         ]
 

@@ -6,14 +6,23 @@ import contextlib
 import signal
 import socket
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from load_tests.harness.http import free_port
-from load_tests.harness.processes import Processes, python_command, wait_for
+from load_tests.harness.errors import RunError
+from tests.harness.fleet import Stack
+from tests.harness.processes import python_command
+from tests.harness.servers import free_port
+from tests.harness.waiting import wait_for
 
 BUCKET = "files"
 REGION = "us-east-1"
+HAS_S3 = find_spec("moto") is not None
+NO_S3 = (
+    "the storage s3 needs moto (.venv/bin/pip install -c compose/constraints.txt -e '.[s3]'); "
+    "--storage folder does not"
+)
 AWAY, BACK = signal.SIGUSR1, signal.SIGUSR2
 """Signals to s3_server.py. That is not imported: vLLM can't start in a process that has Flask."""
 
@@ -61,8 +70,10 @@ class FolderStorage:
 class S3Storage:
     """moto's S3; away, nothing listens at its port."""
 
-    def __init__(self, processes: Processes) -> None:
-        """Start the server. Raises ProcessError."""
+    def __init__(self, stack: Stack) -> None:
+        """Start the server. Raises RunError."""
+        if not HAS_S3:
+            raise RunError(NO_S3)
         self._port = free_port()
         self.url = f"s3://{BUCKET}/fleet"
         self.environment: Mapping[str, str] = {
@@ -73,18 +84,18 @@ class S3Storage:
             "AWS_REGION": REGION,
         }
         command = python_command("load_tests.faults.batches.s3_server", self._port)
-        self._process = processes.start("s3", "front", command)
-        wait_for(self._listens, "S3 is ready", [self._process])
+        self._process = stack.program("s3", command)
+        wait_for(self._listens, "S3 is ready", processes=[self._process])
 
     def take_away(self) -> None:
         """Close its port."""
-        self._process.popen.send_signal(AWAY)
-        wait_for(lambda: not self._listens(), "S3 is away", [self._process])
+        self._process.stop(AWAY)
+        wait_for(lambda: not self._listens(), "S3 is away", processes=[self._process])
 
     def bring_back(self) -> None:
         """Open its port again."""
-        self._process.popen.send_signal(BACK)
-        wait_for(self._listens, "S3 is back", [self._process])
+        self._process.stop(BACK)
+        wait_for(self._listens, "S3 is back", processes=[self._process])
 
     def _listens(self) -> bool:
         try:

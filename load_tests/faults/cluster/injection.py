@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from redis.crc import key_slot
 
-from load_tests.harness.processes import wait_for
-from load_tests.harness.redis_cluster import RedisCluster, call, move_slot, stop_until_replaced
 from shared.store.redis.cluster import shard_tags
+from tests.harness.servers import RedisCluster, call, move_slot, stop_until_replaced
+from tests.harness.waiting import wait_for
 
 
 class Fault(StrEnum):

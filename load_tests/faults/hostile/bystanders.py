@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from load_tests.faults.hostile.raw_http import NEIGHBOUR_KEY, is_reachable, post
-from load_tests.harness.processes import Process
 from load_tests.systems.engine import CHAT_PATH, MODEL
+from tests.harness.processes import Process
 
 _TIMEOUT_S = 60.0
 _PROBE_EVERY_S = 0.1

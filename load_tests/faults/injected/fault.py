@@ -42,7 +42,7 @@ def _end_worker(fleet: Fleet, n: int) -> None:
     """Send SIGTERM to a worker; start a successor at once."""
     at = n % len(fleet.workers)
     old = fleet.workers[at]
-    old.popen.terminate()
+    old.terminate()
     fleet.replace_worker(at)
     fleet.end(old)
 
@@ -56,7 +56,7 @@ def _end_gateway(fleet: Fleet, n: int) -> None:
 
 def _same_id(fleet: Fleet, n: int) -> None:
     """Start a second worker with the id of the first, as after copying its settings."""
-    second = fleet.start_worker(fleet.workers[0].label).popen
+    second = fleet.start_worker(fleet.workers[0].name).popen
     until = time.monotonic() + _WATCH_S
     while time.monotonic() < until and second.poll() is None:
         time.sleep(0.05)

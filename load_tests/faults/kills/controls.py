@@ -1,14 +1,13 @@
 """Negative controls: a part of the product is switched off in the processes of a run.
 
 The run must then fail: that shows that its checks find what they are for. They change the code in
-the fork server's memory (fork_server.py) and are no settings of the product. One that finds nothing
-to change raises, so that it can't become void when the code changes.
+the fork server's memory (tests/harness/fork.py) and are no settings of the product. One that finds
+nothing to change raises, so that it can't become void when the code changes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 
 from shared.store.redis.detector import Detector
 from shared.store.redis.scripts import loader, runner
@@ -33,13 +32,13 @@ def _replace_in_scripts(*replacements: tuple[str, str]) -> None:
         prefix, text = loader.library()
         return prefix, changed(text)
 
-    def script(name: str, *, flags: bool) -> str:
-        return changed(loader.script(name, flags=flags))
+    def script(name: str) -> str:
+        return changed(loader.script(name))
 
     runner.library, runner.script = library, script  # type: ignore[attr-defined]
 
 
-def _without_fencing() -> None:
+def fencing() -> None:
     """Every fencing token is valid, and every running job is the caller's."""
     _replace_in_scripts(
         (f"{_IS_VALID} return", f"{_IS_VALID} return fence_token ~= '' or"),
@@ -47,13 +46,13 @@ def _without_fencing() -> None:
     )
 
 
-def _without_log() -> None:
+def log() -> None:
     """A requeue deletes the job's log, so the next attempt begins anew."""
     head = "local function queue_again(id, job, attempts, fields, in_turn)"
     _replace_in_scripts((head, f"{head} redis.call('DEL', key('log', id))"))
 
 
-def _without_detection() -> None:
+def detection() -> None:
     """No process looks for lost connections: a dead worker is found by its lease only."""
 
     async def wait(detector: Detector) -> None:
@@ -62,9 +61,5 @@ def _without_detection() -> None:
     Detector.run = wait  # type: ignore[method-assign,assignment]
 
 
-CONTROLS: Mapping[str, Callable[[], None]] = {
-    "fencing": _without_fencing,
-    "log": _without_log,
-    "detection": _without_detection,
-}
-"""By the name that the command line takes."""
+CONTROLS = ("fencing", "log", "detection")
+"""The functions of this module that are controls, as the command line names them."""

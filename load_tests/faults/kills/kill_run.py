@@ -15,7 +15,6 @@ from load_tests.faults.kills.killer import Killer
 from load_tests.faults.kills.ledger_check import ledger_errors
 from load_tests.faults.kills.pauses import DEFAULTS_LIMITS, PauseLimits
 from load_tests.faults.kills.tally import Tally
-from load_tests.harness.errors import ProcessError
 from load_tests.harness.fleet import Fleet, FleetShape
 from load_tests.harness.leftovers import leftovers
 from load_tests.harness.session import Progress
@@ -23,6 +22,7 @@ from load_tests.oracle.observation import Observation
 from load_tests.oracle.request_source import RequestSource, VllmSource
 from load_tests.oracle.stored_job import StoredJob
 from shared.client.retries import Limits
+from tests.harness.waiting import ProcessError
 
 _KEPT = {"result_ttl_s": 120.0, "stream_ttl_s": 120.0}
 _WARM_UP_S = 1.0
@@ -130,7 +130,7 @@ class KillRun:
             finally:
                 await killer.cancel()
             tally.waited_s = killer.waited_s
-            tally.generated_tokens = fleet.forked.generated_tokens()
+            tally.generated_tokens = fleet.generated_tokens()
             if not ended_early:
                 tally.leftovers = await asyncio.to_thread(leftovers, fleet.client)
                 url, shards = fleet.redis_url, shape.fleet.shards

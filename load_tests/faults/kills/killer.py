@@ -11,9 +11,9 @@ from collections.abc import Collection
 from load_tests.clients.client_group import ClientGroup
 from load_tests.faults.kills.kill_schedule import KillKind, PlannedKill
 from load_tests.faults.kills.pauses import Hit
-from load_tests.harness.errors import ProcessError
 from load_tests.harness.fleet import LOADED_S, Fleet
 from load_tests.oracle.observation import Observation
+from tests.harness.waiting import ProcessError
 
 OF_WORKERS = (KillKind.WORKER, KillKind.ENGINE, KillKind.STOP, KillKind.SILENT)
 
@@ -62,7 +62,7 @@ class Killer:
             await self._kill_worker(planned)
         elif kind is KillKind.GATEWAY:
             n = int(planned.choice * len(fleet.gateways))
-            self._note(kind, fleet.gateways[n].label, self._answered_by(fleet.ports[n]))
+            self._note(kind, fleet.gateways[n].name, self._answered_by(fleet.ports[n]))
             await asyncio.to_thread(fleet.kill_gateway, n)
         else:
             self._note(kind, "redis", self._clients.open.values())
@@ -91,7 +91,7 @@ class Killer:
             await asyncio.sleep(0.05)
             fleet.supervise()
         n = free[int(planned.choice * len(free))]
-        self._note(planned.kind, fleet.workers[n].label, ())
+        self._note(planned.kind, fleet.workers[n].name, ())
         if planned.kind is KillKind.WORKER:
             fleet.kill_worker(n)
         elif planned.kind is KillKind.ENGINE:
@@ -103,16 +103,16 @@ class Killer:
             self._background.add(asyncio.create_task(stop))
 
     async def _stop_worker(self, n: int, seconds: float, *, for_good: bool) -> None:
-        fleet, worker = self._fleet, self._fleet.workers[n].popen
+        fleet, worker = self._fleet, self._fleet.workers[n]
         fleet.busy.add(n)
-        worker.send_signal(signal.SIGSTOP)
+        worker.stop(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
         finally:
             if for_good:
                 fleet.kill_worker(n)
             else:
-                worker.send_signal(signal.SIGCONT)
+                worker.stop(signal.SIGCONT)
             fleet.busy.discard(n)
 
     def _answered_by(self, port: int) -> list[Observation]:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from load_tests.clients.trial import Trial
 from load_tests.faults.schedules.schedule import Pause, PauseSchedule, PauseTarget
-from load_tests.harness.processes import Process
 from load_tests.oracle.observation import Observation
 from load_tests.oracle.request_classes import Mode, chat, make_request
+from tests.harness.processes import Process
 
 _TOKENS_DEADLINE_S = 5.0
 """How long to wait for the tokens that a schedule requires; then it continues without them."""

@@ -80,11 +80,8 @@ async def rewrite_log_once(redis: Any) -> None:
 
 
 async def _read(redis: Any, names: Iterable[str]) -> dict[str, str]:
-    config: dict[str, str] = {}
-    for name in names:  # one by one: Redis before 7 takes one name
-        found = await redis.config_get(name)
-        config |= {_text(key): _text(value) for key, value in found.items()}
-    return config
+    found = await redis.config_get(*names)
+    return {_text(key): _text(value) for key, value in found.items()}
 
 
 def _text(word: bytes | str) -> str:

@@ -20,13 +20,13 @@ from shared.store.redis.redis_client import TIMEOUT_S, server_name
 from shared.store.redis.servers import Servers
 
 _OLDEST = 7
-"""The first version of Redis whose clusters can be used."""
+"""The first major version of Redis that can be used; Valkey calls itself 7.2."""
 
 
 async def refuse_unfit(settings: FleetSettings) -> None:
     """Raise SettingsError if the fleet's Redis is a cluster and its URL says it is none, or the
-    other way round, evicts keys, is not durable although it has to be, holds data of another
-    format, or can't run the scripts. One without data is marked with this release's format.
+    other way round, is too old, evicts keys, is not durable although it has to be, holds data of
+    another format, or can't run the scripts. One without data is marked with this release's format.
 
     A server that is away passes; the monitors of running processes check it later.
     """
@@ -38,11 +38,29 @@ async def refuse_unfit(settings: FleetSettings) -> None:
         if problem := await _wrong_kind(servers.primary, cluster=is_cluster(settings.redis_url)):
             raise SettingsError(f"FLOTILLA_REDIS_URL: {server_name(servers.primary)} {problem}")
         for redis in servers.all:
+            await refuse_old(redis)
             await refuse_evicting(redis)
             if settings.durable:
                 await refuse_volatile(redis)
         await check_format(servers.primary, settings.shards)
         await _refuse_without_scripts(JobQueue(servers))
+
+
+async def refuse_old(redis: Any) -> None:
+    """Raise SettingsError if this client's server is older than Redis 7.0.
+
+    A server that is away passes, and so does one that hides its INFO.
+    """
+    try:
+        version = str((await redis.info("server")).get("redis_version", ""))
+    except StoreError:
+        return
+    major = version.partition(".")[0]
+    if major.isdigit() and int(major) < _OLDEST:
+        raise SettingsError(
+            f"Redis {server_name(redis)} can't be used: its version is {version}, and Redis or "
+            f"Valkey {_OLDEST}.0 or newer is needed"
+        )
 
 
 async def write_problems(queue: JobQueue, who: str) -> tuple[str, list[str]]:
@@ -103,6 +121,4 @@ async def _wrong_kind(redis: Any, *, cluster: bool) -> str:
         return "is a node of a cluster: use redis+cluster:// instead of redis://"
     if cluster and not is_node:
         return "is no cluster: use redis:// instead of redis+cluster://"
-    if cluster and int(str(info.get("redis_version", 7)).partition(".")[0]) < _OLDEST:
-        return "is a cluster of a Redis before 7, whose channels do not lie in slots"
     return ""

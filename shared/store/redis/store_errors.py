@@ -80,10 +80,9 @@ def refused(reply: str) -> StoreError:
         return OnReplica(reply)
     if code in _SLOT_CODES:
         return SlotUnavailable(reply)
-    # Redis before 7 quotes the error of a script's command: `Error running script ...: -OOM ...`.
-    if reply.startswith(_UNWRITABLE) or any(f" -{word} " in reply for word in _UNWRITABLE):
+    if code in _UNWRITABLE:
         return StoreUnwritable(reply)
-    return WrongType(reply) if "WRONGTYPE" in reply else StoreRefused(reply)
+    return WrongType(reply) if code == "WRONGTYPE" else StoreRefused(reply)
 
 
 def damaged_is_empty(reply: Any) -> Any:

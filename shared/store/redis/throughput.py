@@ -14,8 +14,7 @@ from shared.store.redis.job_queue import JobQueue
 class Throughput(NamedTuple):
     """Over all shards, since the fleet began."""
 
-    submitted: int | None
-    """None: this Redis does not count a stream's entries (before 7.0)."""
+    submitted: int
     ended: Mapping[str, int]
     """State -> jobs that have ended in it; not the completed ones."""
 
@@ -32,14 +31,13 @@ async def throughput(queue: JobQueue, pools: Iterable[str]) -> Throughput:
                 pipeline.of(shard).xinfo_stream(keys.queue(shard, pool, lane))
     for shard in range(queue.shards):
         pipeline.of(shard).hgetall(keys.base(shard) + keys.ENDED)
-    submitted: int | None = 0
+    submitted = 0
     ended: Counter[str] = Counter()
     replies = await pipeline.execute(raise_on_error=False)
     streams, counts = replies[: -queue.shards], replies[-queue.shards :]
     for stream in streams:
-        if isinstance(stream, dict) and submitted is not None:
-            added = stream.get("entries-added")
-            submitted = None if added is None else submitted + int(added)
+        if isinstance(stream, dict):
+            submitted += int(stream["entries-added"])
     for count in counts:
         if isinstance(count, dict):
             for state, n in count.items():

@@ -18,20 +18,12 @@ from shared.files.stored_file import Purpose, Segment, StoredFile
 from shared.store.redis import keys
 from shared.store.redis.batch_records import Which
 from shared.store.redis.servers import Servers
+from tests.harness.client import CHAT
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 
 TENANT = "tenant"
-ENDPOINT = "/v1/chat/completions"
-
-
-def line(custom_id: str, **body: Any) -> bytes:
-    """A line of an input."""
-    messages = [{"role": "user", "content": custom_id}]
-    whole = {"model": "simulated", "messages": messages, "max_tokens": 2, **body}
-    fields = {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": whole}
-    return json.dumps(fields).encode()
 
 
 class Crash(BaseException):
@@ -59,9 +51,7 @@ class Batches:
         )  # fmt: skip
         await context.files.records.add(file)
         values = {"window_s": 86_400.0, "completion_window": "24h", "metadata": None} | changes
-        batch = Batch(
-            batch_id, TENANT, ENDPOINT, file.id, output_ttl_s=None, created_at=now, **values
-        )
+        batch = Batch(batch_id, TENANT, CHAT, file.id, output_ttl_s=None, created_at=now, **values)
         await context.records.create(batch, 100)
         return batch
 

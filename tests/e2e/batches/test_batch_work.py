@@ -15,7 +15,8 @@ from shared.batches.line_check import BadLine, check_line
 from shared.files.storage import Storage
 from shared.job.errors import FileInUse, StorageUnavailable
 from shared.store.redis import keys
-from tests.e2e.batches.conftest import TENANT, Batches, Crash, check_sums, line
+from tests.e2e.batches.conftest import TENANT, Batches, Crash, check_sums
+from tests.harness.client import batch_line as line
 from tests.harness.servers import RedisServer
 
 

@@ -14,8 +14,7 @@ from anthropic import Anthropic
 from anthropic.types.messages import MessageBatch, MessageBatchIndividualResponse
 from openai import OpenAI
 
-from tests.e2e.batches.conftest import ENDPOINT
-from tests.e2e.batches.conftest import line as chat_line
+from tests.harness.client import CHAT, batch_line
 from tests.harness.fleet import Process
 from tests.harness.waiting import wait_for
 
@@ -186,9 +185,9 @@ def test_an_ended_batch_is_not_canceled(client: Anthropic) -> None:
 
 def test_pages_of_either_api_have_its_own_batches(fleet: Process, client: Anthropic) -> None:
     with OpenAI(base_url=f"{fleet.url}/v1", api_key="k-team", max_retries=0) as openai:
-        file = openai.files.create(file=("in.jsonl", chat_line("a")), purpose="batch")
+        file = openai.files.create(file=("in.jsonl", batch_line("a")), purpose="batch")
         of_openai = openai.batches.create(
-            input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
+            input_file_id=file.id, endpoint=CHAT, completion_window="24h"
         )
         made = [client.messages.batches.create(requests=[of("a")]).id for _ in range(5)][::-1]
         assert {each.id for each in openai.batches.list(limit=100)}.isdisjoint(made)

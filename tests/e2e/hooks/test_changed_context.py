@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from shared.job.job_log import Entry
-from tests.harness.vllm_fleet import SharedEngine
+from tests.e2e.shared_engine import SharedEngine
 from tests.unit.worker.bench import Bench
 from worker.core.job_run import Outcome
 from worker.engines.interface import Engine

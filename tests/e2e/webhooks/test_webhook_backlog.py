@@ -10,10 +10,10 @@ import pytest
 from shared.store.redis.outbox import outbox_key
 from shared.tenants.tenant import DEFAULT_TENANT
 from tests.e2e.test_storage_route import doctor
-from tests.e2e.webhooks.conftest import ALLOW, client_of, subscribed
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually
+from tests.harness.webhooks import ALLOW, client_of, subscribed
 
 BODY = {"model": "simulated", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 

@@ -121,7 +121,7 @@ async def test_of_a_chain_the_last_two_keep_what_is_before(queue: JobQueue, stor
         assert texts[1:] == [text for n in range(1, turn + 1) for text in (f"out{n - 1}", f"in{n}")]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.seeds(4)
 async def test_no_response_loses_its_input(queue: JobQueue, store: Redis, seed: int) -> None:
     """Responses continue others and are deleted, in any order."""
     queue.quotas, random_of = Quotas(), random.Random(seed)
@@ -146,7 +146,7 @@ async def test_no_response_loses_its_input(queue: JobQueue, store: Redis, seed: 
     assert not store.exists(KEPT)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(5)
 async def test_the_sum_never_drifts(queue: JobQueue, store: Redis, seed: int) -> None:
     """Jobs and conversations in any order, calls sent twice, keys deleted by a person."""
     random_of, side = random.Random(seed), Side(queue, SETTINGS)

@@ -400,7 +400,7 @@ async def test_a_conversation_lies_in_the_shard_of_its_id(redis_url: str) -> Non
             await side.create(conversation="conv_" + "f" * 35)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(6)
 async def test_requests_in_any_order(side: Side, seed: int) -> None:
     """Several gateways' requests about one conversation, each step at any time. At every time the
     conversation is what its completed responses have added, in order, each once."""
@@ -440,10 +440,7 @@ async def test_requests_in_any_order(side: Side, seed: int) -> None:
         assert await side.texts(conversation) == expected
 
 
-async def test_responses_and_conversations_live_and_end(
-    old_queue: JobQueue, old_store: Redis
-) -> None:
-    side = Side(old_queue)
+async def test_responses_and_conversations_live_and_end(side: Side, store: Redis) -> None:
     conversation = await side.new("p" * 5_000)
     first = await answered(side, "one", conversation=conversation.id, input="in")
     assert await side.texts(conversation) == ["p" * 5_000, "in", "one"]
@@ -456,14 +453,14 @@ async def test_responses_and_conversations_live_and_end(
     for _ in range(3):
         previous = await answered(side, "out", previous_response_id=response_id(previous))
     assert (await side.input_texts(previous))[:3] == ["p" * 5_000, "in", "one"]
-    await side.responses.delete(await stored_response(old_queue, TENANT, response_id(previous)))
+    await side.responses.delete(await stored_response(side.queue, TENANT, response_id(previous)))
     await side.conversations.delete(now)
     kept = keys.kept(0, TENANT)
-    assert old_store.zscore(kept, conversation.id) is None
-    for member in old_store.zrange(keys.base(0) + keys.EXPIRING, 0, -1):
-        old_store.zadd(keys.base(0) + keys.EXPIRING, {member: 1})
-    await old_queue.sweep(0)
-    assert not old_store.exists(kept)
+    assert store.zscore(kept, conversation.id) is None
+    for member in store.zrange(keys.base(0) + keys.EXPIRING, 0, -1):
+        store.zadd(keys.base(0) + keys.EXPIRING, {member: 1})
+    await side.queue.sweep(0)
+    assert not store.exists(kept)
 
 
 async def test_a_response_can_be_deleted_although_its_input_is_lost(

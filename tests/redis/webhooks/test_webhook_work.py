@@ -29,10 +29,7 @@ from shared.webhooks.address_check import AllowedAddresses
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, notify_of
 from shared.webhooks.webhook_endpoint import WebhookEndpoint
 from shared.webhooks.webhook_signature import new_secret
-from tests.harness.waiting import eventually
-from tests.redis.conftest import TENANT, answer, claim_one, finish, make_job, submit
-from tests.redis.webhooks.conftest import create, told
-from tests.unit.gateway.webhooks.receivers import (
+from tests.harness.receivers import (
     Answer,
     answers,
     answers_in_turn,
@@ -45,6 +42,9 @@ from tests.unit.gateway.webhooks.receivers import (
     speaks_no_http,
     streams,
 )
+from tests.harness.waiting import eventually
+from tests.redis.conftest import TENANT, answer, claim_one, finish, make_job, submit
+from tests.redis.webhooks.conftest import create, told
 
 LOOPBACK = AllowedAddresses.of(("127.0.0.0/8",))
 

@@ -7,8 +7,7 @@ import contextlib
 import datetime as dt
 import ipaddress
 import ssl
-import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,10 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from gateway.http.asgi_io import chunk_writer, on_disconnect
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections
-from gateway.http.uvicorn_fastpath import DisconnectEvent
 from shared.platform import fast_paths
 from shared.platform.metrics.gateway import GatewayMetrics
 from tests.harness.settings import Settings
@@ -136,25 +132,3 @@ def test_every_request_of_a_connection_is_notified_of_its_end(
             await eventually(notified, "the request that is being answered has been notified")
 
     runner(run())
-
-
-async def test_an_open_stream_takes_little_memory() -> None:
-    """What is made for each stream beside uvicorn's own: a dict of too many keys costs 1.4 KB."""
-    connections = Connections(Settings(), GatewayMetrics(CollectorRegistry()), 1000)
-    config = uvicorn.Config(Endless(), log_config=None)
-    config.load()
-    own: dict[str, Any] = {"config": config, "server_state": ServerState(), "app_state": {}}
-
-    def size(make: Callable[[], Any]) -> float:
-        made = [make() for _ in range(100)]  # all instances of a class share what they can
-        tracemalloc.start()
-        try:
-            made += [make() for _ in range(100)]
-            return tracemalloc.get_traced_memory()[0] / 100
-        finally:
-            tracemalloc.stop()
-
-    theirs = size(lambda: HttpToolsProtocol(**own))
-    assert size(lambda: Connection(connections, **own)) < theirs + 800
-    cycle: Any = None
-    assert size(lambda: DisconnectEvent(cycle, print)) < 300

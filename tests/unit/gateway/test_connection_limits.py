@@ -1,4 +1,4 @@
-"""How many connections there may be, beside those to Redis (more: e2e/test_front_door.py)."""
+"""How many connections there may be, beside those to Redis."""
 
 from __future__ import annotations
 

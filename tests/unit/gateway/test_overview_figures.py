@@ -45,13 +45,6 @@ def test_job_rates_are_differences_of_counters() -> None:
     assert rates.increases() == {"submitted": 50, "completed": 34, "failed": 1, "cancelled": 5}
 
 
-def test_an_old_redis_counts_only_what_fails() -> None:
-    rates = JobRates()
-    rates.add(0, job_counters(Throughput(None, {}), unfinished=1))
-    rates.add(1, job_counters(Throughput(None, {"failed": 2}), unfinished=1))
-    assert rates.per_s() == {"submitted": None, "completed": None, "failed": 2, "cancelled": 0}
-
-
 def test_a_workers_rate_is_by_its_own_clock() -> None:
     rates = WorkerRates(buckets=2)
     rates.update([heartbeat("a", clock_s=10, output_tokens=100, waits=(1, 0)).worker])

@@ -78,6 +78,12 @@ def test_after_end(
     assert restart.reason
 
 
+def test_a_failure_that_repeats_is_not_tried_again_before_the_first_success() -> None:
+    run: dict[str, Any] = {"status": 1, "lived_s": 30, "was_ready": False, "failures": 1}
+    assert after_end(**run, ever_ready=False, alike=True).delay_s is None
+    assert after_end(**run, ever_ready=True, alike=True).delay_s == 2
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [
@@ -172,11 +178,11 @@ def test_url_of(host: str, url: str) -> None:
 
 
 def test_find_server_prefers_the_system(tmp_path: Path) -> None:
-    server = tmp_path / "redis-server"
-    server.write_text("#!/bin/sh\n")
-    server.chmod(0o755)
-    ours = Path(sys.executable).parent
-    assert local_redis.find_server(f"{ours}{os.pathsep}{tmp_path}") == str(server)
+    for name in ("valkey-server", "redis-server"):
+        server = tmp_path / name
+        server.write_text("#!/bin/sh\n")
+        server.chmod(0o755)
+        assert local_redis.find_server(str(tmp_path)) == str(server)
 
 
 def test_redis_urls_are_shown_without_password() -> None:
@@ -198,9 +204,11 @@ def test_console(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log.write_text("".join(f"line {n}\n" for n in range(100)))
     plain = Console(["flotilla", "worker-1"], colours=False)
     plain.show("worker-1", "claimed 3 jobs")
-    plain.tail("worker-1", log)
-    plain.tail("worker-1", tmp_path / "none.log")
+    plain.end_of("worker-1", log)
+    plain.end_of("worker-1", tmp_path / "none.log")
     lines = capsys.readouterr().out.splitlines()
+    plain.end_of("worker-1", log, ["ValueError: no"])
+    assert capsys.readouterr().out.splitlines()[0] == "worker-1 | ValueError: no"
     assert lines[0] == "worker-1 | claimed 3 jobs"
     assert lines[1] == "worker-1 |   line 85"
     assert lines[-1] == f"worker-1 | (the end of {log})"

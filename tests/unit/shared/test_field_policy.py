@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -168,11 +167,3 @@ def test_a_field_that_is_too_large(param: str, fields: dict[str, Any]) -> None:
 def test_the_settings_name_what_is_allowed() -> None:
     assert Settings(allow_fields="priority, cache_salt").allow_fields == ("priority", "cache_salt")  # type: ignore[arg-type]
     assert check_fields({"n": 100}, Settings(max_choices=100)) == ()
-
-
-def test_the_checks_are_cheap() -> None:
-    """Compared with json.loads of the same body, which every request pays several times."""
-    began = time.process_time()
-    for _ in range(1000):
-        check_fields(CHAT, SETTINGS)
-    assert time.process_time() - began < 0.1  # 2 ms on an idle machine

@@ -53,7 +53,7 @@ def test_a_shard_that_no_fleet_has_finds_nothing_and_fails_nowhere(tags: list[st
 
 def test_scripts_spell_no_key_and_no_channel(tags: list[str]) -> None:
     """They make them of the base key; a cluster refuses what lies in another slot."""
-    texts = [script(name, flags=True) for name in NAMES] + [library()[1]]
+    texts = [script(name) for name in NAMES] + [library()[1]]
     for text in texts:
         body = text.split("-- One call of a script")[1]
         assert "flotilla:" not in body

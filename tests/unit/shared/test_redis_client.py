@@ -26,8 +26,6 @@ from shared.store.redis.store_errors import (
 )
 from tests.harness.servers import free_port
 
-OLD = "Error running script (call to f_0): @user_script:112: -OOM command not allowed when used"
-
 
 @pytest.mark.parametrize(
     ("reply", "kind"),
@@ -35,7 +33,6 @@ OLD = "Error running script (call to f_0): @user_script:112: -OOM command not al
         ("OOM command not allowed when used memory > 'maxmemory'.", StoreUnwritable),
         ("MISCONF Redis is configured to save RDB snapshots", StoreUnwritable),
         ("LOADING Redis is loading the dataset in memory", StoreUnwritable),
-        (OLD, StoreUnwritable),
         ("READONLY You can't write against a read only replica.", OnReplica),
         ("ERR unknown command", StoreRefused),
         ("WRONGTYPE Operation against a key", WrongType),

@@ -308,7 +308,7 @@ def test_a_collector_that_is_away_delays_the_end_by_a_moment_only(
     tracing.write("attempt", new_trace(), None, (1, 2))
     began = time.monotonic()
     tracing.shut_down()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     exporter.shutdown()  # the threads would go on into the next tests
     for thread in threading.enumerate():
         if "BatchSpan" in thread.name:

@@ -68,7 +68,7 @@ def test_a_url_is_refused_whatever_its_host_has_for_addresses(url: str) -> None:
         ("https://a_b.example.com/", ("https", "a_b.example.com", 443)),
         ("https://8.8.8.8/", ("https", "8.8.8.8", 443)),
         ("https://127.0.0.1./", ("https", "127.0.0.1", 443)),
-        ("https://[::ffff:127.0.0.1]:99/", ("https", "::ffff:7f00:1", 99)),
+        ("https://[::ffff:127.0.0.1]:99/", ("https", str(ip_address("::ffff:7f00:1")), 99)),
         ("https://xn--exmple-cua.com/", ("https", "xn--exmple-cua.com", 443)),
     ],
 )

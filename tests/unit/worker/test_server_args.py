@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from shared.api import field_policy
+from shared.platform import tracing
 from shared.platform.settings import SettingsError
 from tests.harness.settings import Settings
 from worker.engines.vllm import arguments as vllm_arguments
@@ -23,6 +25,15 @@ from worker.engines.vllm.server_args import (
 )
 
 pytestmark = pytest.mark.vllm  # shares the import
+
+
+def test_torch_compiles_nothing_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for name in ("TORCH_COMPILE_DISABLE", *vllm_arguments.DEFAULTS, *vllm_arguments.DEMO_DEFAULTS):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    vllm_arguments.set_defaults(Settings().described.own)
+    assert os.environ["TORCH_COMPILE_DISABLE"] == "1"
 
 
 def arguments(engine_args: str = "", **settings: Any) -> Any:
@@ -112,3 +123,13 @@ def test_vllm_fetches_a_url_only_if_that_is_allowed(url: str, allowed: tuple[str
     with pytest.raises(Exception, match="404" if allowed else "allowed domains"):
         connector.fetch_image(url + path)
     assert (path in Requests.seen) is bool(allowed)
+
+
+def test_vllm_gets_the_endpoint_of_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in tracing.ENGINE_VARIABLES:
+        monkeypatch.setenv(name, "as it was")
+    option, url = "--otlp-traces-endpoint", "http://127.0.0.1:4318/v1/traces"
+    assert vllm_arguments.tracing_args(url, "") == [option, url]
+    assert vllm_arguments.tracing_args(url, f"{option} http://other:4317") == []
+    assert vllm_arguments.tracing_args("file:///tmp/spans.jsonl", "") == []
+    assert vllm_arguments.tracing_args("", "") == []

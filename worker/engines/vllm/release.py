@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
+
+log = logging.getLogger("flotilla.engine")
 
 
 def load() -> SimpleNamespace:
@@ -47,6 +50,7 @@ def load() -> SimpleNamespace:
         prefills=PREFILLS,
         make_arg_parser=make_arg_parser,
         run_headless=run_headless,
+        tensors=_tensors,
         validate_parsed_serve_args=validate_parsed_serve_args,
     )
 
@@ -69,6 +73,17 @@ def _application() -> tuple[Any, Any]:
     except ImportError:  # 0.24
         from vllm.entrypoints.openai.api_server import build_app, init_app_state
     return build_app, init_app_state
+
+
+def _tensors(model: str, revision: str | None) -> dict[str, Any]:
+    """The headers of a model's safetensors; empty if it has none, or none that can be read."""
+    try:
+        from vllm.transformers_utils.config import get_safetensors_params_metadata
+
+        return dict(get_safetensors_params_metadata(model, revision=revision))
+    except Exception as error:  # of a hub's library, of a release without the function
+        log.warning("the size of the weights of %s is not known: %r", model, error)
+        return {}
 
 
 def _on_cpu() -> bool:

@@ -1,13 +1,14 @@
-"""Settings of the vLLM engine: what it spends on checking one request."""
+"""Settings of the vLLM engine: its memory, and what it spends on checking one request."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from shared.fleet.fleet_settings import FleetSettings
+from shared.fleet.pool_settings import WorkerMemorySettings
 
 
-class VllmSettings(FleetSettings):
+class VllmSettings(WorkerMemorySettings, FleetSettings):
     """Settings that only a worker with vLLM reads."""
 
     grammar_timeout_s: float = Field(

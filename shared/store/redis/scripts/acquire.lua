@@ -70,9 +70,6 @@ local function lease_in_turn(name, ids, entries, turn, limit)
   return #ids
 end
 
--- (Blocks, since Redis 6.2 allows 200 local variables in a script.)
-local choose
-do
 local window, patience_us, overtake_us = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13])
 local some_have_prefixes
 local slots_of = {} -- of members of `advertised`
@@ -128,7 +125,7 @@ end
 
 -- Of the first of a tenant's waiting jobs those that this worker takes, at most `most`: first those of whose prompts it
 -- may hold most, then the oldest. Also whether there are others, and whether some are left to their warm workers.
-function choose(waiting, most)
+local function choose(waiting, most)
   if some_have_prefixes == nil then
     some_have_prefixes = window > 0 and redis.call('EXISTS', key('waiting_prefixes', pool)) == 1
   end
@@ -170,10 +167,7 @@ function choose(waiting, most)
   end
   return taken, #ids > #taken, left
 end
-end
 
-local take_turns
-do
 -- One turn: some jobs of a tenant. `limit`: the next one's level; nil: there is none.
 local function take_turn(name, turn, limit, entries, left_out)
   rounds = rounds + 1
@@ -221,7 +215,7 @@ end
 
 -- Take turns until no slot is free, or another tenant than those that were read may be next. False if no tenant has a job
 -- that this worker may take.
-function take_turns(name, entries, left_out)
+local function take_turns(name, entries, left_out)
   local turns, others = read_turns(name, math.min(free(), ROUNDS) + 1 + left_out.n, left_out)
   local scores, levels, ended = {}, {}, {}
   while free() > 0 and rounds < ROUNDS do
@@ -241,7 +235,6 @@ function take_turns(name, entries, left_out)
   if #scores > 0 then call('ZADD', turns_key(name), unpack(scores)) end
   if #ended > 0 then call('ZREM', turns_key(name), unpack(ended)) end
   return #turns > 0
-end
 end
 
 -- Jobs of a client lane. Returns whether none is left.

@@ -121,9 +121,9 @@ def _body(name: str) -> str:
     return (_FOLDER / name).with_suffix(".lua").read_text()
 
 
-def script(name: str, *, flags: bool) -> str:
-    """The text of one script for EVALSHA. `flags`: Redis knows the flags line (7 and later)."""
-    head = "#!lua flags=allow-oom\n" if flags and name not in _REFUSED_WHEN_FULL else ""
+def script(name: str) -> str:
+    """The text of one script for EVALSHA."""
+    head = "" if name in _REFUSED_WHEN_FULL else "#!lua flags=allow-oom\n"
     # A function of its own, as in the library: Lua has 200 local variables in a function at most.
     return f"{head}{_common()}begin(KEYS)\nreturn (function()\n{_body(name)}\nend)()"
 

@@ -52,15 +52,15 @@ class Scripts:
             await self._redis.function_load(text)
         except StoreRefused as error:
             if "already exists" not in str(error):
-                # Redis before 7; or its memory is full, or this user may not load functions.
-                await self._load_scripts(flags="unknown command" not in str(error).lower())
+                # Its memory is full, or this user may not load functions.
+                await self._load_scripts()
                 return
         self._calls = {name: ("FCALL", f"{prefix}_{name}") for name in NAMES}
 
-    async def _load_scripts(self, *, flags: bool) -> None:
+    async def _load_scripts(self) -> None:
         pipe = self._redis.pipeline(transaction=False)
         for name in NAMES:
-            pipe.script_load(script(name, flags=flags))
+            pipe.script_load(script(name))
         hashes = await pipe.execute()
         self._calls = {
             name: ("EVALSHA", sha if isinstance(sha, str) else sha.decode())

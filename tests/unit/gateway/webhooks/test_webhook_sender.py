@@ -14,7 +14,7 @@ from gateway.webhooks.checked_network import Resolver, check_url
 from gateway.webhooks.webhook_sender import WebhookSender
 from shared.job.errors import WebhookUrlRefused
 from shared.webhooks.address_check import AllowedAddresses, Target
-from tests.unit.gateway.webhooks.receivers import (
+from tests.harness.receivers import (
     Answer,
     answers,
     closes,

@@ -1,0 +1,82 @@
+"""Forms with audio at the gateway, with the unmodified OpenAI SDK; the answers are canned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.harness.client import CHAT, MODEL
+from tests.harness.fleet import Process, Stack
+
+AUDIO = bytes(range(256)) * 500
+
+
+@pytest.fixture(scope="module")
+def gateway(module_stack: Stack) -> Process:
+    module_stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
+    return module_stack.gateway(max_upload_bytes=1 << 20, max_body_bytes=4096)
+
+
+@pytest.fixture
+def client(gateway: Process) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def transcribe(client: OpenAI, **fields: Any) -> Any:
+    file = ("speech.wav", AUDIO, "audio/wav")
+    return client.audio.transcriptions.create(**{"model": MODEL, "file": file} | fields)
+
+
+def test_a_transcription(client: OpenAI) -> None:
+    fields = {"language": "en", "prompt": "names: Flotilla", "temperature": 0}
+    assert transcribe(client, **fields).text == "[simulated]"
+    with pytest.raises(openai.NotFoundError) as unknown:
+        transcribe(client, model="nope")
+    assert unknown.value.code == "model_not_found"
+
+
+def test_forms_that_the_gateway_refuses(gateway: Process) -> None:
+    url = f"{gateway.url}/v1/audio/transcriptions"
+    assert httpx.post(url, json={"model": MODEL}).status_code == 415
+    assert httpx.post(url, data={"model": MODEL}).status_code == 415
+    large = httpx.post(url, files={"file": ("a.wav", b"a" * (2 << 20))})
+    assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
+    wrong = httpx.post(url, data={"stream": "maybe"}, files={"file": ("a.wav", AUDIO)})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "stream")
+    chat = httpx.post(gateway.url + CHAT, files={"file": ("a.wav", AUDIO)}, data={"model": "x"})
+    assert chat.status_code == 415
+
+
+def test_a_form_can_be_sent_again_with_the_same_idempotency_key(gateway: Process) -> None:
+    """Each sending has another boundary."""
+    url = f"{gateway.url}/v1/audio/transcriptions"
+    answers = [
+        httpx.post(
+            url,
+            data={"model": MODEL},
+            files={"file": ("a.wav", AUDIO)},
+            headers={"idempotency-key": "speech-1"},
+        )
+        for _ in range(2)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[1].headers["idempotent-replayed"] == "true"
+    other = httpx.post(
+        url,
+        data={"model": MODEL},
+        files={"file": ("a.wav", AUDIO + b"!")},
+        headers={"idempotency-key": "speech-1"},
+    )
+    assert other.status_code == 422
+
+
+def test_post_jobs_takes_no_forms(gateway: Process) -> None:
+    body = {"endpoint": "/v1/audio/transcriptions", "body": {"model": MODEL}}
+    answer = httpx.post(f"{gateway.url}/jobs", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "endpoint")

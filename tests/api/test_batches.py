@@ -1,0 +1,213 @@
+"""Batches over HTTP, by OpenAI's unmodified SDK: a gateway, maintenance and a simulated worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai.types import Batch
+
+from tests.harness.client import CHAT
+from tests.harness.client import batch_line as line
+from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import wait_for
+
+ENDED = {"failed", "completed", "expired", "cancelled"}
+
+
+@pytest.fixture(scope="module")
+def fleet(module_stack: Stack) -> Process:
+    """The gateway of a whole fleet."""
+    storage = str(module_stack.folder / "files")
+    module_stack.worker(sim_step_ms=2, sim_step_us_per_seq=0, sim_max_num_seqs=8)
+    module_stack.maintenance(storage_url=storage)
+    return module_stack.gateway(storage_url=storage, api_keys="team:k-team,other:k-other")
+
+
+@pytest.fixture
+def client(fleet: Process) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{fleet.url}/v1", api_key="k-team", max_retries=0) as client:
+        yield client
+
+
+def created(client: OpenAI, *lines: bytes, **changes: Any) -> Batch:
+    """A batch of these lines."""
+    file = client.files.create(file=("in.jsonl", b"\n".join(lines)), purpose="batch")
+    values = {"endpoint": CHAT, "completion_window": "24h"} | changes
+    return client.batches.create(input_file_id=file.id, **values)
+
+
+def ended(client: OpenAI, batch: Batch) -> Batch:
+    """The batch at its end."""
+
+    def has_ended() -> Batch | None:
+        found = client.batches.retrieve(batch.id)
+        return found if found.status in ENDED else None
+
+    return wait_for(has_ended, "the batch has ended")
+
+
+def test_a_batch_from_end_to_end(client: OpenAI) -> None:
+    lines = [line("a"), line("b"), line("bad", max_tokens=-1), line("c")]
+    batch = created(client, *lines, metadata={"team": "search"})
+    assert batch.id.startswith("batch_")
+    assert (batch.status, batch.output_file_id, batch.errors) == ("validating", None, None)
+    assert batch.expires_at == batch.created_at + 86_400
+    done = ended(client, batch)
+    assert (done.status, done.model, done.metadata) == (
+        "completed",
+        "simulated",
+        {"team": "search"},
+    )
+    assert done.request_counts.model_dump() == {"total": 4, "completed": 3, "failed": 1}
+    assert done.in_progress_at <= done.finalizing_at <= done.completed_at
+    assert done.usage.output_tokens == 6
+    assert done.usage.total_tokens == done.usage.input_tokens + 6
+    answers = [
+        json.loads(each) for each in client.files.content(done.output_file_id).text.splitlines()
+    ]
+    assert sorted(each["custom_id"] for each in answers) == ["a", "b", "c"]
+    assert {each["response"]["status_code"] for each in answers} == {200}
+    (error,) = [
+        json.loads(each) for each in client.files.content(done.error_file_id).text.splitlines()
+    ]
+    assert (error["custom_id"], error["response"]["status_code"], error["error"]) == (
+        "bad",
+        400,
+        None,
+    )
+    output = client.files.retrieve(done.output_file_id)
+    assert output.purpose == "batch_output"
+    assert output.expires_at == pytest.approx(output.created_at + 30 * 86_400, abs=1)
+    assert [each.id for each in client.batches.list(limit=1).data] == [batch.id]
+    with pytest.raises(openai.ConflictError, match="Cannot cancel a batch with status 'completed'"):
+        client.batches.cancel(batch.id)
+
+
+def test_what_is_done_so_far(fleet: Process, client: OpenAI) -> None:
+    batch = created(client, line("quick"), line("slow", max_tokens=8000, ignore_eos=True))
+    headers = {"authorization": "Bearer k-team"}
+    url = f"{fleet.url}/v1/batches/{batch.id}"
+
+    def output() -> str:
+        return httpx.get(f"{url}/output", headers=headers).text
+
+    wait_for(output, "the first answer is committed")
+    assert json.loads(output())["custom_id"] == "quick"
+    content = httpx.get(f"{url}/output", headers=headers)
+    assert content.headers["content-type"] == "application/x-ndjson"
+    assert httpx.get(f"{url}/errors", headers=headers).text == ""
+    for _ in range(2):
+        assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    cancelled = ended(client, batch)
+    assert cancelled.status == "cancelled"
+    assert cancelled.request_counts.model_dump() == {"total": 2, "completed": 1, "failed": 1}
+    (error,) = httpx.get(f"{url}/errors", headers=headers).text.splitlines()
+    assert json.loads(error)["error"]["code"] == "batch_cancelled"
+    assert client.batches.cancel(batch.id).status == "cancelled"
+    client.files.delete(cancelled.output_file_id)
+    assert httpx.get(f"{url}/output", headers=headers).status_code == 404
+    assert httpx.get(f"{url}/errors", headers=headers).status_code == 200
+
+
+def test_an_input_that_is_no_batch(client: OpenAI) -> None:
+    for lines, codes in (
+        ((line("a"), b"{"), [(2, "invalid_json_line")]),
+        ((line("a"), line("b"), line("a")), [(3, "duplicate_custom_id")]),
+        ((b"\n",), [(None, "empty_file")]),
+    ):
+        failed = ended(client, created(client, *lines))
+        assert (failed.status, failed.output_file_id) == ("failed", None)
+        assert [(each.line, each.code) for each in failed.errors.data] == codes
+
+
+def test_pages(client: OpenAI) -> None:
+    made = [created(client, line("a"), line("b")).id for _ in range(3)]
+    first = client.batches.list(limit=2)
+    assert [each.id for each in first.data] == made[:0:-1]
+    assert first.has_more
+    assert next(iter(first.get_next_page().data)).id == made[0]
+    assert [each.id for each in client.batches.list(limit=2)][:3] == made[::-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"endpoint": "/v1/audio/transcriptions"}, "endpoint"),
+        ({"endpoint": None}, "endpoint"),
+        ({"completion_window": "30m"}, "completion_window"),
+        ({"completion_window": "31d"}, "completion_window"),
+        ({"completion_window": "0h"}, "completion_window"),
+        ({"completion_window": 24}, "completion_window"),
+        ({"metadata": {"n": 1}}, "metadata.n"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"metadata": {"n": "x" * 513}}, "metadata.n"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 60}},
+         "output_expires_after.seconds"),
+        ({"output_expires_after": {"anchor": "now", "seconds": 3600}},
+         "output_expires_after.anchor"),
+        ({"no_such_field": 1}, "no_such_field"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(client: OpenAI, changes: dict[str, Any], param: str) -> None:
+    file = client.files.create(file=("in.jsonl", line("a")), purpose="batch")
+    body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"} | changes
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.post("/batches", body=body, cast_to=object)
+    assert refused.value.param == param
+
+
+def test_files_that_are_no_input(fleet: Process, client: OpenAI) -> None:
+    data = client.files.create(file=("x.txt", b"x"), purpose="user_data")
+    values: Any = {"endpoint": CHAT, "completion_window": "24h"}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.batches.create(input_file_id=data.id, **values)
+    assert refused.value.param == "input_file_id"
+    mine = created(client, line("a"))
+    other = client.with_options(api_key="k-other")
+    for call in (
+        lambda: client.batches.create(input_file_id="file-none", **values),
+        lambda: other.batches.create(input_file_id=mine.input_file_id, **values),
+        lambda: other.batches.retrieve(mine.id),
+        lambda: other.batches.cancel(mine.id),
+        lambda: other.batches.list(after=mine.id),
+        lambda: client.batches.retrieve("batch_none"),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            call()
+    for part in ("events", "output", "errors"):
+        answer = httpx.get(
+            f"{fleet.url}/v1/batches/{mine.id}/{part}", headers={"authorization": "Bearer k-other"}
+        )
+        assert answer.status_code == 404, part
+
+
+def test_a_short_window_and_when_results_expire(client: OpenAI) -> None:
+    batch = created(
+        client, line("a"), line("b"),
+        completion_window="1h", output_expires_after={"anchor": "created_at", "seconds": 3600},
+    )  # fmt: skip
+    done = ended(client, batch)
+    assert done.request_counts.completed == 2
+    output = client.files.retrieve(done.output_file_id)
+    assert output.expires_at == pytest.approx(output.created_at + 3600, abs=1)
+
+
+def test_without_storage(fleet: Process, module_stack: Stack) -> None:
+    url = module_stack.gateway().url
+    for method, path in (
+        ("GET", ""),
+        ("POST", ""),
+        ("GET", "/batch_x"),
+        ("POST", "/batch_x/cancel"),
+    ):
+        answer = httpx.request(
+            method, f"{url}/v1/batches{path}", json={} if method == "POST" else None
+        )
+        assert answer.status_code == 501, path
+        assert answer.json()["error"]["code"] == "storage_not_configured"

@@ -1,0 +1,164 @@
+"""Traces and log lines of jobs that several processes serve, with the simulated engine."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.harness.client import CHAT, chat
+from tests.harness.fleet import Process, Stack
+from tests.harness.spans import Span, read_spans
+from tests.harness.waiting import wait_for
+
+FAST = {"sim_step_ms": 5, "sim_step_us_per_seq": 0}
+SLOW_FIRST_TOKEN = {**FAST, "sim_prefill_us_per_token": 200_000}
+BY_REQUEST = {"queue", "attempt", "delivery"}
+"""Spans below the request's."""
+
+
+class Traces:
+    """Where all processes of a stack write their spans."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.settings: dict[str, Any] = {
+            "otlp_traces_endpoint": f"file://{path}",
+            "log_level": "debug",
+            "log_format": "json",
+        }
+
+    def wait(self, complete: Callable[[list[Span]], bool], what: str) -> list[Span]:
+        """All spans, once `complete` is true of them."""
+        wait_for(lambda: complete(read_spans(self._path)), what)
+        return read_spans(self._path)
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Traces:
+    return Traces(tmp_path / "spans.jsonl")
+
+
+def named(spans: list[Span], name: str) -> list[Span]:
+    return [span for span in spans if span.name == name]
+
+
+def lines_about(process: Process, job_id: str) -> list[dict[str, Any]]:
+    """The JSON lines of a process that are about this job."""
+    lines = process.log.read_text().splitlines()
+    parsed = [json.loads(line) for line in lines if line.startswith("{")]
+    return [line for line in parsed if line.get("job_id") == job_id]
+
+
+def stream_through_a_kill(
+    stack: Stack, gateway: Process, settings: dict[str, Any], headers: dict[str, str]
+) -> tuple[str, Process]:
+    """Streams an answer whose worker w-1 is killed; w-2 continues it. Returns its job and w-2."""
+    victim = stack.worker(worker_id="w-1", **FAST, **settings)
+    body = chat("go on", max_tokens=300, stream=True, ignore_eos=True)
+    url = f"{gateway.url}{CHAT}"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as answer:
+        lines = answer.iter_lines()
+        for _ in range(20):
+            next(lines)
+        victim.kill()
+        survivor = stack.worker(worker_id="w-2", **FAST, **settings)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+        return answer.headers["x-flotilla-job-id"], survivor
+
+
+def test_a_stream_through_a_kill_is_one_trace_with_both_attempts(
+    stack: Stack, traces: Traces
+) -> None:
+    gateway = stack.gateway(**traces.settings)
+    trace, span = secrets.token_hex(16), secrets.token_hex(8)
+    headers = {"traceparent": f"00-{trace}-{span}-01", "x-request-id": "req-7"}
+    job_id, survivor = stream_through_a_kill(stack, gateway, traces.settings, headers)
+    spans = traces.wait(
+        lambda spans: bool(named(spans, "delivery") and named(spans, "decode")),
+        "gateway and worker have written their spans",
+    )
+    assert {each.trace for each in spans} == {trace}
+    (call,) = named(spans, f"POST {CHAT}")
+    assert (call.service, call.parent) == ("flotilla-gateway", span)
+    assert call.attributes["flotilla.job.id"] == job_id
+    assert call.attributes["flotilla.request.id"] == "req-7"
+    assert call.attributes["gen_ai.request.model"] == "simulated"
+
+    below = [span.name for span in spans if span.parent == call.id]
+    assert sorted(below) == ["attempt", "attempt", "delivery", "queue", "queue"]
+    first, second = named(spans, "attempt")
+    shown = [
+        (span.attributes["flotilla.attempt"], span.attributes["flotilla.worker"], span.failed)
+        for span in (first, second)
+    ]
+    assert shown == [(1, "w-1", True), (2, "w-2", False)]
+    assert first.attributes["flotilla.outcome"] == "worker_lost"
+    assert second.attributes["flotilla.outcome"] == "completed"
+    assert second.attributes["gen_ai.usage.output_tokens"] == 300
+    waits = named(spans, "queue")
+    assert first.began_ns < first.ended_ns <= waits[1].ended_ns <= second.began_ns
+    assert [wait.attributes["flotilla.attempt"] for wait in waits] == [1, 2]
+    engine = [span.name for span in spans if span.parent == second.id]
+    assert engine == ["prefill", "decode"]
+
+    lines = lines_about(survivor, job_id)
+    assert lines
+    for line in lines:
+        assert (line["worker"], line["attempt"], line["request_id"]) == ("w-2", 2, "req-7")
+        assert line["trace_id"] == call.trace
+    # The access log is written a moment after the answer.
+    wait_for(
+        lambda: lines_about(gateway, job_id)[-1]["message"] == f"POST {CHAT} 200",
+        "the gateway has logged the answer",
+    )
+    answered = lines_about(gateway, job_id)[-1]
+    assert (answered["request_id"], answered["trace_id"]) == ("req-7", call.trace)
+
+
+def test_a_released_attempt_is_written_by_its_own_worker(stack: Stack, traces: Traces) -> None:
+    """Before it ends; the next one does not write it again."""
+    gateway = stack.gateway(**traces.settings)
+    draining = stack.worker(drain_deadline_s=0.2, **SLOW_FIRST_TOKEN, **traces.settings)
+    body = {"body": chat("a prompt " * 20, max_tokens=3, ignore_eos=True)}
+    job_id = httpx.post(f"{gateway.url}/jobs", json=body).json()["id"]
+    url = f"{gateway.url}/jobs/{job_id}"
+    wait_for(lambda: httpx.get(url).json()["state"] == "in_progress", "it is in progress")
+    draining.terminate()
+    assert draining.popen.wait(60) == 0
+    stack.worker(**FAST, **traces.settings)
+    spans = traces.wait(
+        lambda spans: any(s.attributes.get("flotilla.attempt") == 2 for s in spans),
+        "the second attempt is written",
+    )
+    (submitted,) = named(spans, "POST /jobs")
+    assert submitted.parent == ""
+    outcomes = [span.attributes["flotilla.outcome"] for span in named(spans, "attempt")]
+    assert outcomes == ["drained", "completed"]
+    assert {span.parent for span in named(spans, "attempt")} == {submitted.id}
+    resumed = httpx.get(f"{url}/stream")
+    assert resumed.status_code == 200
+    spans = traces.wait(
+        lambda spans: bool(named(spans, "GET /jobs/{id}/stream")), "the resumed answer is written"
+    )
+    (taken_up,) = named(spans, "GET /jobs/{id}/stream")
+    assert (taken_up.trace, taken_up.parent) == (submitted.trace, submitted.id)
+
+
+def test_the_last_attempt_of_a_job_without_a_further_one_is_in_the_trace(
+    stack: Stack, traces: Traces
+) -> None:
+    gateway = stack.gateway(max_attempts=1, **traces.settings)
+    poison = {"sim_faults": "kill_on_prompt=POISON", **FAST}
+    stack.worker(worker_id="w-1", max_attempts=1, **poison, **traces.settings)
+    body = chat("POISON", max_tokens=5, ignore_eos=True)
+    assert httpx.post(f"{gateway.url}{CHAT}", json=body, timeout=60).status_code == 500
+    spans = traces.wait(lambda spans: len(named(spans, "attempt")) == 1, "the attempt is written")
+    (call,), (attempt,) = named(spans, f"POST {CHAT}"), named(spans, "attempt")
+    assert (attempt.parent, attempt.attributes["flotilla.worker"]) == (call.id, "w-1")
+    assert call.attributes["error.type"] == "too_many_attempts"

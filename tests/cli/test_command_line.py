@@ -1,0 +1,114 @@
+"""`flotilla` against real processes: the operators' questions, a job from end to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.cli import run_flotilla
+from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import wait_for
+
+Flotilla = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def gateway(module_stack: Stack) -> Process:
+    """It has two tenants and an operator; the worker has two slots."""
+    module_stack.worker(worker_id="w-1", sim_step_ms=5, sim_step_us_per_seq=0, sim_max_num_seqs=2)
+    return module_stack.gateway(api_keys="team:k-team,other:k-other", admin_keys="ops:k-ops")
+
+
+@pytest.fixture
+def flotilla(gateway: Process, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flotilla:
+    """Run a command as a tenant, by default as the operator."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, key: str = "k-ops", **more: Any) -> Any:
+        environment = {"FLOTILLA_URL": gateway.url, "FLOTILLA_API_KEY": key}
+        return run_flotilla(*arguments, environment=environment, **more)
+
+    return run
+
+
+def test_a_job_from_end_to_end(flotilla: Flotilla, tmp_path: Path) -> None:
+    followed = flotilla("submit", "hello", "--follow", "--meta", "n=1", key="k-team")
+    assert "[simulated]" in followed.stdout
+    (job,) = json.loads(flotilla("jobs", "ls", "--json", key="k-team").stdout)["data"]
+    assert (job["state"], job["metadata"]) == ("completed", {"n": "1"})
+    row = flotilla("jobs", "ls", "state:completed", "since:1h", key="k-team").stdout.splitlines()[1]
+    assert row.split()[:3] == [job["id"], "completed", "simulated"]
+    assert followed.stdout == flotilla("jobs", "result", job["id"], key="k-team").stdout
+    page = flotilla("jobs", "show", job["id"], key="k-team").stdout
+    assert "w-1" in page
+    times = json.loads(flotilla("jobs", "timeline", job["id"], "--json", key="k-team").stdout)
+    names = [each["event"] for each in times["events"]]
+    assert names[0] == "submitted"
+    assert names[-1] == "completed"
+    assert flotilla("jobs", "why", job["id"], key="k-team").stdout
+    flotilla("jobs", "retry", job["id"], key="k-team", code=4)
+    flotilla("jobs", "show", job["id"], key="k-other", code=3)
+    assert "completed" in flotilla("jobs", "show", job["id"]).stdout  # the operator
+    chat = flotilla("chat", "hello", "--stats", key="k-team")
+    assert "[simulated]" in chat.stdout
+    assert "worker w-1" in chat.stderr
+
+
+def test_why_a_job_waits_and_how_to_stop_and_resume(flotilla: Flotilla) -> None:
+    assert flotilla("queue", "pause", "--reason", "test").stdout == "simulated: pause done\n"
+    try:
+        job = flotilla("submit", "hello", key="k-team").stdout.strip()
+        wait_for(
+            lambda: "paused" in flotilla("jobs", "why", job, key="k-team").stdout,
+            "the gateway has read it",
+        )
+        wait_for(lambda: "PAUSED" in flotilla("queue", "ls").stdout, "the overview has it")
+        assert "no. 1, " in flotilla("jobs", "ls", "state:queued", key="k-team").stdout
+        flotilla("jobs", "result", job, "--wait", "0.1", key="k-team", code=6)
+        shown = flotilla("jobs", "cancel", "--filter", "tenant:* state:queued", "--dry-run").stdout
+        assert shown == f"cancel would change 1 job\n  {job}\n"
+        assert flotilla("jobs", "cancel", job).stdout == f"{job}: cancel done\n"
+        retried = flotilla("jobs", "retry", job, key="k-team").stdout.split()[-1]
+    finally:
+        flotilla("queue", "resume", "simulated")
+    assert flotilla("jobs", "result", retried, "--wait", "30", key="k-team").stdout
+
+
+def test_intake_is_stopped(flotilla: Flotilla) -> None:
+    flotilla("queue", "pause", "simulated", "--intake")
+    try:
+        wait_for(
+            lambda: "INTAKE STOPPED" in flotilla("queue", "ls").stdout, "the gateway has read it"
+        )
+        assert "flotilla: " in flotilla("submit", "hello", key="k-team", code=4).stderr
+    finally:
+        flotilla("queue", "resume", "simulated")
+    wait_for(lambda: "open" in flotilla("queue", "ls").stdout, "the gateway has read it")
+    flotilla("submit", "hello", "--wait", "30", key="k-team")
+
+
+def test_what_an_operator_sees(flotilla: Flotilla) -> None:
+    def worker() -> list[str]:
+        lines = flotilla("workers", "ls").stdout.splitlines()
+        return next((line.split() for line in lines if line.startswith("w-1")), [])
+
+    # The overview may show for a second what the tests before have done.
+    wait_for(lambda: worker()[1:2] == ["ready"], "the worker is ready")
+    assert "simulated" in worker()
+    page = flotilla("top", "--once").stdout
+    assert "SIMULATED engine" in page
+    assert "w-1" in page
+    assert flotilla("dead", "ls").stdout.split()[0] == "LETTER"
+    assert {"team", "other", "ops"} <= set(flotilla("keys", "tenants").stdout.split())
+    found = json.loads(flotilla("doctor", "--json").stdout)["data"]
+    assert {each["level"] for each in found if each["check"] != "engine"} <= {"ok", "warning"}
+    assert [each["level"] for each in found if each["check"] == "engine"] == ["warning"]
+    assert flotilla("scale", "explain").stdout.startswith("No autoscaler decides")
+    flotilla("workers", "ls", key="k-team", code=4)
+    flotilla("jobs", "ls", key="wrong", code=4)
+    flotilla("jobs", "ls", "stat:failed", code=2)
+    flotilla("workers", "drain", "w-9", code=3)

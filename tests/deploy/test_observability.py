@@ -1,0 +1,259 @@
+"""Dashboards and alert rules against processes that run: every query, by Prometheus itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.deploy.queries import (
+    DASHBOARDS,
+    JOBS,
+    TARGET_LABELS,
+    VARIABLES,
+    Exports,
+    fill_in,
+    panels,
+)
+from tests.harness.fleet import Process, Stack
+from tests.harness.prometheus import FOLDER, MISSING, RULES, Prometheus, installed
+from tests.harness.servers import RedisServer
+from tests.harness.waiting import wait_for
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Fleet:
+    """A gateway, a simulated worker, a maintenance process that scales, and Prometheus."""
+
+    stack: Stack
+    gateway: Process
+    worker: Process
+    maintenance: Process
+
+    def exports(self) -> Exports:
+        """What all processes export now, the autoscaler's decisions included."""
+        wait_for(self._decided, "the autoscaler has decided")
+        pages = [
+            httpx.get(f"{process.url}/metrics").text for process in (self.gateway, self.worker)
+        ]
+        return Exports(*pages)
+
+    def _decided(self) -> bool:
+        self.maintenance.check()
+        wanted = (
+            "flotilla_autoscale_wait_seconds",
+            "flotilla_maintenance_last_run_timestamp_seconds",
+        )
+        return all(self.gateway.has(name) for name in wanted)
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis with a limit, as it should have in production."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    with server.client() as client:
+        client.config_set("maxmemory", 1 << 30)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def fleet(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """It runs, and has done one of everything."""
+    stack = Stack(redis.url, tmp_path_factory.mktemp("fleet"))
+    try:
+        # A long lease: on a machine that is busy with other things no worker must look lost.
+        lease = {"lease_s": 15}
+        scaling = {"autoscale": "simulated=1:3", "autoscale_tick_s": 0.5}
+        maintenance = stack.start("gateway.maintenance", **lease, **scaling)
+        slow = {"sim_step_ms": 5, "sim_step_us_per_seq": 0, "sim_max_num_seqs": 2}
+        worker = stack.worker(**lease, **slow)
+        fleet = Fleet(stack, stack.gateway(**lease), worker, maintenance)
+        use(fleet, "simulated")
+        yield fleet
+    finally:
+        for process in stack.processes:  # shown if something fails
+            print(process.name, process.log.read_text()[-2000:])
+        stack.close()
+
+
+def use(fleet: Fleet, model: str) -> None:
+    """A stream, a plain answer, one that is refused, one that fails, one that is cancelled."""
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20}
+    with httpx.Client(base_url=fleet.gateway.url, timeout=60) as api:
+        assert "[DONE]" in api.post(CHAT, json={**body, "stream": True}).text
+        assert api.post(CHAT, json=body).status_code == 200
+        assert api.post(CHAT, json={**body, "model": "nobody's"}).status_code == 404
+        assert api.post(CHAT, json={**body, "max_tokens": 0}).status_code == 400
+        job = api.post("/jobs", json={"body": {**body, "max_tokens": 200}}).json()
+        ended = api.post(f"/jobs/{job['id']}/cancel").json()["state"]
+        assert ended in {"cancelled", "completed"}  # it may have been quick
+
+
+@pytest.fixture(scope="module")
+def prometheus(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """It has scraped the fleet before and after the fleet was used."""
+    if not installed():
+        pytest.skip(MISSING)
+    prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"))
+    try:
+        prometheus.start()
+        for process in (fleet.gateway, fleet.worker):
+            prometheus.watch(JOBS[process.name], [process.url])
+        wait_for(lambda: sum(prometheus.up().values()) == 2, "both targets are up")
+        use(fleet, "simulated")
+        yield prometheus
+    finally:
+        prometheus.stop()
+
+
+def rules(path: Path = RULES) -> list[dict[str, Any]]:
+    groups = yaml.safe_load(path.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def with_rules(exports: Exports) -> list[str]:
+    """Make the recording rules known, in their order; returns what is wrong with any rule."""
+    problems = []
+    for rule in rules():
+        if "record" in rule:
+            problems += exports.add_rule(rule["record"], rule["expr"])
+        else:
+            problems += exports.problems(rule["expr"])
+    return problems
+
+
+# --- names, labels and words ---
+
+
+def test_every_rule_is_about_what_the_fleet_exports(fleet: Fleet) -> None:
+    assert with_rules(fleet.exports()) == []
+
+
+@pytest.mark.parametrize("name", ["users", "fleet"])
+def test_every_panel_is_about_what_the_fleet_exports(fleet: Fleet, name: str) -> None:
+    exports = fleet.exports()
+    assert [p for _, expr in panels(name) for p in exports.problems(expr)] == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("flotilla_ttft_seconds_bucket", "flotilla_tfft_seconds_bucket"),
+        ('le="2.5"', 'le="2.4"'),
+        ("sum by (pool, lane)", "sum by (pool, lanes)"),
+        ('code!="rejected"', 'kode!="rejected"'),
+    ],
+)
+def test_a_slip_in_a_dashboard_is_noticed(fleet: Fleet, right: str, wrong: str) -> None:
+    text = (DASHBOARDS / "users.json").read_text()
+    exports = fleet.exports()
+    right, wrong = json.dumps(right)[1:-1], json.dumps(wrong)[1:-1]
+    assert right in text
+    broken = json.loads(text.replace(right, wrong))
+    queries = [
+        fill_in(target["expr"], VARIABLES)
+        for panel in broken["panels"]
+        for target in panel.get("targets", [])
+    ]
+    assert [problem for expr in queries for problem in exports.problems(expr)]
+
+
+def families(process: Process) -> dict[str, str]:
+    """The names of our metrics that a process exports, and their types."""
+    lines = httpx.get(f"{process.url}/metrics").text.splitlines()
+    found = [line.split()[2:4] for line in lines if line.startswith("# TYPE flotilla_")]
+    return {name: kind for name, kind in found if not name.endswith("_created")}
+
+
+def test_the_reference_names_every_metric_and_no_other(fleet: Fleet) -> None:
+    exports = fleet.exports()
+    gateway, worker = families(fleet.gateway), families(fleet.worker)
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (FOLDER / "README.md").read_text().splitlines()
+        if line.startswith("| `flotilla_")
+    ]
+    described = {row[0].strip("`"): row for row in rows}
+    assert len(described) == len(rows)
+    assert set(described) == {*gateway, *worker}
+    for name, (_, kind, labels, _, who) in described.items():
+        assert kind == (gateway | worker)[name], name
+        sample = f"{name}_bucket" if kind == "histogram" else name
+        written = set(filter(None, labels.replace("`", "").split(", ")))
+        assert exports.labels[sample] - TARGET_LABELS - {"le"} == written, name
+        exporters = {(True, False): "gateway", (False, True): "worker", (True, True): "both"}
+        assert who.partition(":")[0] == exporters[name in gateway, name in worker], name
+
+
+# --- by Prometheus ---
+
+
+@pytest.mark.skipif(not installed(), reason=MISSING)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "config", "prometheus.yml"],
+        ["check", "rules", "rules/flotilla.yml"],
+        ["test", "rules", "rules/tests/flotilla.test.yml"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_promtool_says_yes(command: list[str]) -> None:
+    done = subprocess.run(
+        ["promtool", *command], cwd=FOLDER, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_fires_in_a_story() -> None:
+    stories = yaml.safe_load((FOLDER / "rules" / "tests" / "flotilla.test.yml").read_text())
+    fires = {
+        line.partition('alertname="')[2].partition('"')[0]
+        for story in stories["tests"]
+        for case in story["promql_expr_test"]
+        for sample in case["exp_samples"]
+        for line in [sample["labels"]]
+    }
+    assert {rule["alert"] for rule in rules() if "alert" in rule} - fires == set()
+
+
+def test_prometheus_evaluates_every_rule(fleet: Fleet, prometheus: Prometheus) -> None:
+    def evaluated() -> list[dict[str, Any]]:
+        found = [r for group in prometheus.get("/rules")["groups"] for r in group["rules"]]
+        return found if all(rule["health"] != "unknown" for rule in found) else []
+
+    found = wait_for(evaluated, "every rule was evaluated")
+    assert len(found) == len(rules())
+    assert [(r["name"], r.get("lastError")) for r in found if r["health"] != "ok"] == []
+    firing = {rule["name"] for rule in found if rule.get("state") == "firing"}
+    assert firing == set(), "a fleet that is well raises no alert"
+
+
+@pytest.mark.parametrize("name", ["users", "fleet"])
+def test_every_panel_has_data(fleet: Fleet, prometheus: Prometheus, name: str) -> None:
+    for title, expr in panels(name):
+        seen = wait_for(lambda expr=expr: prometheus.values(expr), f"{title} has data: {expr}")
+        assert seen
+
+
+def test_a_gateway_that_is_gone_raises_an_alert(fleet: Fleet, prometheus: Prometheus) -> None:
+    def state() -> str:
+        found = [r for group in prometheus.get("/rules")["groups"] for r in group["rules"]]
+        return next(str(r["state"]) for r in found if r["name"] == "FlotillaGatewayDown")
+
+    assert state() == "inactive"
+    prometheus.watch(JOBS["gateway"], [])
+    wait_for(lambda: state() == "pending", "the alert is about to fire")
+    prometheus.watch(JOBS["gateway"], [fleet.gateway.url])
+    wait_for(lambda: state() == "inactive", "the alert has gone")

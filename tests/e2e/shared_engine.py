@@ -1,0 +1,30 @@
+"""The run's engine, lent to a worker in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.engines.interface import Engine
+
+
+class SharedEngine:
+    """Passes all calls on to an engine, but does not start or close it."""
+
+    def __init__(self, engine: Engine) -> None:
+        object.__setattr__(self, "_engine", engine)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._engine, name, value)
+
+    async def start(self) -> None:
+        """Do nothing: the engine is already started."""
+
+    async def __call__(self, *arguments: Any) -> None:
+        await self._engine(*arguments)
+
+    def close(self) -> None:
+        """Leave the engine open; only remove the worker's callback."""
+        self._engine.on_step = lambda: None

@@ -8,7 +8,6 @@ right answer to each request is that of an engine that nothing disturbs (load_te
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -33,7 +32,6 @@ from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisCluster, RedisServer, embedded_binary, free_port
 from tests.harness.waiting import eventually, wait_for
 
-SEEDS = range(int(os.environ.get("TEST_SEEDS", "1")))
 GATEWAYS, CLIENTS = 2, 10
 STEPS_MS = (15, 45, 45)
 """How fast each worker is: the first is ahead of those that take its jobs over."""
@@ -309,7 +307,7 @@ def stack(store: Redis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     stack.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(1)
 async def test_every_answer_is_right_whatever_happens(
     stack: Stack, store: Redis, seed: int
 ) -> None:

@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import redis
 
@@ -27,7 +26,7 @@ from load_tests.oracle.differences import differences
 from load_tests.oracle.observation import End, Observation
 from load_tests.oracle.request_classes import MODES, Mode
 from load_tests.oracle.request_source import RequestSource
-from tests.harness.client import job
+from tests.harness.client import http, job
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisCluster, RedisServer, embedded_binary, free_port
 from tests.harness.waiting import eventually, wait_for
@@ -119,7 +118,7 @@ class Fleet:
     def _running(self) -> dict[str, str]:
         """The worker of each job that is in progress."""
         wanted = {"limit": 100, "state": "in_progress"}
-        listed = httpx.get(f"{self.gateway.url}/jobs", params=wanted, timeout=60).json()["data"]
+        listed = http.get(f"{self.gateway.url}/jobs", params=wanted, timeout=60).json()["data"]
         return {each["id"]: each["attempts"][-1]["worker"] for each in listed}
 
     def _running_at(self, worker: Process) -> set[str]:

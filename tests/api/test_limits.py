@@ -323,10 +323,10 @@ def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
     # Nor can a batch go on in its place.
     line = {"custom_id": "1", "method": "POST", "url": CHAT_PATH, "body": CHAT}
     files = {"file": ("in.jsonl", json.dumps(line).encode())}
-    with httpx.Client(base_url=gateway.url, headers=headers(secret), timeout=30) as http:
-        stored = http.post("/v1/files", data={"purpose": "batch"}, files=files).json()
+    with httpx.Client(base_url=gateway.url, headers=headers(secret), timeout=30) as api:
+        stored = api.post("/v1/files", data={"purpose": "batch"}, files=files).json()
         batch = {"input_file_id": stored["id"], "completion_window": "24h"}
-        refused = http.post("/v1/batches", json=batch | {"endpoint": CHAT_PATH})
+        refused = api.post("/v1/batches", json=batch | {"endpoint": CHAT_PATH})
         assert refused.json()["error"]["code"] == "budget_exceeded", refused.text
 
     def agree() -> bool:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.harness.client import CHAT, chat, in_progress, job
+from tests.harness.client import CHAT, chat, http, in_progress, job
 from tests.harness.fleet import Process, Stack
 from tests.harness.process_state import anonymous_bytes
 from tests.harness.settings import patience
@@ -23,7 +22,7 @@ from tests.harness.strict_client import request
 from tests.harness.waiting import wait_for
 
 KEY = "key-of-ann-123456"
-READERS, TOKENS = 8, 1500
+READERS, TOKENS = 4, 1500
 SO_ATTACH_FILTER = 26
 DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 """A packet filter of one instruction: none of the packet is let through."""
@@ -83,9 +82,10 @@ def job_of(client: socket.socket) -> str:
 
 def answer_of(gateway: Process, job_id: str) -> bytes:
     """What the job has answered, once it is complete."""
-    wait_for(lambda: job(gateway, job_id)["finished_at"], "it has ended", 180)
+    # A gateway that starves answers 503 for a while.
+    wait_for(lambda: job(gateway, job_id).get("finished_at"), "it has ended", 180)
     assert job(gateway, job_id)["usage"]["completion_tokens"] == 2 * TOKENS
-    return httpx.get(f"{gateway.url}/jobs/{job_id}/result", timeout=60).content
+    return http.get(f"{gateway.url}/jobs/{job_id}/result", timeout=60).content
 
 
 def test_readers_that_never_read_disturb_nobody(fleet: Stack, connect: Connect) -> None:
@@ -94,9 +94,9 @@ def test_readers_that_never_read_disturb_nobody(fleet: Stack, connect: Connect) 
     jobs = [job_of(client) for client in silent]
     runs = True
     while runs:
-        answer = httpx.post(gateway.url + CHAT, json=endless(FAST, 50), timeout=60)
+        answer = http.post(gateway.url + CHAT, json=endless(FAST, 50), timeout=60)
         assert answer.content.endswith(b"data: [DONE]\n\n")
-        runs = not all(job(gateway, job_id)["finished_at"] for job_id in jobs)
+        runs = not all(job(gateway, job_id).get("finished_at") for job_id in jobs)
     for job_id in jobs:
         assert answer_of(gateway, job_id).endswith(b"data: [DONE]\n\n")
 
@@ -116,7 +116,7 @@ def test_a_reader_that_never_reads_costs_a_part_of_its_answer_however_slow_the_g
 ) -> None:
     gateway = fleet.gateway(**patience(write_s=600))
     other = fleet.gateway()
-    httpx.post(gateway.url + CHAT, json=endless(FAST, 200), timeout=60).raise_for_status()
+    http.post(gateway.url + CHAT, json=endless(FAST, 200), timeout=60).raise_for_status()
     before = anonymous_bytes(gateway)
     request_kept = large(TOKENS, "x-flotilla-on-disconnect: keep")
     silent = [connect(gateway, request_kept) for _ in range(READERS)]
@@ -136,7 +136,7 @@ def test_a_reader_that_never_reads_costs_a_part_of_its_answer_however_slow_the_g
     grown = anonymous_bytes(gateway) - before
     assert len(silent) == READERS
     # A part of the log is 64 KB, some 2 % of an answer, and is decoded while it waits.
-    if grown > generated / 10:
+    if grown > generated / 20:
         raise KeptInMemory(f"{grown / generated:.0%} of the answers lie in the gateway")
 
 
@@ -153,7 +153,7 @@ def test_a_reader_that_never_reads_is_disconnected_and_its_job_cancelled(
 
 def assert_cancelled(gateway: Process, job_id: str) -> None:
     """The gateway has noticed that the client is gone."""
-    wait_for(lambda: job(gateway, job_id)["finished_at"], "the job has ended")
+    wait_for(lambda: job(gateway, job_id).get("finished_at"), "the job has ended")
     assert job(gateway, job_id)["state"] == "cancelled"
     assert gateway.metric("flotilla_disconnects_total") == 1
 
@@ -192,7 +192,7 @@ def test_a_client_whose_machine_is_gone_is_noticed(
     body = endless(SLOW, stream=streams)
     client = connect(gateway, request("POST", CHAT, KEY, body), 1 << 16)
     wait_for(lambda: in_progress(gateway, 1), "it runs")
-    running = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()["data"]
+    running = http.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()["data"]
     vanish(client)
     assert_cancelled(gateway, running[0]["id"])
     client.close()

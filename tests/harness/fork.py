@@ -74,6 +74,7 @@ class ForkServer:
 
     def start(self, module: str, log: Path, environment: Mapping[str, str]) -> ForkedPopen:
         """Start one of MODULES with these variables; its output goes to `log`."""
+        log.touch()  # whoever reads it need not wait for the process
         command = {"start": module, "environment": dict(environment), "log": str(log)}
         with self._lock:
             reply = self._call(command)

@@ -36,13 +36,11 @@ def job(name: int, shard: int = 0, body: bytes = b"{}") -> NewJob:
 
 
 class Queue:
-    """Records calls; each waits for `open`, then answers with `full` or `error`."""
+    """Records calls; each is answered with `full` or `error`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, list[int]]] = []
         self.depths: list[int] = []
-        self.open = asyncio.Event()
-        self.open.set()
         self.full: set[int] = set()
         self.joins: dict[int, JoinedJob] = {}
         self.error: Exception | None = None
@@ -50,7 +48,6 @@ class Queue:
         """The error occurs again in the next call."""
         self.reply: Any = None
         """Of all calls, if it is not None."""
-        self.tasks: list[asyncio.Task[list[SubmitReply]]] = []
 
     def start_submit(
         self, shard: int, jobs: list[NewJob], max_depth: int
@@ -58,8 +55,7 @@ class Queue:
         self.depths.append(max_depth)
         if any(each.body == UNSENDABLE for each in jobs):
             raise TypeError("can't be packed")
-        self.tasks.append(asyncio.ensure_future(self._call(shard, jobs)))
-        return self.tasks[-1]
+        return asyncio.ensure_future(self._call(shard, jobs))
 
     def parse_submit(self, jobs: list[NewJob], reply: list[SubmitReply]) -> list[SubmitReply]:
         assert len(jobs) == len(reply)
@@ -68,7 +64,6 @@ class Queue:
     async def _call(self, shard: int, jobs: list[NewJob]) -> list[SubmitReply]:
         names = [int(each.id[7:], 16) for each in jobs]
         self.calls.append((shard, names))
-        await self.open.wait()
         if self.error is not None:
             error, self.error = self.error, self.error if self.fails_on else None
             raise error

@@ -39,23 +39,6 @@ def example_lines(command: Any) -> list[str]:
     return lines
 
 
-def test_all_commands_are_there() -> None:
-    expected = (
-        "up gateway worker maintenance chat submit top doctor",
-        "ls show timeline why follow result cancel retry",
-    )
-    assert set(COMMANDS) >= {
-        *expected[0].split(),
-        *(f"jobs {name}" for name in expected[1].split()),
-        *(f"dead {name}" for name in ("ls", "show", "replay", "drop")),
-        *(f"workers {name}" for name in ("ls", "drain")),
-        *(f"queue {name}" for name in ("ls", "pause", "resume")),
-        *(f"keys {name}" for name in ("ls", "create", "rotate", "revoke", "tenants")),
-        *(f"scale {name}" for name in ("explain", "set")),
-        *(f"config {name}" for name in ("check", "show", "from-torchserve")),
-    }
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_a_help_text_and_two_examples_of_itself(name: str) -> None:
     command = COMMANDS[name]

@@ -391,19 +391,6 @@ async def test_a_job_whose_log_was_lost_is_not_started_again(queue: JobQueue, st
     assert await queue.release([job], "drained", blame=False) == {job.id: "failed"}
 
 
-async def test_large_values_are_kept_by_their_beginning_and_digest(
-    queue: JobQueue, store: Redis
-) -> None:
-    damaged = await submit(queue, body=b"x" * 100_000)
-    damage(store, damaged, "request", GARBAGE)
-    await claim(queue)
-    ((_, letter),) = store.xrange(keys.dead_letters(0))
-    assert letter[b"value:request"] == GARBAGE
-    assert len(letter[b"value:body"]) == 4096
-    assert letter[b"size:body"] == b"100000"
-    assert len(letter[b"sha1:body"]) == 40
-
-
 async def test_two_processes_that_find_the_same_damage_set_it_aside_once(
     queue: JobQueue, store: Redis
 ) -> None:

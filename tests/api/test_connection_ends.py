@@ -17,9 +17,9 @@ import pytest
 from tests.harness.client import CHAT
 from tests.harness.client import chat as chat_body
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import PATIENT
 from tests.harness.process_state import local_ports
 from tests.harness.servers import RedisServer
-from tests.harness.settings import PATIENT
 from tests.harness.strict_client import CHUNK_ID, ProtocolViolation, StrictClient, request
 from tests.harness.waiting import eventually, wait_for
 

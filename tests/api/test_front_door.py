@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import patience
 from tests.harness.keys import bearer
 from tests.harness.process_state import anonymous_bytes
-from tests.harness.settings import patience
 from tests.harness.waiting import wait_for
 
 KEY = "sk-of-alice"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import certifi
 import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -22,21 +19,6 @@ from tests.harness.servers import KINDS, RedisServer, redis_of_kind
 
 # Before any test imports torch: threads of vLLM that spin would take the cores from each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def _one_certificate() -> Path:
-    """A file with the first certificate that httpx trusts. No test calls a server that needs
-    another, nor does any process that a test starts: they inherit the variable."""
-    number, path = tempfile.mkstemp(prefix="flotilla-tests-", suffix=".pem")
-    atexit.register(os.unlink, path)
-    with os.fdopen(number, "w") as file:
-        file.write(certifi.contents().split("-----END", 1)[0] + "-----END CERTIFICATE-----\n")
-    return Path(path)
-
-
-# `httpx.get` makes a client for each call, which reads all certificates in 20 ms: a test that
-# polled did little else.
-os.environ["SSL_CERT_FILE"] = str(_one_certificate())
 
 # A loaded machine is no failure.
 hypothesis.settings.register_profile(

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
-from tests.harness.client import CHAT, MODEL, ResumingTransport
+from tests.harness.client import CHAT, MODEL, ResumingTransport, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 
@@ -134,7 +134,7 @@ def test_every_error_below_the_path_has_anthropics_shape(
     status: int,
     kind: str,
 ) -> None:
-    answer = httpx.request(method, f"{gateway.url}{path}", headers=headers, content=content)
+    answer = http.request(method, f"{gateway.url}{path}", headers=headers, content=content)
     assert answer.status_code == status
     body = answer.json()
     assert (body["type"], body["error"]["type"]) == ("error", kind)
@@ -145,9 +145,9 @@ def test_x_api_key_is_enough_everywhere(gateway: Process) -> None:
     headers = {"x-api-key": KEY, "anthropic-version": "2023-06-01"}
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
     for path in ("/v1/messages", CHAT):
-        answer = httpx.post(f"{gateway.url}{path}", json=body, headers=headers)
+        answer = http.post(f"{gateway.url}{path}", json=body, headers=headers)
         assert answer.status_code == 200
-    assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 200
+    assert http.get(f"{gateway.url}/v1/models", headers=headers).status_code == 200
 
 
 def test_a_job_of_it_and_its_events(gateway: Process) -> None:

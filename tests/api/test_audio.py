@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
 
-from tests.harness.client import CHAT, MODEL
+from tests.harness.client import CHAT, MODEL, http
 from tests.harness.fleet import Process, Stack
 
 AUDIO = bytes(range(256)) * 500
@@ -43,13 +42,13 @@ def test_a_transcription(client: OpenAI) -> None:
 
 def test_forms_that_the_gateway_refuses(gateway: Process) -> None:
     url = f"{gateway.url}/v1/audio/transcriptions"
-    assert httpx.post(url, json={"model": MODEL}).status_code == 415
-    assert httpx.post(url, data={"model": MODEL}).status_code == 415
-    large = httpx.post(url, files={"file": ("a.wav", b"a" * (2 << 20))})
+    assert http.post(url, json={"model": MODEL}).status_code == 415
+    assert http.post(url, data={"model": MODEL}).status_code == 415
+    large = http.post(url, files={"file": ("a.wav", b"a" * (2 << 20))})
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
-    wrong = httpx.post(url, data={"stream": "maybe"}, files={"file": ("a.wav", AUDIO)})
+    wrong = http.post(url, data={"stream": "maybe"}, files={"file": ("a.wav", AUDIO)})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "stream")
-    chat = httpx.post(gateway.url + CHAT, files={"file": ("a.wav", AUDIO)}, data={"model": "x"})
+    chat = http.post(gateway.url + CHAT, files={"file": ("a.wav", AUDIO)}, data={"model": "x"})
     assert chat.status_code == 415
 
 
@@ -57,7 +56,7 @@ def test_a_form_can_be_sent_again_with_the_same_idempotency_key(gateway: Process
     """Each sending has another boundary."""
     url = f"{gateway.url}/v1/audio/transcriptions"
     answers = [
-        httpx.post(
+        http.post(
             url,
             data={"model": MODEL},
             files={"file": ("a.wav", AUDIO)},
@@ -67,7 +66,7 @@ def test_a_form_can_be_sent_again_with_the_same_idempotency_key(gateway: Process
     ]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[1].headers["idempotent-replayed"] == "true"
-    other = httpx.post(
+    other = http.post(
         url,
         data={"model": MODEL},
         files={"file": ("a.wav", AUDIO + b"!")},
@@ -78,5 +77,5 @@ def test_a_form_can_be_sent_again_with_the_same_idempotency_key(gateway: Process
 
 def test_post_jobs_takes_no_forms(gateway: Process) -> None:
     body = {"endpoint": "/v1/audio/transcriptions", "body": {"model": MODEL}}
-    answer = httpx.post(f"{gateway.url}/jobs", json=body)
+    answer = http.post(f"{gateway.url}/jobs", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "endpoint")

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.client import chat
+from tests.harness.client import chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
@@ -63,7 +63,7 @@ def test_keda_reads_the_decision_by_model_and_by_pool(api: httpx.Client) -> None
 
 def test_both_need_a_key(gateway: Process) -> None:
     for path in (f"/autoscale/{NAME}", "/admin/autoscale"):
-        assert httpx.get(gateway.url + path).status_code == 401
+        assert http.get(gateway.url + path).status_code == 401
 
 
 def test_operators_see_all_of_it(api: httpx.Client) -> None:

@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
 from openai.types import Batch
 
-from tests.harness.client import CHAT
+from tests.harness.client import CHAT, http
 from tests.harness.client import batch_line as line
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
@@ -95,24 +94,24 @@ def test_what_is_done_so_far(fleet: Process, client: OpenAI) -> None:
     url = f"{fleet.url}/v1/batches/{batch.id}"
 
     def output() -> str:
-        return httpx.get(f"{url}/output", headers=headers).text
+        return http.get(f"{url}/output", headers=headers).text
 
     wait_for(output, "the first answer is committed")
     assert json.loads(output())["custom_id"] == "quick"
-    content = httpx.get(f"{url}/output", headers=headers)
+    content = http.get(f"{url}/output", headers=headers)
     assert content.headers["content-type"] == "application/x-ndjson"
-    assert httpx.get(f"{url}/errors", headers=headers).text == ""
+    assert http.get(f"{url}/errors", headers=headers).text == ""
     for _ in range(2):
         assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     cancelled = ended(client, batch)
     assert cancelled.status == "cancelled"
     assert cancelled.request_counts.model_dump() == {"total": 2, "completed": 1, "failed": 1}
-    (error,) = httpx.get(f"{url}/errors", headers=headers).text.splitlines()
+    (error,) = http.get(f"{url}/errors", headers=headers).text.splitlines()
     assert json.loads(error)["error"]["code"] == "batch_cancelled"
     assert client.batches.cancel(batch.id).status == "cancelled"
     client.files.delete(cancelled.output_file_id)
-    assert httpx.get(f"{url}/output", headers=headers).status_code == 404
-    assert httpx.get(f"{url}/errors", headers=headers).status_code == 200
+    assert http.get(f"{url}/output", headers=headers).status_code == 404
+    assert http.get(f"{url}/errors", headers=headers).status_code == 200
 
 
 def test_an_input_that_is_no_batch(client: OpenAI) -> None:
@@ -181,7 +180,7 @@ def test_files_that_are_no_input(fleet: Process, client: OpenAI) -> None:
         with pytest.raises(openai.NotFoundError):
             call()
     for part in ("events", "output", "errors"):
-        answer = httpx.get(
+        answer = http.get(
             f"{fleet.url}/v1/batches/{mine.id}/{part}", headers={"authorization": "Bearer k-other"}
         )
         assert answer.status_code == 404, part
@@ -206,7 +205,7 @@ def test_without_storage(fleet: Process, module_stack: Stack) -> None:
         ("GET", "/batch_x"),
         ("POST", "/batch_x/cancel"),
     ):
-        answer = httpx.request(
+        answer = http.request(
             method, f"{url}/v1/batches{path}", json={} if method == "POST" else None
         )
         assert answer.status_code == 501, path

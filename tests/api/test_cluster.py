@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.client import CHAT, Call, chat, join
+from tests.harness.client import CHAT, Call, chat, http, join
 from tests.harness.fleet import Process, Stack
 from tests.harness.inner_settings import PATIENT
 from tests.harness.servers import RedisCluster
@@ -62,12 +62,12 @@ def test_without_a_majority_calls_are_refused_and_streams_go_on_afterwards(
         node.kill()
 
     def not_ready() -> bool:
-        return httpx.get(f"{gateway.url}/readyz", timeout=60).status_code == 503
+        return http.get(f"{gateway.url}/readyz", timeout=60).status_code == 503
 
     wait_for(not_ready, "the gateway is not ready")
-    answer = httpx.post(gateway.url + CHAT, json=chat("new", max_tokens=2), timeout=60)
+    answer = http.post(gateway.url + CHAT, json=chat("new", max_tokens=2), timeout=60)
     assert answer.status_code == 503
-    assert httpx.get(f"{gateway.url}/healthz", timeout=60).status_code == 200
+    assert http.get(f"{gateway.url}/healthz", timeout=60).status_code == 200
     for node in down:
         node.start()
     join(streams, 120)
@@ -78,7 +78,7 @@ def test_without_a_majority_calls_are_refused_and_streams_go_on_afterwards(
 
     def answers() -> bool:
         try:
-            answer = httpx.post(gateway.url + CHAT, json=chat("again", max_tokens=3), timeout=10)
+            answer = http.post(gateway.url + CHAT, json=chat("again", max_tokens=3), timeout=10)
         except httpx.TimeoutException:
             return False
         assert answer.status_code in {200, 404, 503}, answer.text  # 404: no model is known yet

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.harness.client import chat
+from tests.harness.client import chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.keys import TEAM
 
@@ -30,7 +30,7 @@ def api(gateway: Process) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def described(gateway: Process) -> dict[str, Any]:
-    answer = httpx.get(f"{gateway.url}/openapi.json")
+    answer = http.get(f"{gateway.url}/openapi.json")
     assert answer.status_code == 200
     schema: dict[str, Any] = answer.json()
     return schema
@@ -103,16 +103,16 @@ def test_a_wrong_parameter_is_400_as_described(api: httpx.Client) -> None:
 
 
 def test_swagger_ui_loads_nothing_from_other_hosts_and_needs_no_key(gateway: Process) -> None:
-    page = httpx.get(f"{gateway.url}/docs")
+    page = http.get(f"{gateway.url}/docs")
     assert page.status_code == 200
     assert "http://" not in page.text
     assert "https://" not in page.text
     loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     assert len(loaded) == 3
     for path in loaded:
-        answer = httpx.get(gateway.url + path)
+        answer = http.get(gateway.url + path)
         assert answer.status_code == 200, path
         assert len(answer.content) > 1000
     assert '"validatorUrl": null' in page.text
-    assert httpx.get(f"{gateway.url}/docs/x").status_code == 401
-    assert httpx.get(f"{gateway.url}/docs/x", headers=TEAM).status_code == 404
+    assert http.get(f"{gateway.url}/docs/x").status_code == 401
+    assert http.get(f"{gateway.url}/docs/x", headers=TEAM).status_code == 404

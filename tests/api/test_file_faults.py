@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.inner_settings import IMPATIENT_OF_BODIES
 from tests.harness.waiting import wait_for
@@ -68,7 +69,7 @@ def upload(gateway: Process, n_mb: int) -> httpx.Response:
         yield END
 
     kind = {"content-type": "multipart/form-data; boundary=b"}
-    return httpx.post(f"{gateway.url}/v1/files", headers=kind, content=chunks(), timeout=120)
+    return http.post(f"{gateway.url}/v1/files", headers=kind, content=chunks(), timeout=120)
 
 
 def test_a_silent_client_gets_408(stack: Stack) -> None:
@@ -101,7 +102,7 @@ def test_a_killed_gateways_upload_is_no_file(stack: Stack, gateway: Process) -> 
         wait_for(lambda: blobs(stack) != [], "parts of the file are there")
         gateway.kill()
     other = stack.gateway(storage_url=str(folder(stack)))
-    assert httpx.get(f"{other.url}/v1/files").json()["data"] == []
+    assert http.get(f"{other.url}/v1/files").json()["data"] == []
 
 
 def test_a_storage_that_fails_is_503(stack: Stack, gateway: Process) -> None:
@@ -115,7 +116,7 @@ def test_a_storage_that_fails_is_503(stack: Stack, gateway: Process) -> None:
         return str(folder(stack)) in gateway.log.read_text()
 
     wait_for(is_logged, "the log says which storage")
-    for refused in (upload(gateway, 20), httpx.get(content)):
+    for refused in (upload(gateway, 20), http.get(content)):
         assert refused.status_code == 503, refused.text
         assert refused.json()["error"]["code"] == "storage_unavailable"
         assert str(folder(stack)) not in refused.text
@@ -134,7 +135,7 @@ def test_a_storage_that_fails_in_the_middle_is_503(stack: Stack, gateway: Proces
         folder(stack).write_text("no folder")
         client.sendall(rest)
         assert answer(client) == (503, "storage_unavailable")
-    assert httpx.get(f"{gateway.url}/v1/files").json()["data"] == []
+    assert http.get(f"{gateway.url}/v1/files").json()["data"] == []
 
 
 def test_a_removed_or_another_folder_is_not_the_fleets(stack: Stack, gateway: Process) -> None:
@@ -148,7 +149,7 @@ def test_a_removed_or_another_folder_is_not_the_fleets(stack: Stack, gateway: Pr
     def is_refused() -> bool:
         answer = upload(gateway, 1)
         if answer.status_code == 200:  # before the gateway has noticed
-            httpx.delete(f"{gateway.url}/v1/files/{answer.json()['id']}")
+            http.delete(f"{gateway.url}/v1/files/{answer.json()['id']}")
         return answer.status_code == 503
 
     wait_for(is_refused, "uploads are refused")

@@ -16,6 +16,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.harness.client import http
 from tests.harness.fleet import Stack
 
 LINES = b'{"a": 1}\r\n{"b": "\xc3\xa4"}\n' * 50
@@ -66,7 +67,7 @@ def blobs(fleet: Fleet) -> list[str]:
 
 
 def post(fleet: Fleet, **of_httpx: Any) -> httpx.Response:
-    return httpx.post(
+    return http.post(
         f"{fleet.one.base_url}files", headers={"authorization": "Bearer k-ann"}, **of_httpx
     )
 
@@ -126,7 +127,7 @@ def test_lists_have_pages(fleet: Fleet) -> None:
 def test_head_has_the_length_and_no_content(fleet: Fleet) -> None:
     file = fleet.one.files.create(file=LINES, purpose="batch")
     url = f"{fleet.one.base_url}files/{file.id}/content"
-    answer = httpx.head(url, headers={"authorization": "Bearer k-ann"})
+    answer = http.head(url, headers={"authorization": "Bearer k-ann"})
     assert answer.status_code == 200
     assert answer.headers["content-length"] == str(len(LINES))
 
@@ -176,9 +177,9 @@ def test_a_wrong_form_is_refused(
 @pytest.mark.parametrize("body", [b"nonsense", b"--b\r\nx", b"", b"--b\r\n\r\n\r\n--b--"])
 def test_what_is_no_form_is_refused(fleet: Fleet, body: bytes) -> None:
     kind = {"authorization": "Bearer k-ann", "content-type": "multipart/form-data; boundary=b"}
-    answer = httpx.post(f"{fleet.one.base_url}files", headers=kind, content=body)
+    answer = http.post(f"{fleet.one.base_url}files", headers=kind, content=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "file")
-    other = httpx.post(
+    other = http.post(
         f"{fleet.one.base_url}files", headers=kind | {"content-type": "text/plain"}, content=body
     )
     assert other.status_code == 415
@@ -189,7 +190,7 @@ def test_a_broken_form_leaves_nothing(fleet: Fleet) -> None:
     begin = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
     kind = {"authorization": "Bearer k-ann", "content-type": "multipart/form-data; boundary=b"}
     body = begin + b"x" * (2 << 20)
-    answer = httpx.post(f"{fleet.one.base_url}files", headers=kind, content=body)
+    answer = http.post(f"{fleet.one.base_url}files", headers=kind, content=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "file")
     assert blobs(fleet) == []
 
@@ -202,7 +203,7 @@ def test_a_file_may_be_too_large(fleet: Fleet, announced: bool) -> None:
     def chunks() -> Iterator[bytes]:
         yield from (body[at : at + 65_536] for at in range(0, len(body), 65_536))
 
-    answer = httpx.post(
+    answer = http.post(
         f"{fleet.one.base_url}files",
         headers={"authorization": "Bearer k-ann", "content-type": kind},
         content=body if announced else chunks(),
@@ -235,7 +236,7 @@ def test_without_a_storage_the_routes_are_not_there(fleet: Fleet, module_stack: 
         body: dict[str, Any] = {}
         if method == "POST":
             body = {"files": FILE}
-        answer = httpx.request(method, gateway.url + path, **body)
+        answer = http.request(method, gateway.url + path, **body)
         assert answer.status_code == 501, (path, answer.text)
         assert answer.json()["error"]["code"] == "storage_not_configured"
         assert "FLOTILLA_STORAGE_URL" in answer.json()["error"]["message"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.harness.client import MODEL
+from tests.harness.client import MODEL, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 
@@ -31,9 +31,9 @@ def test_the_probes_need_no_key_and_have_the_bodies_that_their_clients_read(
     gateway: Process,
 ) -> None:
     for method in ("GET", "POST"):
-        ping = httpx.request(method, f"{gateway.url}/ping")
+        ping = http.request(method, f"{gateway.url}/ping")
         assert (ping.status_code, ping.json()) == (200, {"status": "Healthy"})
-    health = httpx.get(f"{gateway.url}/health")
+    health = http.get(f"{gateway.url}/health")
     assert (health.status_code, health.content) == (200, b"")
 
 

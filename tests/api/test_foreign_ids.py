@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
-from tests.harness.client import chat
+from tests.harness.client import chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.keys import bearer
 from tests.harness.waiting import wait_for
@@ -138,9 +138,9 @@ def test_another_tenants_id_is_answered_as_an_unknown_one(things: Things) -> Non
 
 
 def test_a_job_is_read_by_its_own_tenant_only(things: Things) -> None:
-    assert httpx.get(things.team.base_url.join("/jobs")).status_code == 401
-    assert httpx.get(things.team.base_url.join("/metrics")).status_code == 401
-    assert httpx.get(things.team.base_url.join("/healthz")).status_code == 200
+    assert http.get(things.team.base_url.join("/jobs")).status_code == 401
+    assert http.get(things.team.base_url.join("/metrics")).status_code == 401
+    assert http.get(things.team.base_url.join("/healthz")).status_code == 200
     job = things.post("/jobs", json={"body": chat("secret", max_tokens=2)})["id"]
     wait_for(lambda: things.team.get(f"/jobs/{job}").json()["state"] == "completed", "it completes")
     for part in ("", "/result", "/events"):

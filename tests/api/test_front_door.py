@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.inner_settings import patience
 from tests.harness.keys import bearer
@@ -182,7 +183,7 @@ def test_answers_that_are_open_after_the_grace_time_end_with_an_error(stack: Sta
     gateway = stack.gateway(grace_s=1)
     worker = stack.worker(sim_step_ms=200, sim_max_num_seqs=1)
     body = {"model": "simulated", "prompt": "hello", "max_tokens": 1000, "ignore_eos": True}
-    with httpx.stream(
+    with http.stream(
         "POST", f"{gateway.url}/v1/completions", json={**body, "stream": True}, timeout=60
     ) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))

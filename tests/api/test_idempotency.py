@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.client import CHAT, MODEL, chat
+from tests.harness.client import CHAT, MODEL, chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.keys import bearer
 from tests.harness.waiting import wait_for
@@ -38,7 +38,7 @@ def request_body(max_tokens: int = 20, **fields: Any) -> dict[str, Any]:
 def post(gateway: Process, key: str, path: str = CHAT, **more: Any) -> httpx.Response:
     headers = TEAM_A | {"idempotency-key": key} | more.pop("headers", {})
     body = more or request_body()
-    return httpx.post(gateway.url + path, json=body, headers=headers, timeout=60)
+    return http.post(gateway.url + path, json=body, headers=headers, timeout=60)
 
 
 def replayed(answer: httpx.Response) -> bool:
@@ -66,7 +66,7 @@ def test_a_running_stream_is_joined_from_its_first_chunk(
     fleet: tuple[Process, Process], key: str
 ) -> None:
     headers, body = TEAM_A | {"idempotency-key": key}, request_body(150)
-    with httpx.stream("POST", fleet[0].url + CHAT, json=body, headers=headers) as first:
+    with http.stream("POST", fleet[0].url + CHAT, json=body, headers=headers) as first:
         parts = first.iter_raw()
         begun = next(parts)
         joined = post(fleet[1], key, **body)
@@ -143,12 +143,12 @@ def test_the_key_of_a_job_without_a_client_is_free(
 ) -> None:
     headers = TEAM_A | {"idempotency-key": key, "x-flotilla-on-disconnect": "cancel"}
     body = request_body(5000)
-    with httpx.stream("POST", fleet[0].url + CHAT, json=body, headers=headers) as first:
+    with http.stream("POST", fleet[0].url + CHAT, json=body, headers=headers) as first:
         next(first.iter_raw())
         job_id = first.headers["x-flotilla-job-id"]
     path = f"{fleet[0].url}/jobs/{job_id}"
-    wait_for(lambda: httpx.get(path, headers=TEAM_A).json()["state"] == "cancelled", "cancelled")
-    with httpx.stream("POST", fleet[1].url + CHAT, json=body, headers=headers) as second:
+    wait_for(lambda: http.get(path, headers=TEAM_A).json()["state"] == "cancelled", "cancelled")
+    with http.stream("POST", fleet[1].url + CHAT, json=body, headers=headers) as second:
         assert second.headers["x-flotilla-job-id"] != job_id
         assert "idempotent-replayed" not in second.headers
 
@@ -166,5 +166,5 @@ def test_an_invalid_key_is_refused(
 
 def test_two_keys_are_refused(fleet: tuple[Process, Process]) -> None:
     headers = [*TEAM_A.items(), ("idempotency-key", "a"), ("idempotency-key", "b")]
-    refused = httpx.post(fleet[0].url + CHAT, json=request_body(), headers=headers)
+    refused = http.post(fleet[0].url + CHAT, json=request_body(), headers=headers)
     assert refused.status_code == 400

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.keys import KEYS_WITHOUT_REDIS, MANAGED_KEYS, OPERATOR, PEPPER, bearer
 from tests.harness.servers import RedisServer
@@ -37,7 +38,7 @@ class Fleet:
 
 def ask(gateway: Process, key: dict[str, Any], path: str = "/version", **body: Any) -> Any:
     method, headers = "POST" if body else "GET", bearer(key["secret"])
-    return httpx.request(method, gateway.url + path, headers=headers, json=body or None, timeout=60)
+    return http.request(method, gateway.url + path, headers=headers, json=body or None, timeout=60)
 
 
 def status(gateway: Process, key: dict[str, Any], path: str = "/version", **body: Any) -> int:
@@ -200,7 +201,7 @@ def test_without_redis_known_keys_go_on_for_a_while(tmp_path: Path, own_redis: R
     stack = Stack(own_redis.url, tmp_path)
     try:
         gateway = stack.gateway(**KEYS_WITHOUT_REDIS)
-        made = httpx.post(f"{gateway.url}/admin/keys", headers=OPERATOR, json={"tenant": "t"})
+        made = http.post(f"{gateway.url}/admin/keys", headers=OPERATOR, json={"tenant": "t"})
         key, other = made.json(), {"secret": made.json()["secret"] + "x"}
         assert (status(gateway, key), status(gateway, other)) == (200, 401)
         own_redis.stop()

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from tests.harness.client import CHAT as CHAT_PATH
-from tests.harness.client import MODEL
+from tests.harness.client import MODEL, http
 from tests.harness.client import chat as chat_body
 from tests.harness.fleet import Process, Stack
 from tests.harness.keys import MANAGED_KEYS, OPERATOR
@@ -38,7 +38,7 @@ class Fleet:
 
     def operator(self, method: str, path: str, **body: Any) -> dict[str, Any]:
         url = self.gateways[0].url + path
-        answer = httpx.request(method, url, headers=OPERATOR, json=body, timeout=30)
+        answer = http.request(method, url, headers=OPERATOR, json=body, timeout=30)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
@@ -55,13 +55,13 @@ class Fleet:
 
 
 def known(gateway: Process, secret: str) -> bool:
-    return httpx.get(f"{gateway.url}/version", headers=headers(secret)).status_code == 200
+    return http.get(f"{gateway.url}/version", headers=headers(secret)).status_code == 200
 
 
 def chat(gateway: Process, secret: str, **changes: Any) -> httpx.Response:
     body = CHAT | changes
     url = gateway.url + CHAT_PATH
-    return httpx.post(url, headers=headers(secret), json=body, timeout=60)
+    return http.post(url, headers=headers(secret), json=body, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_a_streamed_answer_and_a_job_tell_what_is_left(fleet: Fleet) -> None:
     assert 99_000 < int(streamed.headers["x-ratelimit-remaining-tokens"]) < 100_000
     assert streamed.headers["x-ratelimit-reset-requests"].endswith("ms")
     url = f"{fleet.gateways[0].url}/jobs"
-    job = httpx.post(url, headers=headers(secret), json={"body": CHAT})
+    job = http.post(url, headers=headers(secret), json={"body": CHAT})
     assert (job.status_code, job.headers["x-ratelimit-remaining-requests"]) == (202, "98")
 
 
@@ -161,7 +161,7 @@ def paused(fleet: Fleet) -> Iterator[None]:
 
 def submit(gateway: Process, secret: str, max_tokens: int, **more: str) -> httpx.Response:
     job = {"body": CHAT | {"max_tokens": max_tokens}}
-    return httpx.post(f"{gateway.url}/jobs", headers=headers(secret) | more, json=job, timeout=60)
+    return http.post(f"{gateway.url}/jobs", headers=headers(secret) | more, json=job, timeout=60)
 
 
 def test_a_request_that_asks_for_too_many_tokens_waits(fleet: Fleet, paused: None) -> None:
@@ -189,7 +189,7 @@ def test_concurrent_requests_are_bounded_and_none_is_left_over(fleet: Fleet) -> 
         assert refused.status_code == 429
         assert refused.json()["error"]["type"] == "concurrent_requests"
         assert "retry-after" not in refused.headers
-        job = httpx.post(
+        job = http.post(
             f"{fleet.gateways[0].url}/jobs", headers=headers(secret), json={"body": CHAT}
         )
         assert job.status_code == 202, "a job waits in the queue"
@@ -256,10 +256,10 @@ def test_a_keys_limits_are_changed_while_it_is_used(fleet: Fleet) -> None:
     listed = fleet.operator("GET", "/admin/keys?tenant=team&limit=1000")["data"]
     assert {row["id"]: row["limits"]["requests_per_minute"] for row in listed}[made["id"]] == 600
     url = fleet.gateways[0].url + path
-    assert httpx.put(url, headers=OPERATOR, json={"requests": 1}).status_code == 400
-    assert httpx.put(url, headers=OPERATOR, json={"tokens_per_day": -1}).status_code == 400
+    assert http.put(url, headers=OPERATOR, json={"requests": 1}).status_code == 400
+    assert http.put(url, headers=OPERATOR, json={"tokens_per_day": -1}).status_code == 400
     none = f"{fleet.gateways[0].url}/admin/keys/key_{'0' * 24}/limits"
-    assert httpx.put(none, headers=OPERATOR, json={}).status_code == 404
+    assert http.put(none, headers=OPERATOR, json={}).status_code == 404
 
 
 def test_the_lane_priority_is_a_right_of_the_key(fleet: Fleet) -> None:
@@ -268,7 +268,7 @@ def test_the_lane_priority_is_a_right_of_the_key(fleet: Fleet) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
     assert chat(gateway, secret, service_tier="flex").status_code == 200
     job = {"body": CHAT, "lane": "priority"}
-    refused = httpx.post(f"{gateway.url}/jobs", headers=headers(secret), json=job)
+    refused = http.post(f"{gateway.url}/jobs", headers=headers(secret), json=job)
     assert refused.status_code == 403
     assert chat(gateway, fleet.key(), service_tier="priority").status_code == 200
 
@@ -323,17 +323,17 @@ def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
     # Nor can a batch go on in its place.
     line = {"custom_id": "1", "method": "POST", "url": CHAT_PATH, "body": CHAT}
     files = {"file": ("in.jsonl", json.dumps(line).encode())}
-    with httpx.Client(base_url=gateway.url, headers=headers(secret), timeout=30) as http:
-        stored = http.post("/v1/files", data={"purpose": "batch"}, files=files).json()
+    with httpx.Client(base_url=gateway.url, headers=headers(secret), timeout=30) as api:
+        stored = api.post("/v1/files", data={"purpose": "batch"}, files=files).json()
         batch = {"input_file_id": stored["id"], "completion_window": "24h"}
-        refused = http.post("/v1/batches", json=batch | {"endpoint": CHAT_PATH})
+        refused = api.post("/v1/batches", json=batch | {"endpoint": CHAT_PATH})
         assert refused.json()["error"]["code"] == "budget_exceeded", refused.text
 
     def agree() -> bool:
         """All surfaces say the same, once the last jobs are in the sums."""
         sums = fleet.operator("GET", "/admin/usage?tenant=budgeted")["total"]
         tokens = sums["input_tokens"] + sums["output_tokens"]
-        own = httpx.get(f"{gateway.url}/v1/usage", headers=headers(secret)).json()["limits"]
+        own = http.get(f"{gateway.url}/v1/usage", headers=headers(secret)).json()["limits"]
         (key,) = fleet.operator("GET", "/admin/keys?tenant=budgeted")["data"]
         rows = fleet.operator("GET", "/admin/tenants")["data"]
         (tenant,) = (row for row in rows if row["tenant"] == "budgeted")
@@ -345,7 +345,7 @@ def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
 
     wait_for(agree, "the use is the same everywhere")
     of_settings = headers("s3cret")
-    assert httpx.get(f"{gateway.url}/v1/usage", headers=of_settings).json()["limits"]["key"] is None
+    assert http.get(f"{gateway.url}/v1/usage", headers=of_settings).json()["limits"]["key"] is None
 
 
 def test_a_lost_gateway_leaves_no_request_counted_for_ever(fleet: Fleet) -> None:

@@ -7,10 +7,9 @@ import os
 import signal
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
-from tests.harness.client import CHAT, chat
+from tests.harness.client import CHAT, chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
@@ -35,7 +34,7 @@ def fleet(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with contextlib.closing(Stack(redis.url, tmp_path_factory.mktemp("fleet"))) as stack:
         gateway = stack.gateway()
         stack.worker()
-        answer = httpx.post(f"{gateway.url}{CHAT}", json=chat(), timeout=60)
+        answer = http.post(f"{gateway.url}{CHAT}", json=chat(), timeout=60)
         assert answer.status_code == 200
         yield gateway
 
@@ -94,7 +93,7 @@ def test_a_redis_that_hangs_does_not_hang_the_scrape(gateway: Process, redis: Re
         pid = client.info("server")["process_id"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        text = httpx.get(f"{gateway.url}/metrics", timeout=60).text
+        text = http.get(f"{gateway.url}/metrics", timeout=60).text
     finally:
         os.kill(pid, signal.SIGCONT)
     assert f'{READY}{{check="redis"}} 0.0' in text

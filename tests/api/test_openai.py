@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.harness.client import CHAT, MODEL, chat, in_progress, job, unread
+from tests.harness.client import CHAT, MODEL, chat, http, in_progress, job, unread
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 
@@ -151,17 +150,17 @@ def test_a_client_that_disconnects_before_a_plain_answer_cancels_its_job(
     body = chat(max_tokens=5000, ignore_eos=True)
     with unread(gateway, body):
         wait_for(lambda: in_progress(gateway, 1), "it runs")
-        running = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()["data"]
+        running = http.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()["data"]
     wait_for(lambda: job(gateway, running[0]["id"])["state"] == "cancelled", "it is cancelled")
     wait_for(lambda: worker.metric("flotilla_worker_slots", use="busy") == 0, "the slot is free")
 
 
 def test_every_answer_carries_its_ids(fleet: tuple[Process, Process]) -> None:
     body = chat(max_tokens=2)
-    answer = httpx.post(fleet[0].url + CHAT, json=body, headers={"x-request-id": "mine-1"})
+    answer = http.post(fleet[0].url + CHAT, json=body, headers={"x-request-id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
     assert answer.json()["id"] == f"chatcmpl-{answer.headers['x-flotilla-job-id']}"
-    missing = httpx.get(f"{fleet[0].url}/nothing", headers={"x-request-id": "not sound!"})
+    missing = http.get(f"{fleet[0].url}/nothing", headers={"x-request-id": "not sound!"})
     assert missing.headers["x-request-id"].startswith("req_")
     assert missing.json()["error"]["code"] == "unknown_route"
 
@@ -181,7 +180,7 @@ def test_every_answer_carries_its_ids(fleet: tuple[Process, Process]) -> None:
     ],
 )
 def test_bad_bodies(fleet: tuple[Process, Process], body: bytes, status: int) -> None:
-    answer = httpx.post(
+    answer = http.post(
         fleet[0].url + CHAT,
         content=body,
         headers={"content-type": "application/json"},
@@ -191,7 +190,7 @@ def test_bad_bodies(fleet: tuple[Process, Process], body: bytes, status: int) ->
 
 
 def test_the_api_description_lists_the_routes(fleet: tuple[Process, Process]) -> None:
-    paths = httpx.get(f"{fleet[0].url}/openapi.json").json()["paths"]
+    paths = http.get(f"{fleet[0].url}/openapi.json").json()["paths"]
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/jobs/{job_id}"} <= set(paths)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.inner_settings import IMPATIENT_OF_OPERATIONS, PATIENT
 from tests.harness.waiting import wait_for
@@ -179,7 +180,7 @@ def test_routes_with_vllms_names_give_vllms_answers(fleet: Fleet) -> None:
 def test_only_an_operators_key_may_call_them(fleet: Fleet, method: str, path: str) -> None:
     refused = fleet.team.request(method, path, json={})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
-    assert httpx.request(method, fleet.gateway.url + path, json={}).status_code == 401
+    assert http.request(method, fleet.gateway.url + path, json={}).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -246,7 +247,7 @@ def test_a_call_that_a_worker_does_not_answer_in_time_is_incomplete(
     gateway = fleet.stack.gateway(**IMPATIENT_OF_OPERATIONS, **PATIENT)
     fleet.workers[1].stop(signal.SIGSTOP)
     try:
-        answer = httpx.post(f"{gateway.url}/reset_prefix_cache", timeout=60)
+        answer = http.post(f"{gateway.url}/reset_prefix_cache", timeout=60)
     finally:
         fleet.workers[1].stop(signal.SIGCONT)
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "operation_incomplete")
@@ -262,7 +263,7 @@ def test_each_call_is_in_the_audit_log(fleet: Fleet, sql: None) -> None:
         "load_lora_adapter" in line and '"ops"' in line and "/adapters/sql" in line
         for line in lines
     )
-    entries = httpx.get(f"{fleet.gateway.url}/admin/audit", headers=OPERATOR).json()["data"]
+    entries = http.get(f"{fleet.gateway.url}/admin/audit", headers=OPERATOR).json()["data"]
     (entry, *_) = [each for each in entries if each["action"] == "pool.load_lora_adapter"]
     assert (entry["tenant"], entry["details"]["outcome"]) == ("ops", "done")
     assert entry["details"]["options"]["lora_path"] == SQL["lora_path"]

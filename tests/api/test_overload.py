@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.harness.client import CHAT, chat
+from tests.harness.client import CHAT, chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.keys import bearer as key
 from tests.harness.waiting import wait_for
@@ -32,7 +32,7 @@ def gateway(module_stack: Stack) -> Process:
         max_queue_depth=DEPTH, max_waiting_jobs=2, api_keys="a:1,b:2,c:3,d:4"
     )
     for _ in range(4):
-        answer = httpx.post(gateway.url + CHAT, headers=key("1"), json=body(), timeout=60)
+        answer = http.post(gateway.url + CHAT, headers=key("1"), json=body(), timeout=60)
         assert answer.status_code == 200
     wait_for(lambda: _estimates(gateway), "the gateway knows the pace of the worker")
     return gateway
@@ -41,7 +41,7 @@ def gateway(module_stack: Stack) -> Process:
 def _estimates(gateway: Process) -> bool:
     """Whether a job that waits has an estimate: the gateway has read the worker's pace."""
     jobs = [
-        httpx.post(f"{gateway.url}/jobs", headers=key(secret), json={"body": body()}).json()
+        http.post(f"{gateway.url}/jobs", headers=key(secret), json={"body": body()}).json()
         for secret in "12"
     ]
     return any(job.get("estimated_wait_s") is not None for job in jobs)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.harness.client import CHAT
+from tests.harness.client import CHAT, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.inner_settings import PATIENT, WARM_ONLY
 from tests.harness.waiting import wait_for
@@ -29,10 +28,8 @@ class Conversation:
         """Ask once more; returns the usage of the answer."""
         field = "input" if self._path == RESPONSES else "messages"
         sent = {"model": "simulated", field: self._said}
-        answer = httpx.post(
-            self._gateway.url + self._path, json=sent, timeout=60
-        ).raise_for_status()
-        job = httpx.get(f"{self._gateway.url}/jobs/{answer.headers['x-flotilla-job-id']}").json()
+        answer = http.post(self._gateway.url + self._path, json=sent, timeout=60).raise_for_status()
+        job = http.get(f"{self._gateway.url}/jobs/{answer.headers['x-flotilla-job-id']}").json()
         self.workers.append(job["worker"])
         self._said += [
             {"role": "assistant", "content": "an answer"},
@@ -74,13 +71,13 @@ def test_a_job_leaves_a_worker_that_stays_full(stack: Stack) -> None:
     talk.turn(2)
     long = {"model": "simulated", "messages": talk._said, "max_tokens": 8000, "ignore_eos": True}
     request = {"endpoint": CHAT, "body": long}
-    job_id = httpx.post(f"{gateway.url}/jobs", json=request).raise_for_status().json()["id"]
+    job_id = http.post(f"{gateway.url}/jobs", json=request).raise_for_status().json()["id"]
     at = f"{gateway.url}/jobs/{job_id}"
-    wait_for(lambda: httpx.get(at).json()["state"] == "in_progress", "its worker is full")
-    assert httpx.get(at).json()["worker"] == talk.workers[0]
+    wait_for(lambda: http.get(at).json()["state"] == "in_progress", "its worker is full")
+    assert http.get(at).json()["worker"] == talk.workers[0]
     for _ in range(2):
         talk.turn(2)
     first, *others = talk.workers
     assert first not in others, "it waited for a moment, then another one took it"
     assert len(set(others)) == 1, "which is warm now"
-    httpx.post(f"{at}/cancel").raise_for_status()
+    http.post(f"{at}/cancel").raise_for_status()

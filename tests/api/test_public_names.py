@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.api import public_names as public
 from tests.harness.cli import run_flotilla
-from tests.harness.client import CHAT, Call, chat, in_progress
+from tests.harness.client import CHAT, Call, chat, http, in_progress
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 
@@ -27,7 +26,7 @@ def fleet(module_stack: Stack) -> tuple[Process, Process]:
 
 @pytest.fixture(scope="module")
 def description(fleet: tuple[Process, Process]) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{fleet[0].url}/openapi.json").json()
+    found: dict[str, Any] = http.get(f"{fleet[0].url}/openapi.json").json()
     return found
 
 
@@ -74,23 +73,23 @@ def test_headers(fleet: tuple[Process, Process]) -> None:
     waiting = {"x-flotilla-queue-deadline": "300", "x-flotilla-run-deadline": "600"}
     waiting |= {"x-flotilla-on-disconnect": "cancel", "idempotency-key": "one"}
     assert set(waiting) == set(public.REQUEST_HEADERS.split())
-    with httpx.stream(
+    with http.stream(
         "POST", f"{gateway.url}{CHAT}", json=chat(stream=True), headers=waiting, timeout=60
     ) as answer:
         assert answer.status_code == 200
         assert not set(public.ANSWER_HEADERS.split()) - set(answer.headers)
     url = f"{gateway.url}/jobs/{long.job_id}/cancel"
-    assert httpx.post(url).status_code == 200
+    assert http.post(url).status_code == 200
 
 
 def test_metrics(fleet: tuple[Process, Process]) -> None:
     gateway, worker = fleet
-    assert httpx.post(f"{gateway.url}{CHAT}", json=chat(max_tokens=2)).status_code == 200
+    assert http.post(f"{gateway.url}{CHAT}", json=chat(max_tokens=2)).status_code == 200
     for process, wanted in ((gateway, public.GATEWAY_METRICS), (worker, public.WORKER_METRICS)):
         missing = set(wanted.split())
 
         def complete(process: Process = process, missing: set[str] = missing) -> bool:
-            text = httpx.get(f"{process.url}/metrics", timeout=30).text
+            text = http.get(f"{process.url}/metrics", timeout=30).text
             missing -= set(re.findall(r"^(?:# TYPE )?(\w+)", text, re.MULTILINE))
             return not missing
 

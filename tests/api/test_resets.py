@@ -7,10 +7,9 @@ import resource
 from itertools import pairwise
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.harness.client import CHAT, chat
+from tests.harness.client import CHAT, chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.inner_settings import PATIENT
 from tests.harness.process_state import anonymous_bytes, descriptors
@@ -44,7 +43,7 @@ def nothing_is_left(gateway: Process) -> None:
     """All connections but our own are closed, and no job runs."""
 
     def running() -> list[Any]:
-        answer = httpx.get(f"{gateway.url}/jobs?state=in_progress&limit=100", timeout=60)
+        answer = http.get(f"{gateway.url}/jobs?state=in_progress&limit=100", timeout=60)
         assert answer.status_code in {200, 503}, answer.text
         return answer.json().get("data", ["the queue is too busy to answer"])
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.harness.client import CHAT, chat, in_progress, job
+from tests.harness.client import CHAT, chat, http, in_progress, job
 from tests.harness.fleet import Process, Stack
 from tests.harness.inner_settings import patience
 from tests.harness.process_state import anonymous_bytes
@@ -86,7 +85,7 @@ def answer_of(gateway: Process, job_id: str) -> bytes:
     # A gateway that starves answers 503 for a while.
     wait_for(lambda: job(gateway, job_id).get("finished_at"), "it has ended", 180)
     assert job(gateway, job_id)["usage"]["completion_tokens"] == 2 * TOKENS
-    return httpx.get(f"{gateway.url}/jobs/{job_id}/result", timeout=60).content
+    return http.get(f"{gateway.url}/jobs/{job_id}/result", timeout=60).content
 
 
 def test_readers_that_never_read_disturb_nobody(fleet: Stack, connect: Connect) -> None:
@@ -95,7 +94,7 @@ def test_readers_that_never_read_disturb_nobody(fleet: Stack, connect: Connect) 
     jobs = [job_of(client) for client in silent]
     runs = True
     while runs:
-        answer = httpx.post(gateway.url + CHAT, json=endless(FAST, 50), timeout=60)
+        answer = http.post(gateway.url + CHAT, json=endless(FAST, 50), timeout=60)
         assert answer.content.endswith(b"data: [DONE]\n\n")
         runs = not all(job(gateway, job_id).get("finished_at") for job_id in jobs)
     for job_id in jobs:
@@ -117,7 +116,7 @@ def test_a_reader_that_never_reads_costs_a_part_of_its_answer_however_slow_the_g
 ) -> None:
     gateway = fleet.gateway(**patience(write_s=600))
     other = fleet.gateway()
-    httpx.post(gateway.url + CHAT, json=endless(FAST, 200), timeout=60).raise_for_status()
+    http.post(gateway.url + CHAT, json=endless(FAST, 200), timeout=60).raise_for_status()
     before = anonymous_bytes(gateway)
     request_kept = large(TOKENS, "x-flotilla-on-disconnect: keep")
     silent = [connect(gateway, request_kept) for _ in range(READERS)]
@@ -137,7 +136,7 @@ def test_a_reader_that_never_reads_costs_a_part_of_its_answer_however_slow_the_g
     grown = anonymous_bytes(gateway) - before
     assert len(silent) == READERS
     # A part of the log is 64 KB, some 2 % of an answer, and is decoded while it waits.
-    if grown > generated / 10:
+    if grown > generated / 20:
         raise KeptInMemory(f"{grown / generated:.0%} of the answers lie in the gateway")
 
 
@@ -193,7 +192,7 @@ def test_a_client_whose_machine_is_gone_is_noticed(
     body = endless(SLOW, stream=streams)
     client = connect(gateway, request("POST", CHAT, KEY, body), 1 << 16)
     wait_for(lambda: in_progress(gateway, 1), "it runs")
-    running = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()["data"]
+    running = http.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()["data"]
     vanish(client)
     assert_cancelled(gateway, running[0]["id"])
     client.close()

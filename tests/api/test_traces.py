@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.harness.client import CHAT, chat
+from tests.harness.client import CHAT, chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.spans import Span, read_spans
 from tests.harness.waiting import wait_for
@@ -62,7 +61,7 @@ def stream_through_a_kill(
     victim = stack.worker(worker_id="w-1", **FAST, **settings)
     body = chat("go on", max_tokens=300, stream=True, ignore_eos=True)
     url = f"{gateway.url}{CHAT}"
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as answer:
+    with http.stream("POST", url, json=body, headers=headers, timeout=60) as answer:
         lines = answer.iter_lines()
         for _ in range(20):
             next(lines)
@@ -126,9 +125,9 @@ def test_a_released_attempt_is_written_by_its_own_worker(stack: Stack, traces: T
     gateway = stack.gateway(**traces.settings)
     draining = stack.worker(drain_deadline_s=0.2, **SLOW_FIRST_TOKEN, **traces.settings)
     body = {"body": chat("a prompt " * 20, max_tokens=3, ignore_eos=True)}
-    job_id = httpx.post(f"{gateway.url}/jobs", json=body).json()["id"]
+    job_id = http.post(f"{gateway.url}/jobs", json=body).json()["id"]
     url = f"{gateway.url}/jobs/{job_id}"
-    wait_for(lambda: httpx.get(url).json()["state"] == "in_progress", "it is in progress")
+    wait_for(lambda: http.get(url).json()["state"] == "in_progress", "it is in progress")
     draining.terminate()
     assert draining.popen.wait(60) == 0
     stack.worker(**FAST, **traces.settings)
@@ -141,7 +140,7 @@ def test_a_released_attempt_is_written_by_its_own_worker(stack: Stack, traces: T
     outcomes = [span.attributes["flotilla.outcome"] for span in named(spans, "attempt")]
     assert outcomes == ["drained", "completed"]
     assert {span.parent for span in named(spans, "attempt")} == {submitted.id}
-    resumed = httpx.get(f"{url}/stream")
+    resumed = http.get(f"{url}/stream")
     assert resumed.status_code == 200
     spans = traces.wait(
         lambda spans: bool(named(spans, "GET /jobs/{id}/stream")), "the resumed answer is written"
@@ -157,7 +156,7 @@ def test_the_last_attempt_of_a_job_without_a_further_one_is_in_the_trace(
     poison = {"sim_faults": "kill_on_prompt=POISON", **FAST}
     stack.worker(worker_id="w-1", max_attempts=1, **poison, **traces.settings)
     body = chat("POISON", max_tokens=5, ignore_eos=True)
-    assert httpx.post(f"{gateway.url}{CHAT}", json=body, timeout=60).status_code == 500
+    assert http.post(f"{gateway.url}{CHAT}", json=body, timeout=60).status_code == 500
     spans = traces.wait(lambda spans: len(named(spans, "attempt")) == 1, "the attempt is written")
     (call,), (attempt,) = named(spans, f"POST {CHAT}"), named(spans, "attempt")
     assert (attempt.parent, attempt.attributes["flotilla.worker"]) == (call.id, "w-1")

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.harness.client import Call, chat, job, join
+from tests.harness.client import Call, chat, http, job, join
 from tests.harness.fleet import Stack
 from tests.harness.servers import RedisServer, call, fleet_on_one_node
 from tests.harness.settings import ROOT, child_environment
@@ -82,7 +81,7 @@ def test_a_gateway_is_not_ready_while_redis_evicts(evicting: RedisServer, tmp_pa
         assert gateway.metric("flotilla_redis_evicts") == 0
         client.config_set("maxmemory-policy", "volatile-lru")
         wait_for(lambda: not gateway.ready(), "it is not ready")
-        answer = httpx.get(f"{gateway.url}/readyz")
+        answer = http.get(f"{gateway.url}/readyz")
         assert answer.status_code == 503
         assert "volatile-lru" in answer.json()["checks"]["eviction"]
         assert gateway.metric("flotilla_redis_evicts") == 1
@@ -131,7 +130,7 @@ def test_a_user_without_administration_is_enough(nodes: Nodes, tmp_path: Path) -
         join(streams)
         assert [stream.error for stream in streams] == [""] * len(streams)
         submitted = {"body": chat("a job", max_tokens=3)}
-        job_id = httpx.post(f"{gateway.url}/jobs", json=submitted, timeout=60).json()["id"]
+        job_id = http.post(f"{gateway.url}/jobs", json=submitted, timeout=60).json()["id"]
         wait_for(lambda: job(gateway, job_id)["state"] == "completed", "the job has ended")
         assert "set maxmemory-policy noeviction" in gateway.log.read_text()
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.client import CHAT, chat, unread
+from tests.harness.client import CHAT, chat, http, unread
 from tests.harness.fleet import Process, Stack
 from tests.harness.keys import MANAGED_KEYS, OPERATOR, TEAM, bearer
 from tests.harness.logs import tokens_in_logs
@@ -107,7 +107,7 @@ def test_answers_count_for_their_key_and_model(fleet: Fleet) -> None:
     assert row["engine_s"] > 0
     assert row["tenant"] is row["day"] is None
     # The key of the settings is another one, and has no id.
-    assert httpx.post(fleet.gateway.url + CHAT, json=request(), headers=TEAM).status_code == 200
+    assert http.post(fleet.gateway.url + CHAT, json=request(), headers=TEAM).status_code == 200
     assert fleet.only_row("team")["key"] == ""
 
 

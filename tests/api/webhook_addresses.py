@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.harness.client import chat
+from tests.harness.client import chat, http
 from tests.harness.fleet import Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
@@ -77,7 +77,7 @@ def call(gateway_url: str, url: str) -> None:
             return
         endpoint_id = made.raise_for_status().json()["id"]
         request = {"body": chat(max_tokens=1), "webhooks": [endpoint_id]}
-        httpx.post(f"{gateway_url}/jobs", json=request, timeout=60).raise_for_status()
+        http.post(f"{gateway_url}/jobs", json=request, timeout=60).raise_for_status()
 
         def was_tried() -> bool:
             found = api.get(f"/webhook_endpoints/{endpoint_id}/deliveries").json()["data"]

@@ -17,10 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import redis
 
+from tests.harness.client import http
 from tests.harness.servers import free_port
 from tests.harness.settings import ROOT
 from tests.harness.up import REAL, STAND_INS, Up, children, is_alive
@@ -153,7 +153,7 @@ def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> No
     url = f"http://127.0.0.1:{fleet.port}/v1/completions"
     try:
         fleet.wait_until_ready()
-        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=30) as answer:
+        with http.stream("POST", url, json={**body, "stream": True}, timeout=30) as answer:
             lines = (line for line in answer.iter_lines() if line.startswith("data: "))
             next(lines)
             fleet.process.kill()
@@ -209,7 +209,7 @@ def test_its_redis_has_a_limit_of_memory_that_the_gateway_knows(up: Callable[...
     assert 0 < limit <= machine / 4  # less in a container with a limit
     overview = f"http://127.0.0.1:{fleet.port}/admin/overview"
     wait_for(
-        lambda: httpx.get(overview).json()["redis"]["max_memory"] == limit,
+        lambda: http.get(overview).json()["redis"]["max_memory"] == limit,
         "the overview shows the limit",
     )
     fleet.process.send_signal(signal.SIGINT)
@@ -246,7 +246,7 @@ def test_without_maintenance_the_rest_goes_on(up: Callable[..., Up]) -> None:
         r"flotilla .*maintenance: it never became ready in 3 tries "
         r".*the other processes keep running\n"
     )
-    assert httpx.get(f"http://127.0.0.1:{fleet.port}/readyz").status_code == 200
+    assert http.get(f"http://127.0.0.1:{fleet.port}/readyz").status_code == 200
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.wait_for_exit() == 0
     fleet.wait_until_all_ended()

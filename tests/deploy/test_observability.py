@@ -22,6 +22,7 @@ from tests.deploy.queries import (
     fill_in,
     panels,
 )
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.prometheus import FOLDER, MISSING, RULES, Prometheus, installed
 from tests.harness.servers import RedisServer
@@ -42,9 +43,7 @@ class Fleet:
     def exports(self) -> Exports:
         """What all processes export now, the autoscaler's decisions included."""
         wait_for(self._decided, "the autoscaler has decided")
-        pages = [
-            httpx.get(f"{process.url}/metrics").text for process in (self.gateway, self.worker)
-        ]
+        pages = [http.get(f"{process.url}/metrics").text for process in (self.gateway, self.worker)]
         return Exports(*pages)
 
     def _decided(self) -> bool:
@@ -171,7 +170,7 @@ def test_a_slip_in_a_dashboard_is_noticed(fleet: Fleet, right: str, wrong: str) 
 
 def families(process: Process) -> dict[str, str]:
     """The names of our metrics that a process exports, and their types."""
-    lines = httpx.get(f"{process.url}/metrics").text.splitlines()
+    lines = http.get(f"{process.url}/metrics").text.splitlines()
     found = [line.split()[2:4] for line in lines if line.startswith("# TYPE flotilla_")]
     return {name: kind for name, kind in found if not name.endswith("_created")}
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urljoin
 
-import httpx
 import pytest
 
-from tests.harness.client import CHAT, MODEL, chat
+from tests.harness.client import CHAT, MODEL, chat, http
 from tests.harness.fleet import Process
 from tests.harness.servers import RedisServer, free_port
 from tests.harness.settings import ROOT, child_environment
@@ -98,16 +97,16 @@ def test_it_tells_its_version(installed: Path, tmp_path: Path) -> None:
 
 
 def test_a_chat_is_answered(gateway: str) -> None:
-    answer = httpx.post(f"{gateway}{CHAT}", json=chat(max_tokens=4), timeout=60)
+    answer = http.post(f"{gateway}{CHAT}", json=chat(max_tokens=4), timeout=60)
     assert answer.status_code == 200, answer.text
     assert answer.json()["model"] == MODEL
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_pages_have_their_files(gateway: str, path: str) -> None:
-    page = httpx.get(gateway + path)
+    page = http.get(gateway + path)
     assert page.status_code == 200
     loaded = re.findall(r'(?:src|href)="([^"#]+)"', page.text)
     assert len(loaded) > 2
     for link in loaded:
-        assert httpx.get(urljoin(str(page.url), link)).status_code == 200, link
+        assert http.get(urljoin(str(page.url), link)).status_code == 200, link

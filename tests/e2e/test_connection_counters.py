@@ -17,6 +17,7 @@ from tests.api.test_front_door import (
     is_open,
     stack,
 )
+from tests.harness.client import http
 from tests.harness.fleet import Stack
 from tests.harness.waiting import wait_for
 
@@ -63,8 +64,8 @@ def test_at_the_limit_of_descriptors_silent_connections_are_closed_first(
     assert 100 < limit < 256
     half_open = [connect(HALF, to=small) for _ in range(300)]
     for _ in range(20):
-        assert httpx.get(f"{small.url}/healthz").status_code == 200
-        assert httpx.get(f"{small.url}/readyz").status_code == 200  # writes to Redis
+        assert http.get(f"{small.url}/healthz").status_code == 200
+        assert http.get(f"{small.url}/readyz").status_code == 200  # writes to Redis
     assert small.metric("flotilla_connections") <= limit
     assert small.metric(CLOSED, limit="descriptors") >= 300 - limit
     assert not is_open(half_open[0])
@@ -83,7 +84,7 @@ def test_wrong_keys_are_slowed_down_and_a_valid_one_is_not(stack: Stack) -> None
         assert time.monotonic() - began > 0.9
         assert client.post(f"{gateway.url}/v1/completions", json={}).status_code == 401
         assert time.monotonic() - began > 1.8
-    assert httpx.get(url).status_code == 200
+    assert http.get(url).status_code == 200
     assert gateway.metric("flotilla_wrong_keys_total", answer="at_once") == 3
     assert gateway.metric("flotilla_wrong_keys_total", answer="delayed") == 2
     text = gateway.log.read_text()

@@ -13,6 +13,7 @@ import redis as sync_redis
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate
 from shared.job.job import shard_in
 from shared.store.redis import keys
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.redis.conftest import open_queue
@@ -235,7 +236,7 @@ def test_a_tenant_retries_its_own_job_and_the_old_one_stays(
 
 def test_without_keys_every_client_is_an_operator(stack: Stack) -> None:
     gateway = stack.gateway()
-    assert httpx.get(f"{gateway.url}/admin/dead").json() == {
+    assert http.get(f"{gateway.url}/admin/dead").json() == {
         "object": "list",
         "data": [],
         "has_more": False,

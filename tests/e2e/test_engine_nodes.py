@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer, free_port
 from tests.harness.waiting import wait_for
@@ -57,13 +57,13 @@ class Nodes:
     def answer(self, max_tokens: int = 24) -> Any:
         """The choices of a chat without chance."""
         body = {**_chat(max_tokens), "logprobs": True}
-        answer = httpx.post(f"{self.gateway.url}/v1/chat/completions", json=body, timeout=120)
+        answer = http.post(f"{self.gateway.url}/v1/chat/completions", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]
 
     def job(self, job_id: str) -> Any:
         """A job as it is now."""
-        return httpx.get(f"{self.gateway.url}/jobs/{job_id}").json()
+        return http.get(f"{self.gateway.url}/jobs/{job_id}").json()
 
 
 def _chat(max_tokens: int) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def test_two_nodes_answer_as_one_and_a_lost_node_loses_nothing(nodes: Nodes) -> 
     of_two = nodes.answer()
 
     body = {"body": {**_chat(_LONG), "stream": True}}
-    answer = httpx.post(f"{nodes.gateway.url}/jobs", json=body)
+    answer = http.post(f"{nodes.gateway.url}/jobs", json=body)
     assert answer.status_code == 202, answer.text
     job_id = answer.json()["id"]
     wait_for(lambda: nodes.job(job_id).get("text"), "the group computes")

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import redis
 
 from gateway.maintenance.maintenance_tasks import REPAIR
 from shared.store.redis import keys
 from shared.store.redis.format_version import FORMAT_VERSION
-from tests.harness.client import CHAT, Call, chat
+from tests.harness.client import CHAT, Call, chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer, free_port
 from tests.harness.settings import ROOT
@@ -61,7 +60,7 @@ def start_fleet(stack: Stack, store: redis.Redis) -> Process:
 
 def answers(gateway: Process) -> bool:
     gateway.check()
-    answer = httpx.post(f"{gateway.url}{CHAT}", json=chat("short", max_tokens=2), timeout=30)
+    answer = http.post(f"{gateway.url}{CHAT}", json=chat("short", max_tokens=2), timeout=30)
     return answer.status_code == 200
 
 

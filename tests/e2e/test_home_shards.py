@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from shared.job.job import shard_in
 from shared.store.redis import keys
 from shared.store.redis.cluster import shard_tags
 from tests.api.test_placement import CACHE, Conversation, cached
-from tests.harness.client import CHAT, chat
+from tests.harness.client import CHAT, chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.inner_settings import WARM_ONLY
 from tests.harness.servers import RedisCluster, call, fleet_on_one_node
@@ -69,12 +68,12 @@ def advertised(cluster: RedisCluster, shards: int) -> bool:
 
 def submit(gateway: Process, text: str, tokens: int) -> str:
     request = {"endpoint": CHAT, "body": chat(text, max_tokens=tokens, ignore_eos=True)}
-    job_id: str = httpx.post(f"{gateway.url}/jobs", json=request).raise_for_status().json()["id"]
+    job_id: str = http.post(f"{gateway.url}/jobs", json=request).raise_for_status().json()["id"]
     return job_id
 
 
 def state(gateway: Process, job_id: str) -> str:
-    found: str = httpx.get(f"{gateway.url}/jobs/{job_id}").raise_for_status().json()["state"]
+    found: str = http.get(f"{gateway.url}/jobs/{job_id}").raise_for_status().json()["state"]
     return found
 
 
@@ -82,7 +81,7 @@ def at_home(cluster: RedisCluster, gateway: Process) -> bool:
     """Whether a worker whose home is the job's shard has answered a new one."""
     job_id = submit(gateway, "a prompt", 1)
     wait_for(lambda: state(gateway, job_id) == "completed", "it is answered")
-    worker = httpx.get(f"{gateway.url}/jobs/{job_id}").json()["worker"]
+    worker = http.get(f"{gateway.url}/jobs/{job_id}").json()["worker"]
     return shard_in(job_id) in homes(cluster)[worker]
 
 

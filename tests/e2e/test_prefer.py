@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from shared.api.endpoints import ENDPOINTS
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 
@@ -39,13 +40,13 @@ def chat(max_tokens: int, **fields: Any) -> dict[str, Any]:
 
 def post(gateway: Process, prefer: str, body: dict[str, Any], **headers: str) -> httpx.Response:
     sent = {"prefer": prefer} | {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(gateway.url + CHAT, json=body, headers=sent, timeout=30)
+    return http.post(gateway.url + CHAT, json=body, headers=sent, timeout=30)
 
 
 def ended(gateway: Process, job_id: str) -> dict[str, Any]:
-    job: dict[str, Any] = httpx.get(f"{gateway.url}/jobs/{job_id}?wait=30", timeout=40).json()
+    job: dict[str, Any] = http.get(f"{gateway.url}/jobs/{job_id}?wait=30", timeout=40).json()
     while job["state"] in {"queued", "in_progress"}:
-        job = httpx.get(f"{gateway.url}/jobs/{job_id}?wait=30", timeout=40).json()
+        job = http.get(f"{gateway.url}/jobs/{job_id}?wait=30", timeout=40).json()
     return job
 
 
@@ -65,7 +66,7 @@ def test_respond_async_answers_with_the_job_which_goes_on(gateway: Process, stre
     end = ended(gateway, job["id"])
     assert (end["state"], end["usage"]["completion_tokens"]) == ("completed", 100)
     assert end["expires_at"] - end["finished_at"] == pytest.approx(86_400, abs=1), "as of /jobs"
-    result = httpx.get(f"{gateway.url}/jobs/{job['id']}/result")
+    result = http.get(f"{gateway.url}/jobs/{job['id']}/result")
     assert result.status_code == 200
     assert result.headers["content-type"].startswith(
         "text/event-stream" if stream else "application/json"
@@ -126,7 +127,7 @@ def test_errors_before_the_queue_are_answered_as_ever(gateway: Process) -> None:
 
 
 def test_every_endpoint_has_it_in_its_description(gateway: Process) -> None:
-    described = json.loads(httpx.get(f"{gateway.url}/openapi.json").text)
+    described = json.loads(http.get(f"{gateway.url}/openapi.json").text)
     for path in ENDPOINTS:
         operation = described["paths"][path]["post"]
         assert "Prefer" in {each["name"] for each in operation["parameters"]}

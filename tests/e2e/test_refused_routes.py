@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import httpx
 import openai
 import pytest
 
+from tests.harness.client import http
 from tests.harness.fleet import Stack
 
 
 def test_the_sdk_shows_why_a_route_is_refused_and_does_not_retry(stack: Stack) -> None:
     gateway = stack.gateway()
-    refused = httpx.get(f"{gateway.url}/v1/fine_tuning/jobs/job-1")
+    refused = http.get(f"{gateway.url}/v1/fine_tuning/jobs/job-1")
     assert (refused.status_code, refused.json()["error"]["code"]) == (501, "not_supported")
     assert refused.headers["x-should-retry"] == "false"
     with (

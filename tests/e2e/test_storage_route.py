@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
 
 def storage(gateway: Process) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{gateway.url}/admin/storage").raise_for_status().json()
+    found: dict[str, Any] = http.get(f"{gateway.url}/admin/storage").raise_for_status().json()
     return found
 
 
@@ -66,13 +66,13 @@ def test_batches_without_maintenance(
     folder = str(tmp_path / "files")
     gateway = stack.gateway(storage_url=folder)
     file = {"file": ("in.jsonl", b"{}\n")}
-    sent = httpx.post(f"{gateway.url}/v1/files", data={"purpose": "batch"}, files=file)
+    sent = http.post(f"{gateway.url}/v1/files", data={"purpose": "batch"}, files=file)
     body = {
         "input_file_id": sent.json()["id"],
         "endpoint": "/v1/completions",
         "completion_window": "1h",
     }
-    batch = httpx.post(f"{gateway.url}/v1/batches", json=body).raise_for_status().json()
+    batch = http.post(f"{gateway.url}/v1/batches", json=body).raise_for_status().json()
     assert kinds(gateway) == ["batches_late"]
     assert storage(gateway)["open_batches"] == 1
     assert doctor(gateway)["batches_late"] == "problem"
@@ -88,5 +88,5 @@ def test_batches_without_maintenance(
 def test_it_is_for_operators(stack: Stack, key: str) -> None:
     gateway = stack.gateway(api_keys="team:team", admin_keys="ops:ops")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    answer = httpx.get(f"{gateway.url}/admin/storage", headers=headers)
+    answer = http.get(f"{gateway.url}/admin/storage", headers=headers)
     assert answer.status_code == (403 if key else 401)

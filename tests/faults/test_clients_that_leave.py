@@ -13,7 +13,7 @@ from zlib import crc32
 import httpx
 import pytest
 
-from tests.harness.client import CHAT, chat, job, states, submit
+from tests.harness.client import CHAT, chat, http, job, states, submit
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
@@ -56,7 +56,7 @@ def reading(
 ) -> Iterator[tuple[str, list[bytes]]]:
     """A client that has read the first events of a stream: the job's id, and the events."""
     body = request(**fields)
-    with httpx.stream("POST", gateway.url + CHAT, json=body, headers=headers, timeout=60) as answer:
+    with http.stream("POST", gateway.url + CHAT, json=body, headers=headers, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()
         events: list[bytes] = []
         parts = answer.iter_raw()
@@ -76,7 +76,7 @@ def resume_path(gateway: Process, job_id: str, had: list[bytes]) -> str:
 
 
 def finish(gateway: Process, job_id: str) -> None:
-    httpx.post(f"{gateway.url}/jobs/{job_id}/cancel")
+    http.post(f"{gateway.url}/jobs/{job_id}/cancel")
 
 
 def test_without_a_client_a_call_is_cancelled_after_the_grace(gateway: Process) -> None:
@@ -85,13 +85,13 @@ def test_without_a_client_a_call_is_cancelled_after_the_grace(gateway: Process) 
     wait_for(lambda: job(gateway, job_id)["state"] == "cancelled", "it is cancelled")
     assert time.monotonic() - left > GRACE_S * 0.8
     assert job(gateway, job_id)["error"]["code"] == "unattended"
-    result = httpx.get(f"{gateway.url}/jobs/{job_id}/result")
+    result = http.get(f"{gateway.url}/jobs/{job_id}/result")
     assert (result.status_code, result.json()["error"]["code"]) == (409, "unattended")
 
 
 def test_an_answer_in_one_piece_is_cancelled_after_the_grace(gateway: Process) -> None:
     def running() -> set[str]:
-        listed = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()
+        listed = http.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()
         return {each["id"] for each in listed["data"]}
 
     url, before = httpx.URL(gateway.url), running()
@@ -111,11 +111,11 @@ def test_clients_that_come_back_in_time_keep_their_jobs(gateway: Process, other:
     (streamed, had), (followed, _), (waited, _) = opened
     ids = [streamed, followed, waited]
     wait = f"{other.url}/jobs/{waited}?wait={LONG_GRACE_S * 1.5}"
-    waiting = threading.Thread(target=lambda: httpx.get(wait, timeout=60))
+    waiting = threading.Thread(target=lambda: http.get(wait, timeout=60))
     waiting.start()
     with (
-        httpx.stream("GET", resume_path(other, streamed, had), timeout=60) as stream,
-        httpx.stream("GET", f"{other.url}/jobs/{followed}/events", timeout=60) as events,
+        http.stream("GET", resume_path(other, streamed, had), timeout=60) as stream,
+        http.stream("GET", f"{other.url}/jobs/{followed}/events", timeout=60) as events,
     ):
         assert (stream.status_code, events.status_code) == (200, 200)
         read_for(LONG_GRACE_S * 1.3, stream, events)
@@ -151,8 +151,8 @@ def test_a_job_that_is_kept_runs_to_its_end(gateway: Process, header: bool) -> N
     with reading(gateway, max_tokens=400, **choice) as (job_id, had):
         pass
     wait_for(lambda: job(gateway, job_id)["state"] == "completed", "it is complete")
-    rest = httpx.get(resume_path(gateway, job_id, had))
-    whole = httpx.get(f"{gateway.url}/jobs/{job_id}/result")
+    rest = http.get(resume_path(gateway, job_id, had))
+    whole = http.get(f"{gateway.url}/jobs/{job_id}/result")
     assert b"".join(had) + rest.content == whole.content
 
 
@@ -179,23 +179,23 @@ def test_another_choice_is_refused(
     gateway: Process, headers: dict[str, str], fields: dict[str, Any]
 ) -> None:
     body = request(3, **fields)
-    assert httpx.post(gateway.url + CHAT, json=body, headers=headers).status_code == 400
+    assert http.post(gateway.url + CHAT, json=body, headers=headers).status_code == 400
     job_body = {"endpoint": CHAT, "body": body}
-    assert httpx.post(f"{gateway.url}/jobs", json=job_body, headers=headers).status_code == 400
+    assert http.post(f"{gateway.url}/jobs", json=job_body, headers=headers).status_code == 400
 
 
 def test_a_job_of_post_jobs_is_kept_unless_it_says_otherwise(gateway: Process) -> None:
     ids = []
     for more in ({}, {"on_disconnect": "cancel"}):
         body = {"endpoint": CHAT, "body": request(), **more}
-        ids.append(httpx.post(f"{gateway.url}/jobs", json=body).json()["id"])
-        with httpx.stream("GET", f"{gateway.url}/jobs/{ids[-1]}/stream") as answer:
+        ids.append(http.post(f"{gateway.url}/jobs", json=body).json()["id"])
+        with http.stream("GET", f"{gateway.url}/jobs/{ids[-1]}/stream") as answer:
             next(answer.iter_raw())
     wait_for(lambda: job(gateway, ids[1])["state"] == "cancelled", "it is cancelled")
     assert job(gateway, ids[0])["state"] in {"in_progress", "completed"}
     finish(gateway, ids[0])
     wrong = {"endpoint": CHAT, "body": request(), "on_disconnect": "x"}
-    refused = httpx.post(f"{gateway.url}/jobs", json=wrong)
+    refused = http.post(f"{gateway.url}/jobs", json=wrong)
     assert refused.json()["error"]["param"] == "on_disconnect"
 
 
@@ -207,7 +207,7 @@ def test_a_killed_gateway(stack: Stack, other: Process) -> None:
         kept = submit(doomed, request())
         doomed.kill()
         come_back, had = opened[0]
-        with httpx.stream("GET", resume_path(other, come_back, had), timeout=60) as answer:
+        with http.stream("GET", resume_path(other, come_back, had), timeout=60) as answer:
             assert answer.status_code == 200
             parts, left = answer.iter_raw(), [job_id for job_id, _ in opened[1:]]
             next(parts)
@@ -226,7 +226,7 @@ def test_a_stopped_gateway_leaves_its_jobs_to_clients_that_come_back(
     with reading(stopped) as (job_id, had):
         stopped.terminate()
         stopped.popen.wait(60)
-    with httpx.stream("GET", resume_path(other, job_id, had), timeout=60) as answer:
+    with http.stream("GET", resume_path(other, job_id, had), timeout=60) as answer:
         assert answer.status_code == 200
         read_for(LONG_GRACE_S * 1.3, answer)
         assert job(other, job_id)["state"] == "in_progress"

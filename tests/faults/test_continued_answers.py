@@ -12,10 +12,9 @@ import sys
 import threading
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.harness.client import CHAT, MODEL, chat, job, outcomes, states, submit
+from tests.harness.client import CHAT, MODEL, chat, http, job, outcomes, states, submit
 from tests.harness.damage import lose_first_entry
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
@@ -82,7 +81,7 @@ class WholeCall(threading.Thread):
 
     def run(self) -> None:
         url = f"{self._gateway.url}{self._path}"
-        with httpx.stream("POST", url, json=self._request, timeout=120) as answer:
+        with http.stream("POST", url, json=self._request, timeout=120) as answer:
             self.status, self.job_id = answer.status_code, answer.headers["x-flotilla-job-id"]
             self.body = answer.read()
 
@@ -115,7 +114,7 @@ def kill_in_the_middle(gateway: Process, worker: Process, jobs: int, attempt: in
     """Kill it when this attempt of all jobs runs there, and each has got a token or more there."""
 
     def has_all() -> bool:
-        listed = httpx.get(f"{gateway.url}/jobs?limit=100&state=in_progress").json()["data"]
+        listed = http.get(f"{gateway.url}/jobs?limit=100&state=in_progress").json()["data"]
         return [len(each["attempts"]) for each in listed] == [attempt] * jobs
 
     wait_for(has_all, "it has all")
@@ -191,7 +190,7 @@ def test_the_events_of_a_job_whose_worker_is_killed_go_on(stack: Stack, stream: 
 def follow(gateway: Process, body: dict[str, Any]) -> list[tuple[str, str, Any]]:
     """Event, id and data of all events of a new job."""
     job_id, found = submit(gateway, body), []
-    with httpx.stream("GET", f"{gateway.url}/jobs/{job_id}/events", timeout=60) as answer:
+    with http.stream("GET", f"{gateway.url}/jobs/{job_id}/events", timeout=60) as answer:
         for block in answer.read().decode().split("\n\n"):
             lines = [line for line in block.splitlines() if not line.startswith((":", "retry"))]
             fields = dict(line.split(": ", 1) for line in lines)
@@ -227,7 +226,7 @@ def test_a_job_whose_log_has_lost_an_entry_is_not_continued(
     victim = stack.worker(**killer(10))
     mark = WholeCall(gateway, CHAT, {**marked(40), "stream": stream})
     killed(victim)
-    (listed,) = httpx.get(f"{gateway.url}/jobs").json()["data"]
+    (listed,) = http.get(f"{gateway.url}/jobs").json()["data"]
     job_id = listed["id"]
     wait_for(lambda: states(gateway, [job_id]) == {"queued"}, "the job is queued again")
     lose_first_entry(stack.redis_url, job_id)

@@ -65,7 +65,7 @@ def test_without_the_log_the_run_fails(tmp_path: Path) -> None:
 
 def test_without_detection_the_run_fails(tmp_path: Path) -> None:
     shape = RunShape(
-        kills=5,
+        kills=8,
         seed=19,
         rate=0.6,
         kinds=(KillKind.WORKER,),

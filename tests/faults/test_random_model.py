@@ -8,7 +8,6 @@ right answer to each request is that of an engine that nothing disturbs (load_te
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -17,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import redis
 
@@ -28,12 +26,11 @@ from load_tests.oracle.differences import differences
 from load_tests.oracle.observation import End, Observation
 from load_tests.oracle.request_classes import MODES, Mode
 from load_tests.oracle.request_source import RequestSource
-from tests.harness.client import job
+from tests.harness.client import http, job
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisCluster, RedisServer, embedded_binary, free_port
 from tests.harness.waiting import eventually, wait_for
 
-SEEDS = range(int(os.environ.get("TEST_SEEDS", "1")))
 GATEWAYS, CLIENTS = 2, 10
 STEPS_MS = (15, 45, 45)
 """How fast each worker is: the first is ahead of those that take its jobs over."""
@@ -121,7 +118,7 @@ class Fleet:
     def _running(self) -> dict[str, str]:
         """The worker of each job that is in progress."""
         wanted = {"limit": 100, "state": "in_progress"}
-        listed = httpx.get(f"{self.gateway.url}/jobs", params=wanted, timeout=60).json()["data"]
+        listed = http.get(f"{self.gateway.url}/jobs", params=wanted, timeout=60).json()["data"]
         return {each["id"]: each["attempts"][-1]["worker"] for each in listed}
 
     def _running_at(self, worker: Process) -> set[str]:
@@ -309,7 +306,7 @@ def stack(store: Redis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     stack.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(1)
 async def test_every_answer_is_right_whatever_happens(
     stack: Stack, store: Redis, seed: int
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.client import CHAT, Call, chat, job, join, submit
+from tests.harness.client import CHAT, Call, chat, http, job, join, submit
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer, SentinelGroup
 from tests.harness.waiting import wait_for
@@ -60,7 +60,7 @@ def answers_again(gateway: Process) -> None:
 
     def answered() -> bool:
         try:
-            answer = httpx.post(gateway.url + CHAT, json=body("again", max_tokens=3), timeout=10)
+            answer = http.post(gateway.url + CHAT, json=body("again", max_tokens=3), timeout=10)
         except httpx.TimeoutException:
             return False
         assert answer.status_code in {200, 404, 503}, answer.text  # 404: no model is known yet
@@ -82,9 +82,9 @@ def test_killed_with_its_append_only_file_every_answer_is_whole(
 ) -> None:
     gateway, streams, right = begin(fleet)
     own_redis.stop(kill=True)
-    wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 503, "not ready")
-    assert httpx.get(f"{gateway.url}/healthz").status_code == 200
-    refused = httpx.post(f"{gateway.url}{CHAT}", json=body("now"), timeout=60)
+    wait_for(lambda: http.get(f"{gateway.url}/readyz").status_code == 503, "not ready")
+    assert http.get(f"{gateway.url}/healthz").status_code == 200
+    refused = http.post(f"{gateway.url}{CHAT}", json=body("now"), timeout=60)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "redis_unavailable")
     own_redis.start()
     join(streams)
@@ -110,7 +110,7 @@ def test_restarted_without_its_data_readers_get_stream_reset(
     assert {stream.error for stream in streams} == {"stream_reset"}
     check_no_splice(streams, right)
     answers_again(gateway)
-    assert httpx.get(f"{gateway.url}/jobs/{kept}").status_code == 404
+    assert http.get(f"{gateway.url}/jobs/{kept}").status_code == 404
 
 
 def test_with_full_memory_running_answers_go_on_and_new_calls_get_503(
@@ -119,7 +119,7 @@ def test_with_full_memory_running_answers_go_on_and_new_calls_get_503(
     gateway, streams, right = begin(fleet)
     with own_redis.client() as client:
         client.config_set("maxmemory", 1)
-        refused = httpx.post(gateway.url + CHAT, json=body("more"), timeout=60)
+        refused = http.post(gateway.url + CHAT, json=body("more"), timeout=60)
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
         assert refused.json()["error"]["code"]
@@ -138,14 +138,14 @@ def test_with_a_full_disk_answers_pause_and_new_calls_get_503_until_there_is_roo
 
     def refused() -> bool:
         try:
-            answer = httpx.post(gateway.url + CHAT, json=body("more", max_tokens=1), timeout=2)
+            answer = http.post(gateway.url + CHAT, json=body("more", max_tokens=1), timeout=2)
         except httpx.TimeoutException:  # it was queued by the last write, and its answer pauses
             return False
         return answer.status_code == 503 and "retry-after" in answer.headers
 
     wait_for(refused, "new calls are refused")
-    assert httpx.get(f"{gateway.url}/readyz").status_code == 503
-    assert httpx.get(f"{gateway.url}/healthz").status_code == 200  # a restart would not help
+    assert http.get(f"{gateway.url}/readyz").status_code == 503
+    assert http.get(f"{gateway.url}/healthz").status_code == 200  # a restart would not help
     own_redis.limit_file_size(None)
     join(streams)
     assert [stream.error for stream in streams] == [""] * STREAMS
@@ -223,6 +223,6 @@ def test_streams_go_on_when_connections_to_redis_are_cut(
     join(calls)
     for call in calls:
         assert (call.status, call.error) == (200, "")
-        whole = httpx.get(f"{gateway.url}/jobs/{call.job_id}/result").text
+        whole = http.get(f"{gateway.url}/jobs/{call.job_id}/result").text
         assert call.events == [line[6:] for line in whole.splitlines() if line]
         assert job(gateway, call.job_id)["usage"]["completion_tokens"] == call.body["max_tokens"]

@@ -11,7 +11,7 @@ from zlib import crc32
 import httpx
 import pytest
 
-from tests.harness.client import CHAT, chat
+from tests.harness.client import CHAT, chat, http
 from tests.harness.fleet import Process, Stack
 
 KEYS = "team-a:a,team-b:b"
@@ -184,4 +184,4 @@ def test_the_answer_outlives_all_gateways(
     whole = api.post(CHAT, json=request(5))
     late = module_stack.gateway(api_keys=KEYS)
     path = f"{late.url}/jobs/{whole.headers['x-flotilla-job-id']}/stream?after=2"
-    assert httpx.get(path, headers=TEAM_A).content == b"".join(events_in(whole.content)[2:])
+    assert http.get(path, headers=TEAM_A).content == b"".join(events_in(whole.content)[2:])

@@ -18,6 +18,7 @@ from tests.harness.client import (
     Limits,
     ResumingTransport,
     chat,
+    http,
     job,
     outcomes,
 )
@@ -153,7 +154,7 @@ def test_openais_client_streams_on_when_its_gateway_is_killed(pair: list[Process
             pair[0].kill()
             got += list(lines)
             job_id = response.headers["x-flotilla-job-id"]
-        whole = httpx.get(f"{pair[1].url}/jobs/{job_id}/result").text
+        whole = http.get(f"{pair[1].url}/jobs/{job_id}/result").text
         assert [line for line in got if line] == [line for line in whole.splitlines() if line]
 
 
@@ -201,7 +202,7 @@ def test_a_closed_stream_is_cancelled_at_once(pair: list[Process]) -> None:
         with client.stream("POST", f"http://flotilla{path}", json=fields) as response:
             next(response.iter_raw())
         job = f"{pair[1].url}/jobs/{response.headers['x-flotilla-job-id']}"
-        wait_for(lambda: httpx.get(job).json()["state"] == "cancelled", "cancelled")
+        wait_for(lambda: http.get(job).json()["state"] == "cancelled", "cancelled")
 
 
 def client_of(gateway: Process) -> OpenAI:

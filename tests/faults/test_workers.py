@@ -15,6 +15,7 @@ from tests.harness.client import (
     CHAT,
     Call,
     chat,
+    http,
     in_progress,
     job,
     join,
@@ -47,7 +48,7 @@ def busy(worker: Process) -> float:
 def drains(worker: Process) -> bool:
     """Whether it takes no more jobs, or has ended."""
     try:
-        return httpx.get(f"{worker.url}/readyz").status_code == 503
+        return http.get(f"{worker.url}/readyz").status_code == 503
     except httpx.TransportError:
         return worker.popen.poll() is not None
 
@@ -116,7 +117,7 @@ def test_two_workers_share_a_queue(stack: Stack) -> None:
     wait_for(lambda: [busy(worker) for worker in workers] == [4, 4], "each has half of them")
     calls = [Call(gateway, chat(f"then {i}", max_tokens=20, stream=True)) for i in range(16)]
     for job_id in first:
-        httpx.post(f"{gateway.url}/jobs/{job_id}/cancel")
+        http.post(f"{gateway.url}/jobs/{job_id}/cancel")
     join(calls)
     assert all(call.lines[-1] == "data: [DONE]" for call in calls)
     completed = "flotilla_jobs_finished_total"
@@ -195,7 +196,7 @@ def test_a_worker_whose_engine_dies_releases_its_jobs_and_exits_with_an_error(
 
 def lost_worker(gateway: Process) -> str:
     """The overview's sentence about a lost worker; empty if none is."""
-    verdict = httpx.get(f"{gateway.url}/admin/overview").json()["verdict"]
+    verdict = http.get(f"{gateway.url}/admin/overview").json()["verdict"]
     found = [p["sentence"] for p in verdict["problems"] if p["kind"] == "worker_lost"]
     return str(found[0]) if found else ""
 
@@ -247,7 +248,7 @@ def test_a_second_worker_with_a_live_id_is_refused_and_a_dead_ones_id_is_free_ag
     second = stack.worker(wait=False, worker_id="w-same", **FAST)
     assert second.popen.wait(60) == 2
     assert "FLOTILLA_WORKER_ID=w-same" in second.log.read_text()
-    assert httpx.post(f"{gateway.url}{CHAT}", json=chat("Hello"), timeout=60).status_code == 200
+    assert http.post(f"{gateway.url}{CHAT}", json=chat("Hello"), timeout=60).status_code == 200
     first.kill()
     third = stack.worker(worker_id="w-same", **FAST)
     assert third.popen.poll() is None
@@ -274,7 +275,7 @@ def test_jobs_of_killed_workers_are_queued_again_long_before_their_lease_expires
         victim.kill()
         all_queued(gateway, ids)
         for job_id in ids:
-            httpx.post(f"{gateway.url}/jobs/{job_id}/cancel")
+            http.post(f"{gateway.url}/jobs/{job_id}/cancel")
     assert gateway.metric("flotilla_lost_workers_total") == KILLS
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
+from tests.harness.client import http
 from tests.harness.servers import free_port
 from tests.harness.waiting import wait_for
 
@@ -63,7 +64,7 @@ class Prometheus:
         assert self._process is not None
         assert self._process.poll() is None, f"Prometheus ended:\n{self._log.read_text()[-3000:]}"
         try:
-            return httpx.get(f"{self.url}/-/ready").status_code == 200
+            return http.get(f"{self.url}/-/ready").status_code == 200
         except httpx.TransportError:
             return False
 

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Iterator
 
-import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.harness.client import http
 from tests.harness.fleet import Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
@@ -136,7 +136,7 @@ def await_intake(fleet: TroubledFleet, *, accepted: bool) -> None:
 def _accepts(url: str) -> bool:
     answer = post_job(url, prompt="kept", max_tokens=3)
     if answer.status_code == 202:
-        httpx.post(f"{url}/jobs/{answer.json()['id']}/cancel", headers=headers())
+        http.post(f"{url}/jobs/{answer.json()['id']}/cancel", headers=headers())
         return True
     assert answer.status_code == 503, answer.text
     assert answer.json()["error"]["code"] == "intake_stopped"

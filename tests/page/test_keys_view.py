@@ -11,6 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
@@ -172,7 +173,7 @@ def chat(gateway: Process, secret: str) -> httpx.Response:
     body = {"model": "simulated", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
     headers = {"authorization": f"Bearer {secret}"}
     url = f"{gateway.url}/v1/chat/completions"
-    return httpx.post(url, json=body, headers=headers, timeout=60)
+    return http.post(url, json=body, headers=headers, timeout=60)
 
 
 def signed_in(open_tab: OpenTab, fleet: Process, secret: str) -> Page:
@@ -241,12 +242,12 @@ def test_a_tenants_key_sees_its_own_use_and_its_limits(open_tab: OpenTab, fleet:
 
     def is_counted() -> bool:
         own = {"authorization": f"Bearer {TENANT}"}
-        found = httpx.get(f"{fleet.url}/v1/usage", headers=own).json()
+        found = http.get(f"{fleet.url}/v1/usage", headers=own).json()
         return bool(found["total"]["jobs"])
 
     wait_for(is_counted, "the job is in the sums", 30)
     url = f"{fleet.url}/admin/tenants/team/limits"
-    assert httpx.put(url, json={"tokens_per_month": 5000}, headers=operator).status_code == 200
+    assert http.put(url, json={"tokens_per_month": 5000}, headers=operator).status_code == 200
     page = signed_in(open_tab, fleet, TENANT)
     expect(page.locator("[data-panel=keys] .note")).to_contain_text("admin:read")
     expect(page.get_by_role("button", name="New key")).to_have_count(0)
@@ -262,7 +263,7 @@ def test_a_tenants_key_sees_its_own_use_and_its_limits(open_tab: OpenTab, fleet:
 def test_an_operator_who_may_only_read_is_told(open_tab: OpenTab, fleet: Process) -> None:
     headers = {"authorization": f"Bearer {OPERATOR}"}
     wanted = {"tenant": "readers", "scopes": ["admin:read"]}
-    made = httpx.post(f"{fleet.url}{PATH}", json=wanted, headers=headers).json()
+    made = http.post(f"{fleet.url}{PATH}", json=wanted, headers=headers).json()
     page = signed_in(open_tab, fleet, made["secret"])
     page.get_by_role("button", name=f"Revoke {made['id']}").click()
     press(page, "Revoke")

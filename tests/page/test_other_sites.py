@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 
@@ -64,7 +64,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def paused(gateway: Process) -> bool:
-    return bool(httpx.get(f"{gateway.url}/admin/pools/simulated").json()["paused"])
+    return bool(http.get(f"{gateway.url}/admin/pools/simulated").json()["paused"])
 
 
 def refused(gateway: Process, code: str) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import httpx
 import pytest
 from openai import OpenAI
 from playwright.sync_api import Locator, Page, expect
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer, free_port
 from tests.harness.waiting import wait_for
@@ -102,7 +102,7 @@ def test_a_receiver_that_is_not_there(open_tab: OpenTab, fleet: Process) -> None
         client.webhooks.create(name="ci", url=url, event_types=types)  # type: ignore[arg-type]
     body = {"model": "simulated", "messages": [{"role": "user", "content": "x"}]}
     headers = {"authorization": f"Bearer {KEY}"}
-    job = httpx.post(f"{fleet.url}/jobs", json={"body": body}, headers=headers).json()["id"]
+    job = http.post(f"{fleet.url}/jobs", json={"body": body}, headers=headers).json()["id"]
     row = card(page, "ci").locator("li")
     expect(row).to_contain_text(
         re.compile(rf"{EVENT}{job}pending.*no connection.*next \d"), timeout=30_000

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 
@@ -76,7 +77,7 @@ class TroubledFleet:
 def post_job(url: str, **fields: Any) -> httpx.Response:
     """Send a job as the operator."""
     body = {"model": "simulated", "ignore_eos": True, **fields}
-    return httpx.post(
+    return http.post(
         f"{url}/jobs", json={"endpoint": "/v1/completions", "body": body}, headers=headers()
     )
 
@@ -96,7 +97,7 @@ def headers() -> dict[str, str]:
 
 def get(url: str, path: str) -> Any:
     """The JSON of a route, with the operator's key."""
-    return httpx.get(f"{url}{path}", headers=headers(), timeout=30).raise_for_status().json()
+    return http.get(f"{url}{path}", headers=headers(), timeout=30).raise_for_status().json()
 
 
 def _state(url: str, job_id: str) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.collector import Collector
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
@@ -82,7 +82,7 @@ class ModelFleet:
         return self._served[name]
 
     def _known(self) -> list[str]:
-        models = httpx.get(f"{self.gateway.url}/v1/models").json()["data"]
+        models = http.get(f"{self.gateway.url}/v1/models").json()["data"]
         return [model["id"] for model in models]
 
 

@@ -10,11 +10,11 @@ import wave
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
 
+from tests.harness.client import http
 from tests.harness.models import CHUNK_S
 from tests.harness.waiting import wait_for
 from tests.vllm.conftest import ENGINE_ARGS, ModelFleet, ServedModel
@@ -62,7 +62,7 @@ def streamed(
 ) -> tuple[str, list[Any]]:
     """The text of a streamed transcription, and its chunks."""
     form = {"model": MODEL, "language": "en", "stream": "true", "max_completion_tokens": "24"}
-    answer = httpx.post(
+    answer = http.post(
         f"{whisper.gateway_url}{URL}",
         data={name: value for name, value in (form | fields).items() if value is not None},
         files={"file": ("a.wav", audio)},
@@ -109,13 +109,13 @@ def test_the_verbose_format(client: OpenAI) -> None:
 def test_a_translation(whisper: ServedModel) -> None:
     """Without the SDK, in which it is deprecated."""
     url, files = f"{whisper.gateway_url}/v1/audio/translations", {"file": ("a.wav", SHORT)}
-    answer = httpx.post(url, data={"model": MODEL, "language": "fr"}, files=files, timeout=60)
+    answer = http.post(url, data={"model": MODEL, "language": "fr"}, files=files, timeout=60)
     assert answer.json()["text"], answer.text
 
 
 def test_other_sample_rates(whisper: ServedModel) -> None:
     for rate in (8_000, 44_100):
-        answer = httpx.post(
+        answer = http.post(
             f"{whisper.gateway_url}{URL}",
             data={"model": MODEL, "language": "en", "max_completion_tokens": "8"},
             files={"file": ("a.wav", speech(1.0, rate=rate))},
@@ -139,7 +139,7 @@ def test_other_sample_rates(whisper: ServedModel) -> None:
 def test_bad_requests(
     whisper: ServedModel, form: dict[str, str], files: dict[str, Any], status: int
 ) -> None:
-    answer = httpx.post(f"{whisper.gateway_url}{URL}", data=form, files=files, timeout=60)
+    answer = http.post(f"{whisper.gateway_url}{URL}", data=form, files=files, timeout=60)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
 
@@ -159,7 +159,7 @@ def test_a_transcription_is_continued_when_its_worker_is_killed(
     wait_for(victim.ready, "the worker is ready", LOADING_S)
     form = {"model": "whisper-b", "language": "en", "stream": "true", "max_completion_tokens": "60"}
     url, files = f"{whisper.gateway_url}{URL}", {"file": ("a.wav", long)}
-    with httpx.stream("POST", url, data=form, files=files, timeout=LOADING_S) as answer:
+    with http.stream("POST", url, data=form, files=files, timeout=LOADING_S) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         begun = [next(lines) for _ in range(5)]
         victim.kill()
@@ -168,5 +168,5 @@ def test_a_transcription_is_continued_when_its_worker_is_killed(
     assert whole[-1] == "data: [DONE]"
     chunks = [json.loads(line[6:]) for line in whole[:-1]]
     assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == expected
-    job = httpx.get(f"{whisper.gateway_url}/jobs/{answer.headers['x-flotilla-job-id']}").json()
+    job = http.get(f"{whisper.gateway_url}/jobs/{answer.headers['x-flotilla-job-id']}").json()
     assert [attempt["outcome"] for attempt in job["attempts"]] == ["worker_lost", "completed"]

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.fleet import Process
 from tests.harness.waiting import wait_for
 from tests.vllm.conftest import ModelFleet, ServedModel
@@ -166,11 +167,11 @@ def test_conversations_of_one_body_are_counted_together(api: httpx.Client) -> No
 def healthy(gateway: Process, worker: Process) -> None:
     """Fail unless the fleet answers, and nothing of what was sent is left in it."""
     worker.check()
-    answer = httpx.post(f"{gateway.url}{CHAT}", json=SHORT, headers=KEY, timeout=60)
+    answer = http.post(f"{gateway.url}{CHAT}", json=SHORT, headers=KEY, timeout=60)
     assert answer.status_code == 200
     wait_for(lambda: worker.metric("flotilla_worker_slots", use="busy") == 0, "idle")
     for state in ("queued", "in_progress"):
-        jobs = httpx.get(f"{gateway.url}/jobs?state={state}", headers=KEY).json()["data"]
+        jobs = http.get(f"{gateway.url}/jobs?state={state}", headers=KEY).json()["data"]
         assert jobs == []
 
 
@@ -178,7 +179,7 @@ def test_everything_in_the_description_with_random_requests(
     demo: ServedModel, gateway: Process
 ) -> None:
     """Also with bodies and parameters that the description does not allow."""
-    described = httpx.get(f"{gateway.url}/openapi.json").json()
+    described = http.get(f"{gateway.url}/openapi.json").json()
     problems: list[str] = []
     statuses: Counter[int] = Counter()
     with httpx.Client(base_url=gateway.url, headers=KEY, timeout=ANSWER_S) as api:

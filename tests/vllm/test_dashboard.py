@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from tests.deploy.queries import JOBS, Exports, panels
-from tests.harness.client import CHAT, chat
+from tests.harness.client import CHAT, chat, http
 from tests.harness.prometheus import MISSING, Prometheus, installed
 from tests.harness.waiting import wait_for
 from tests.vllm.conftest import ServedModel
@@ -33,14 +32,14 @@ def prometheus(demo: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> I
 
 def use(demo: ServedModel) -> None:
     body = chat(max_tokens=20) | {"model": demo.name}
-    answer = httpx.post(f"{demo.gateway_url}{CHAT}", json=body, timeout=120)
+    answer = http.post(f"{demo.gateway_url}{CHAT}", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
 
 
 def test_every_panel_names_what_a_worker_exports(demo: ServedModel) -> None:
     use(demo)
     assert Exports("").problems("vllm:num_requests_running")
-    exports = Exports(httpx.get(f"{demo.worker.url}/metrics", timeout=60).text)
+    exports = Exports(http.get(f"{demo.worker.url}/metrics", timeout=60).text)
     assert [problem for _, expr in panels("engine") for problem in exports.problems(expr)] == []
 
 

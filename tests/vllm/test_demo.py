@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.harness.client import CHAT, job
+from tests.harness.client import CHAT, http, job
 from tests.harness.waiting import eventually, wait_for
 from tests.vllm.conftest import ModelFleet, ServedModel
 
@@ -94,7 +94,7 @@ def tokens_made(model: ServedModel) -> float:
 def check_has_been_aborted(model: ServedModel, before: float) -> None:
     """Fail unless the engine's only slot is free, and not because ENDLESS has all its tokens."""
     short = {"model": model.name, "prompt": "x", "max_tokens": 1}
-    answer = httpx.post(f"{model.gateway_url}{COMPLETIONS}", json=short, timeout=120)
+    answer = http.post(f"{model.gateway_url}{COMPLETIONS}", json=short, timeout=120)
     assert answer.status_code == 200, answer.text
     assert tokens_made(model) - before < ENDLESS["max_tokens"]
 
@@ -162,7 +162,7 @@ def test_a_tenant_finds_no_prompt_of_another_one_in_the_cache(
     def found(tenant: str) -> float:
         queries, hits = counted("queries"), counted("hits")
         key = {"authorization": f"Bearer key-{tenant}"}
-        answer = httpx.post(f"{gateway.url}{COMPLETIONS}", json=body, headers=key, timeout=120)
+        answer = http.post(f"{gateway.url}{COMPLETIONS}", json=body, headers=key, timeout=120)
         assert answer.status_code == 200, answer.text
         wait_for(lambda: counted("queries") > queries, "the engine has counted it")
         return counted("hits") - hits

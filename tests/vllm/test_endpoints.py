@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from tests.harness.client import http
 from tests.harness.models import LABELS
 from tests.vllm.conftest import ServedModel
 from tests.vllm.same_answer import difference
@@ -34,7 +35,7 @@ def _compare(model: ServedModel, path: str, body: dict[str, Any]) -> httpx.Respo
     """The gateway's answer, which is vLLM's own."""
     fields = {"model": model.name, "temperature": 0} | body
     ours, theirs = (
-        httpx.post(url + path, json=fields, timeout=120)
+        http.post(url + path, json=fields, timeout=120)
         for url in (model.gateway_url, model.direct_url)
     )
     assert difference(ours, theirs) == ""
@@ -48,7 +49,7 @@ def test_wrong_token_ids_are_refused_before_the_request_is_queued(
 ) -> None:
     fields = {"model": demo.name} | body
     ours, theirs = (
-        httpx.post(url + path, json=fields, timeout=120)
+        http.post(url + path, json=fields, timeout=120)
         for url in (demo.gateway_url, demo.direct_url)
     )
     assert ours.status_code == theirs.status_code == 400
@@ -115,20 +116,20 @@ def test_a_job_keeps_an_answer_of_bytes_with_its_header(embedder: ServedModel) -
 def test_a_thousand_inputs_in_one_call(embedder: ServedModel) -> None:
     texts = [f"Text number {number}." for number in range(1000)]
     body = {"model": embedder.name, "input": texts, "encoding_format": "base64"}
-    answer = httpx.post(f"{embedder.gateway_url}/v1/embeddings", json=body, timeout=120)
+    answer = http.post(f"{embedder.gateway_url}/v1/embeddings", json=body, timeout=120)
     assert [item["index"] for item in answer.json()["data"]] == list(range(1000))
 
 
 def test_more_inputs_than_allowed_are_refused(embedder: ServedModel) -> None:
     body = {"model": embedder.name, "input": ["x"] * 2049}
-    answer = httpx.post(f"{embedder.gateway_url}/v1/embeddings", json=body)
+    answer = http.post(f"{embedder.gateway_url}/v1/embeddings", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "input"
 
 
 def test_an_invocation_streams(demo: ServedModel) -> None:
     body = {"model": demo.name, "messages": TALK, "max_tokens": 6, "stream": True}
-    answer = httpx.post(f"{demo.gateway_url}/invocations", json=body, timeout=120)
+    answer = http.post(f"{demo.gateway_url}/invocations", json=body, timeout=120)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text.endswith("data: [DONE]\n\n")
     chunks = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
@@ -140,6 +141,6 @@ def test_a_model_without_the_task_does_not_serve_the_route(
     embedder: ServedModel, path: str
 ) -> None:
     body = {"model": embedder.name, "messages": TALK, "prompt": "x"}
-    answer = httpx.post(embedder.gateway_url + path, json=body, timeout=120)
+    answer = http.post(embedder.gateway_url + path, json=body, timeout=120)
     assert answer.status_code == 404
     assert answer.json()["error"]["message"].startswith("This model does not serve POST " + path)

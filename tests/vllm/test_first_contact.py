@@ -11,9 +11,9 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.settings import ROOT
 from tests.harness.up import REAL, Up, children, is_alive
 
@@ -74,7 +74,7 @@ def test_two_workers_serve_a_model_of_ones_own(up: Callable[..., Up], folder: Pa
     url = f"http://127.0.0.1:{fleet.port}"
     body = {"model": str(folder), "messages": [{"role": "user", "content": "What is Flotilla?"}]}
     for _ in range(4):
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+        answer = http.post(f"{url}/v1/chat/completions", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"]
     fleet.process.send_signal(signal.SIGINT)

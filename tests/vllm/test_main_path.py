@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.client import CHAT, Call, job, join
+from tests.harness.client import CHAT, Call, http, job, join
 from tests.harness.fleet import Process, Stack
 from tests.harness.models import DEMO
 from tests.harness.settings import ROOT
@@ -51,7 +51,7 @@ class Fleet:
     workers: dict[str, Process]
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(f"{self.gateway.url}{path}", json=body, timeout=120)
+        return http.post(f"{self.gateway.url}{path}", json=body, timeout=120)
 
     def attempts(self, call: Call) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = job(self.gateway, call.job_id)["attempts"]

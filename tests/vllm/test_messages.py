@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
 from anthropic import Anthropic
 
+from tests.harness.client import http
 from tests.vllm.conftest import ServedModel
 from tests.vllm.same_answer import difference
 
@@ -82,7 +82,7 @@ def test_a_tool_through_the_sdk(client: Anthropic) -> None:
 @pytest.mark.parametrize("name", BODIES)
 def test_the_same_as_vllms_own_application(name: str, demo: ServedModel) -> None:
     ours, theirs = (
-        httpx.post(url + PATH, json=BODIES[name], timeout=120)
+        http.post(url + PATH, json=BODIES[name], timeout=120)
         for url in (demo.gateway_url, demo.direct_url)
     )
     assert ours.status_code == 200

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 
-import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.waiting import wait_for
 from tests.vllm.conftest import ServedModel
 from tests.vllm.parity_cases import CHAT, COMPLETIONS, GENERATE, Case, chat
@@ -26,7 +26,7 @@ JSON = {"content-type": "application/json"}
 def compare(model: ServedModel, case: Case) -> None:
     """Send the request to both."""
     ours, theirs = (
-        httpx.request(
+        http.request(
             case.method,
             url + case.path,
             content=case.content(model.name),
@@ -78,7 +78,7 @@ def test_a_stream_has_the_same_bytes(demo: ServedModel) -> None:
     body = chat(model=demo.name, stream=True, max_tokens=12, stream_options={"include_usage": True})
 
     def stream(url: str) -> str:
-        text = httpx.post(url + CHAT, content=json.dumps(body), headers=JSON, timeout=120).text
+        text = http.post(url + CHAT, content=json.dumps(body), headers=JSON, timeout=120).text
         return re.sub(r'"id":"[^"]*"|"created":\d+', "", text)
 
     wait_for(lambda: stream(demo.gateway_url) == stream(demo.direct_url), "they are the same")

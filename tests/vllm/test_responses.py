@@ -14,6 +14,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
+from tests.harness.client import http
 from tests.harness.waiting import wait_for
 from tests.vllm.conftest import ServedModel
 from tests.vllm.same_answer import difference
@@ -97,8 +98,7 @@ def client(demo: ServedModel) -> Iterator[OpenAI]:
 def test_the_answer_is_vllms(demo: ServedModel, name: str) -> None:
     body = {"model": demo.name, **CASES[name]}
     ours, theirs = (
-        httpx.post(url + PATH, json=body, timeout=120)
-        for url in (demo.gateway_url, demo.direct_url)
+        http.post(url + PATH, json=body, timeout=120) for url in (demo.gateway_url, demo.direct_url)
     )
     assert difference(ours, theirs) == ""
 
@@ -115,8 +115,7 @@ def test_a_wrong_item_is_refused_before_the_request_is_queued(
 ) -> None:
     body = {"model": demo.name, "input": [item]}
     ours, theirs = (
-        httpx.post(url + PATH, json=body, timeout=120)
-        for url in (demo.gateway_url, demo.direct_url)
+        http.post(url + PATH, json=body, timeout=120) for url in (demo.gateway_url, demo.direct_url)
     )
     assert ours.status_code == theirs.status_code == 400
     assert ours.json()["error"]["param"] == param
@@ -143,7 +142,7 @@ def events(answer: httpx.Response) -> list[Any]:
 def test_the_events_are_vllms(demo: ServedModel, name: str) -> None:
     body = {"model": demo.name, **CASES[name], "stream": True}
     ours, theirs = (
-        events(httpx.post(url + PATH, json=body, timeout=120))
+        events(http.post(url + PATH, json=body, timeout=120))
         for url in (demo.gateway_url, demo.direct_url)
     )
     if theirs[-1]["response"]["status"] == "incomplete":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 
-import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.collector import Collected, Collector
 from tests.harness.waiting import wait_for
 from tests.vllm.conftest import ModelFleet, ServedModel
@@ -26,7 +26,7 @@ def ask(model: ServedModel, *, sampled: bool) -> str:
     trace = secrets.token_hex(16)
     headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-{int(sampled):02}"}
     body = {"model": model.name, "prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
-    answer = httpx.post(
+    answer = http.post(
         f"{model.gateway_url}/v1/completions", json=body, headers=headers, timeout=60
     )
     assert answer.status_code == 200, answer.text

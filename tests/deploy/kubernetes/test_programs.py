@@ -16,6 +16,7 @@ import pytest
 
 from tests.deploy.kubernetes.images import images_of_compose
 from tests.deploy.kubernetes.manifests import Manifest, composed, container_of, name_of
+from tests.harness.client import http
 from tests.harness.servers import RedisServer, free_port
 from tests.harness.waiting import wait_for
 
@@ -41,7 +42,7 @@ class Pod:
         if asked := probe.get("httpGet"):
             url = f"http://127.0.0.1:{self.ports[asked['port']]}{asked['path']}"
             try:
-                return httpx.get(url, timeout=probe["timeoutSeconds"]).is_success
+                return http.get(url, timeout=probe["timeoutSeconds"]).is_success
             except httpx.TransportError:
                 return False
         (python, *arguments) = probe["exec"]["command"]
@@ -176,7 +177,7 @@ def metrics(pod: Pod, port: str, headers: dict[str, str]) -> httpx.Response:
         for endpoint in manifest.get("spec", {}).get(kind, ())
         if endpoint["port"] == port
     )
-    return httpx.get(f"http://127.0.0.1:{pod.ports[port]}{endpoint['path']}", headers=headers)
+    return http.get(f"http://127.0.0.1:{pod.ports[port]}{endpoint['path']}", headers=headers)
 
 
 def test_keda_gets_the_number_of_workers_that_are_wanted(pods: tuple[Pod, Pod, Pod]) -> None:
@@ -189,13 +190,13 @@ def test_keda_gets_the_number_of_workers_that_are_wanted(pods: tuple[Pod, Pod, P
     url = f"http://127.0.0.1:{gateway.ports['http']}{path}"
 
     def answer() -> httpx.Response | None:
-        answer = httpx.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+        answer = http.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
         return answer if answer.status_code == 200 else None
 
     wanted = wait_for(answer, "a decision").json()[trigger["metadata"]["valueLocation"]]
     assert isinstance(wanted, int)
     assert scaled["spec"]["minReplicaCount"] <= wanted <= scaled["spec"]["maxReplicaCount"]
-    assert httpx.get(url).status_code == 401
+    assert http.get(url).status_code == 401
 
 
 def test_a_gateway_lives_without_redis_but_is_not_ready(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import httpx
 from openai import OpenAI
 
-from tests.harness.client import CHAT, batch_line
+from tests.harness.client import CHAT, batch_line, http
 from tests.harness.fleet import Process
 from tests.harness.waiting import wait_for
 
@@ -22,14 +21,14 @@ def test_what_is_done_so_far(fleet: Process) -> None:
     url = f"{fleet.url}/v1/batches/{batch.id}"
 
     def output() -> str:
-        return httpx.get(f"{url}/output").text
+        return http.get(f"{url}/output").text
 
     wait_for(output, "the first answer is committed")
-    part = httpx.get(f"{url}/output", headers={"range": "bytes=1-4"})
+    part = http.get(f"{url}/output", headers={"range": "bytes=1-4"})
     assert (part.status_code, part.text) == (206, output()[1:5])
-    assert httpx.get(f"{url}/output", headers={"range": "bytes=99999-"}).status_code == 416
+    assert http.get(f"{url}/output", headers={"range": "bytes=99999-"}).status_code == 416
     events = []
-    with httpx.stream("GET", f"{url}/events", timeout=60) as stream:
+    with http.stream("GET", f"{url}/events", timeout=60) as stream:
         for text in stream.iter_lines():
             if text.startswith("event: "):
                 events.append(text.removeprefix("event: "))

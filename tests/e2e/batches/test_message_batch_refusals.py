@@ -6,11 +6,11 @@ import json
 from http.client import HTTPConnection
 
 import anthropic
-import httpx
 import pytest
 from anthropic import Anthropic
 
 from tests.e2e.batches.test_message_batches import PATH, ask, message_files, of
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 
 GATEWAY = {"api_keys": "team:k-team", "max_body_bytes": 1 << 20}
@@ -52,7 +52,7 @@ GATEWAY = {"api_keys": "team:k-team", "max_body_bytes": 1 << 20}
 )  # fmt: skip
 def test_what_is_refused(fleet: Process, body: bytes, status: int, message: str) -> None:
     headers = {"x-api-key": "k-team", "content-type": "application/json"}
-    answer = httpx.post(f"{fleet.url}{PATH}", content=body, headers=headers)
+    answer = http.post(f"{fleet.url}{PATH}", content=body, headers=headers)
     error = answer.json()
     assert (answer.status_code, error["type"]) == (status, "error")
     kind = "invalid_request_error" if status == 400 else "request_too_large"
@@ -90,7 +90,7 @@ def test_without_storage(redis_url: str, stack: Stack) -> None:
         ("GET", "/x/results"),
     ):  # fmt: skip
         body = {} if method == "POST" else None
-        answer = httpx.request(method, f"{url}{PATH}{path}", json=body)
+        answer = http.request(method, f"{url}{PATH}{path}", json=body)
         assert answer.status_code == 501, path
         error = {"type": "api_error", "code": "storage_not_configured"}
         assert error.items() <= answer.json()["error"].items()

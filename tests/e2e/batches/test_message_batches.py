@@ -14,7 +14,7 @@ from anthropic import Anthropic
 from anthropic.types.messages import MessageBatch, MessageBatchIndividualResponse
 from openai import OpenAI
 
-from tests.harness.client import CHAT, batch_line
+from tests.harness.client import CHAT, batch_line, http
 from tests.harness.fleet import Process
 from tests.harness.waiting import wait_for
 
@@ -69,7 +69,7 @@ def results(client: Anthropic, batch: MessageBatch) -> dict[str, MessageBatchInd
 
 
 def ask(fleet: Process, method: str, path: str, key: str = "k-team", **rest: Any) -> httpx.Response:
-    return httpx.request(method, f"{fleet.url}{path}", headers={"x-api-key": key}, **rest)
+    return http.request(method, f"{fleet.url}{path}", headers={"x-api-key": key}, **rest)
 
 
 def without_id(message: Any) -> Any:

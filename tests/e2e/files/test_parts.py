@@ -13,6 +13,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.harness.client import http
 from tests.harness.fleet import Stack
 
 LINES = b'{"a": 1}\r\n{"b": "\xc3\xa4"}\n' * 50
@@ -194,6 +195,6 @@ def test_without_a_storage_the_routes_are_not_there(fleet: Fleet, module_stack: 
     gateway = module_stack.gateway()
     for path in ("", "/x/parts", "/x/complete", "/x/cancel"):
         sent: Any = {"files": {"data": ("x", b"x")}} if path == "/x/parts" else {"json": {}}
-        answer = httpx.post(f"{gateway.url}/v1/uploads{path}", **sent)
+        answer = http.post(f"{gateway.url}/v1/uploads{path}", **sent)
         assert answer.status_code == 501, (path, answer.text)
         assert answer.json()["error"]["code"] == "storage_not_configured"

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 from worker.plugins.hooks.examples import rag
@@ -61,7 +62,7 @@ def chat(question: str, max_tokens: int = 5, **fields: Any) -> dict[str, Any]:
 
 
 def post(gateway: Process, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(gateway.url + CHAT, json=body, timeout=60)
+    return http.post(gateway.url + CHAT, json=body, timeout=60)
 
 
 def chunks(stream: str) -> list[dict[str, Any]]:
@@ -70,7 +71,7 @@ def chunks(stream: str) -> list[dict[str, Any]]:
 
 
 def job(gateway: Process, job_id: str) -> dict[str, Any]:
-    shown: dict[str, Any] = httpx.get(f"{gateway.url}/jobs/{job_id}").json()
+    shown: dict[str, Any] = http.get(f"{gateway.url}/jobs/{job_id}").json()
     return shown
 
 

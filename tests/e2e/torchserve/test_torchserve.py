@@ -13,6 +13,7 @@ import pytest
 from gateway.ops.autoscaler.tick import tick
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.scale_store import ScaleStore
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
@@ -38,7 +39,7 @@ def gateway(
     gateway = stack.gateway(api_keys="team:s3cret", admin_keys="ops:0perator")
 
     def ready() -> bool:
-        return httpx.get(f"{gateway.url}/readyz").json()["status"] == "ready"
+        return http.get(f"{gateway.url}/readyz").json()["status"] == "ready"
 
     wait_for(ready, "the model is known")
     yield gateway
@@ -124,7 +125,7 @@ def test_a_wrong_prediction_has_its_own_error(
 
 
 def test_a_prediction_needs_a_key(gateway: Process) -> None:
-    answer = httpx.post(f"{gateway.url}/predictions/{MODEL}", json={"prompt": "x"})
+    answer = http.post(f"{gateway.url}/predictions/{MODEL}", json={"prompt": "x"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 

@@ -10,6 +10,7 @@ import pytest
 from shared.store.redis.outbox import outbox_key
 from shared.tenants.tenant import DEFAULT_TENANT
 from tests.e2e.test_storage_route import doctor
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually
@@ -19,7 +20,7 @@ BODY = {"model": "simulated", "messages": [{"role": "user", "content": "x"}], "m
 
 
 def webhooks(gateway: Process) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{gateway.url}/admin/webhooks").raise_for_status().json()
+    found: dict[str, Any] = http.get(f"{gateway.url}/admin/webhooks").raise_for_status().json()
     return found
 
 
@@ -66,5 +67,5 @@ async def test_events_without_maintenance(stack: Stack, redis_server: RedisServe
 def test_the_backlog_is_for_operators(stack: Stack, key: str) -> None:
     gateway = stack.gateway(api_keys="team:team", admin_keys="ops:ops")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    answer = httpx.get(f"{gateway.url}/admin/webhooks", headers=headers)
+    answer = http.get(f"{gateway.url}/admin/webhooks", headers=headers)
     assert answer.status_code == (403 if key else 401)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,14 +105,9 @@ def test_wrong_parts_of_elements_are_few_errors(path: str) -> None:
             assert n_errors(validation, body) <= FEW * TIMES, str(body)[:500]
 
 
-def test_items_of_a_response_cost_little_memory() -> None:
-    """It was 1.3 GB in all for 500 `{}`."""
-    body = {"input": [{}] * A_THOUSAND}
-    tracemalloc.start()
-    assert not admitted("/v1/responses", body)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1_000_000
+def test_empty_items_of_a_response_are_refused() -> None:
+    """500 of them were 1.3 GB of errors in vLLM."""
+    assert not admitted("/v1/responses", {"input": [{}] * A_THOUSAND})
 
 
 def goes_on(path: str, validation: TypeAdapter[Any], body: dict[str, Any]) -> bool:

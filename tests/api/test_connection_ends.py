@@ -17,9 +17,11 @@ import pytest
 from tests.harness.client import CHAT
 from tests.harness.client import chat as chat_body
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import PATIENT
+from tests.harness.keys import bearer
 from tests.harness.process_state import local_ports
+from tests.harness.processes import metric
 from tests.harness.servers import RedisServer
-from tests.harness.settings import PATIENT
 from tests.harness.strict_client import CHUNK_ID, ProtocolViolation, StrictClient, request
 from tests.harness.waiting import eventually, wait_for
 
@@ -91,7 +93,9 @@ def gateway(stack: Stack) -> Process:
 def start(stack: Stack, **changes: Any) -> Process:
     keys = ",".join(f"{name}:{key}" for name, key in KEYS.items())
     gateway = stack.gateway(api_keys=keys, **PATIENT, **changes)
-    wait_for(lambda: gateway.metric("flotilla_open_streams") == 0, "it counts streams")
+    wait_for(
+        lambda: metric(gateway.url, "flotilla_open_streams", bearer(ANN)) == 0, "it counts streams"
+    )
     return gateway
 
 
@@ -126,7 +130,9 @@ async def nothing_goes_on(gateway: Process) -> None:
         return not listed
 
     await eventually(idle, "all jobs have been cancelled")
-    wait_for(lambda: gateway.metric("flotilla_open_streams") == 0, "no stream is open")
+    wait_for(
+        lambda: metric(gateway.url, "flotilla_open_streams", bearer(ANN)) == 0, "no stream is open"
+    )
     client.close()
 
 

@@ -6,16 +6,15 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
-import httpx
 import pytest
 
 from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import patience
 from tests.harness.keys import bearer
 from tests.harness.process_state import anonymous_bytes
-from tests.harness.settings import patience
+from tests.harness.processes import metric
 from tests.harness.waiting import wait_for
 
 KEY = "sk-of-alice"
@@ -27,16 +26,8 @@ Connect = Callable[..., socket.socket]
 
 
 @pytest.fixture(scope="module")
-def stack(module_stack: Stack) -> Iterator[Stack]:
-    """A fleet whose metrics need a key, too."""
-    get = httpx.get
-
-    def with_key(url: str, **more: Any) -> httpx.Response:
-        return get(url, **{"headers": WITH_KEY, "timeout": 60, **more})
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(httpx, "get", with_key)
-        yield module_stack
+def stack(module_stack: Stack) -> Stack:
+    return module_stack
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +101,10 @@ def test_headers_are_limited_in_bytes_and_number(gateway: Process, connect: Conn
     whole = sent % (b"a" * 30_000) + length + b"\r\n" + body
     assert rest(connect(whole)).startswith(b"HTTP/1.1 401 ")
     assert anonymous_bytes(gateway) - before < offered / 10
-    assert gateway.metric("flotilla_requests_refused_total", code="headers_too_large") > 3
+    assert (
+        metric(gateway.url, "flotilla_requests_refused_total", WITH_KEY, code="headers_too_large")
+        > 3
+    )
 
 
 def test_trailers_are_limited_and_not_used_as_headers(gateway: Process, connect: Connect) -> None:
@@ -151,8 +145,10 @@ def test_connections_of_silent_clients_are_closed(stack: Stack, connect: Connect
     assert b" 401 " in answers["a part of the body of a refused request"]
     assert answers["an upgrade by GET"].startswith(b"HTTP/1.1 200 ")
     assert error_of(answers["an upgrade by POST"])[0] == 400
-    assert hasty.metric(CLOSED, limit="time") >= 3
-    assert hasty.metric("flotilla_requests_refused_total", code="headers_timeout") == 2
+    assert metric(hasty.url, CLOSED, WITH_KEY, limit="time") >= 3
+    assert (
+        metric(hasty.url, "flotilla_requests_refused_total", WITH_KEY, code="headers_timeout") == 2
+    )
 
 
 def test_invalid_requests_and_too_many_pipelined_ones_are_refused(

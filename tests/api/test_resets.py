@@ -11,8 +11,8 @@ import pytest
 
 from tests.harness.client import CHAT, chat, http
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import PATIENT
 from tests.harness.process_state import anonymous_bytes, descriptors
-from tests.harness.settings import PATIENT
 from tests.harness.strict_client import StrictClient, request
 from tests.harness.waiting import wait_for
 

@@ -16,8 +16,8 @@ import pytest
 
 from tests.harness.client import CHAT, chat, http, in_progress, job
 from tests.harness.fleet import Process, Stack
+from tests.harness.inner_settings import patience
 from tests.harness.process_state import anonymous_bytes
-from tests.harness.settings import patience
 from tests.harness.strict_client import request
 from tests.harness.waiting import wait_for
 

@@ -11,6 +11,7 @@ from tests.api.test_front_door import (
     CLOSED,
     HALF,
     KEY,
+    WITH_KEY,
     Connect,
     connect,
     gateway,
@@ -19,6 +20,7 @@ from tests.api.test_front_door import (
 )
 from tests.harness.client import http
 from tests.harness.fleet import Stack
+from tests.harness.processes import metric
 from tests.harness.waiting import wait_for
 
 __all__ = ["connect", "gateway", "stack"]
@@ -43,7 +45,7 @@ def test_silent_connections_of_an_address_are_limited_and_authenticated_ones_are
 
     def closed() -> bool:
         served()
-        return gateway.metric(CLOSED, limit="address") >= 20
+        return metric(gateway.url, CLOSED, WITH_KEY, limit="address") >= 20
 
     served()
     silent = [connect(*sent, to=gateway) for sent in [(), (HALF,)] * 20]
@@ -58,16 +60,17 @@ def test_at_the_limit_of_descriptors_silent_connections_are_closed_first(
     stack: Stack, connect: Connect, tmp_path: Path
 ) -> None:
     launcher = ("sh", "-c", 'ulimit -n 256 && exec "$@"', "limited")
-    limited = Stack(stack.redis_url, tmp_path, stack.processes, launcher)
+    limited = Stack(stack.redis_url, tmp_path, launcher)
+    limited.processes = stack.processes  # they end with those
     small = limited.gateway(api_keys=f"alice:{KEY}", header_timeout_s=60)
-    limit = int(small.metric("flotilla_connections_limit"))
+    limit = int(metric(small.url, "flotilla_connections_limit", WITH_KEY))
     assert 100 < limit < 256
     half_open = [connect(HALF, to=small) for _ in range(300)]
     for _ in range(20):
         assert http.get(f"{small.url}/healthz").status_code == 200
         assert http.get(f"{small.url}/readyz").status_code == 200  # writes to Redis
-    assert small.metric("flotilla_connections") <= limit
-    assert small.metric(CLOSED, limit="descriptors") >= 300 - limit
+    assert metric(small.url, "flotilla_connections", WITH_KEY) <= limit
+    assert metric(small.url, CLOSED, WITH_KEY, limit="descriptors") >= 300 - limit
     assert not is_open(half_open[0])
     assert is_open(half_open[-1])
     text = small.log.read_text()
@@ -84,9 +87,9 @@ def test_wrong_keys_are_slowed_down_and_a_valid_one_is_not(stack: Stack) -> None
         assert time.monotonic() - began > 0.9
         assert client.post(f"{gateway.url}/v1/completions", json={}).status_code == 401
         assert time.monotonic() - began > 1.8
-    assert http.get(url).status_code == 200
-    assert gateway.metric("flotilla_wrong_keys_total", answer="at_once") == 3
-    assert gateway.metric("flotilla_wrong_keys_total", answer="delayed") == 2
+    assert http.get(url, headers=WITH_KEY).status_code == 200
+    assert metric(gateway.url, "flotilla_wrong_keys_total", WITH_KEY, answer="at_once") == 3
+    assert metric(gateway.url, "flotilla_wrong_keys_total", WITH_KEY, answer="delayed") == 2
     text = gateway.log.read_text()
     assert "4 wrong API keys from 127.0.0.1" in text
     assert "guessed" not in text

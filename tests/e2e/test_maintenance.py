@@ -164,16 +164,6 @@ def test_it_outlives_its_redis(fleet: Stack, own_redis: RedisServer, store: redi
     end(maintenance)
 
 
-def test_a_signal_ends_it_while_redis_is_away(
-    fleet: Stack, own_redis: RedisServer, store: redis.Redis
-) -> None:
-    maintenance = fleet.maintenance(**OFTEN)
-    wait_for_rounds(store, maintenance)
-    own_redis.stop(kill=True)
-    wait_for(lambda: "Trying again" in maintenance.log.read_text(), "it has noticed")
-    end(maintenance)
-
-
 def test_a_signal_ends_it_while_redis_hangs(
     fleet: Stack, own_redis: RedisServer, store: redis.Redis
 ) -> None:
@@ -264,17 +254,6 @@ def test_celery_is_restarted_and_ends_with_its_parent(fleet: Stack, store: redis
     celery = child_of(maintenance)
     maintenance.kill()
     wait_for(lambda: not Path(f"/proc/{celery}/exe").exists(), "it has ended")
-
-
-def test_two_of_them_share_the_work_and_one_may_be_killed(fleet: Stack, store: redis.Redis) -> None:
-    one, two = fleet.maintenance(**OFTEN), fleet.maintenance(**OFTEN)
-    for process in (one, two):
-        wait_for(lambda p=process: "repair every" in p.log.read_text(), "it has started")
-        wait_for_rounds(store, process)
-    one.kill()
-    wait_for_rounds(store, two)
-    wait_for_rounds(store, two)
-    end(two)
 
 
 def test_a_redis_with_one_database_only(own_redis: RedisServer, tmp_path: Path) -> None:

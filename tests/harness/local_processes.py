@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from gateway.offline import LocalFleet
 from gateway.offline.fleet_process import FleetError
 from shared.platform.settings import SettingsError
 from tests.harness.settings import child_environment
-from tests.harness.up import is_alive
+from tests.harness.up import FLOTILLA, is_alive
 from tests.harness.waiting import wait_for
 
-__all__ = ["FleetError", "LocalFleet", "LocalProcesses", "SettingsError"]
+__all__ = ["FLOTILLA", "FleetError", "LocalFleet", "LocalProcesses", "SettingsError"]
 
-FLOTILLA = str(Path(sys.executable).with_name("flotilla"))
 SETTINGS: Mapping[str, Any] = {
     # Another fleet's, which a local one must not touch.
     "redis_url": "redis://127.0.0.1:1/0",

@@ -121,7 +121,9 @@ def metric(url: str, name: str, headers: dict[str, str] | None = None, **labels:
 def _samples(url: str, headers: dict[str, str], name: str, labels: dict[str, str]) -> list[float]:
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
     found = []
-    for line in http.get(f"{url}/metrics", headers=headers).text.splitlines():
+    answer = http.get(f"{url}/metrics", headers=headers)
+    assert answer.status_code not in (401, 403), f"the metrics of {url} need a key"
+    for line in answer.text.splitlines():
         sample, _, value = line.rpartition(" ")
         if sample.partition("{")[0] == name and all(part in sample for part in wanted):
             found.append(float(value))

@@ -11,21 +11,6 @@ from shared.platform.settings import declared, to_environment
 ROOT = Path(__file__).parents[2]
 """The repository."""
 
-PATIENT: dict[str, Any] = {"lease_s": 15, "silence_s": 60}
-"""Settings of processes that are not to be taken for lost, however busy the machine is."""
-
-
-def patience(
-    *, header_s: float = 60, write_s: float = 60, buffer_bytes: int = 65_536
-) -> dict[str, Any]:
-    """Settings of a gateway: how long a client may take to send a head, or read nothing; and how
-    much waits for one that is slow."""
-    return {
-        "header_timeout_s": header_s,
-        "write_timeout_s": write_s,
-        "stream_buffer_bytes": buffer_bytes,
-    }
-
 
 class Settings(*declared("gateway", "up", "worker", "client")):
     """The settings of every process."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.harness.processes import process_tree
 from tests.harness.servers import free_port
-from tests.harness.settings import ROOT
+from tests.harness.settings import ROOT, child_environment
 from tests.harness.waiting import DEADLINE_S, wait_for
 
 STAND_INS = (sys.executable, str(Path(__file__).parent / "stand_ins" / "run_up.py"))
 """`flotilla up` with stand-ins instead of gateway and worker."""
-REAL = (str(Path(sys.executable).with_name("flotilla")), "up")
+FLOTILLA = str(Path(sys.executable).with_name("flotilla"))
+REAL = (FLOTILLA, "up")
 
 
 def is_alive(pid: int) -> bool:
@@ -27,11 +28,7 @@ def is_alive(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """Return all running descendants of `pid`."""
-    try:
-        direct = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return [p for child in direct for p in (child, *children(child)) if is_alive(p)]
+    return [each for each in process_tree(pid) if each != pid and is_alive(each)]
 
 
 class Up:
@@ -48,13 +45,11 @@ class Up:
         self.port = free_port()
         self.output = folder / "output"
         self.environment = {
-            **{name: value for name, value in os.environ.items() if "FLOTILLA" not in name},
+            **child_environment(
+                port=self.port, worker_port=0, engine="simulated", drain_deadline_s=5
+            ),
             "PYTHONPATH": str(ROOT),
-            "FLOTILLA_PORT": str(self.port),
             "GATEWAY_PORT": str(self.port),  # for stand-ins of workers, which do not get the other
-            "FLOTILLA_WORKER_PORT": "0",
-            "FLOTILLA_ENGINE": "simulated",
-            "FLOTILLA_DRAIN_DEADLINE_S": "5",
             **environment,
         }
         with self.output.open("wb") as output:

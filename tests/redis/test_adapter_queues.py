@@ -191,23 +191,6 @@ async def test_suspects_of_an_adapter_wait_in_its_pools_lane(queue: JobQueue, st
     assert store.zrange(keys.waiting(0, POOL, SUSPECT_LANE), 0, -1) == [job.id.encode()]
 
 
-async def test_a_paused_worker_claims_nothing_until_it_is_resumed(
-    queue: JobQueue, redis_url: str, store: Redis
-) -> None:
-    async with serving(queue, slots=4) as loop:
-        await loop.pause("paused by a test")
-        job = await submit(queue, body=chat(2), stream=False)
-        assert store.zcard(keys.waiting(0, POOL, "default")) == 1
-        assert loop.slots.decision.state == "paused"
-        loop.resume()
-
-        async def done() -> bool:
-            found = await queue.get(job.id)
-            return found is not None and found.state.terminal
-
-        await eventually(done, "the job has ended")
-
-
 async def test_what_is_remembered_of_adapters_ends_with_them(
     queue: JobQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

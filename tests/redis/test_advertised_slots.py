@@ -312,17 +312,6 @@ async def test_a_repeated_submit_assigns_no_job_twice(
     assert [leased.id for leased in control.assigned(queue)] == [job.id]
 
 
-async def test_an_assigned_job_has_a_deadline_too(
-    queue: JobQueue, store: Redis, control: ChannelSubscriber
-) -> None:
-    await claim(queue, 4, slots=4)
-    job = await submit(queue, deadline_s=600.0)
-    control.messages()
-    store.zadd(keys.base(0) + keys.DEADLINES, {job.id: 1})
-    assert await queue.expire(0, 10) == [job.id]
-    assert control.dropped() == [job.id]
-
-
 async def test_a_worker_rejects_assigned_jobs_that_it_did_not_receive(
     queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
@@ -388,31 +377,6 @@ async def test_a_worker_advertises_its_slots_and_withdraws_them_when_it_drains(
             return advertised(store) == {}
 
         await eventually(advertises_nothing, "a draining worker advertises nothing")
-
-
-async def test_a_cancelled_job_is_aborted_by_its_worker(
-    queue: JobQueue, store: Redis, redis_url: str
-) -> None:
-    async with serving(queue, slots=4) as loop:
-
-        async def advertises_all() -> bool:
-            return advertised(store) == {WORKER: 4}
-
-        await eventually(advertises_all, "the idle worker advertises its slots")
-        job = make_job(body=chat(4000, ignore_eos=True))
-        assert await submit_one(queue, job, 100) == 0
-
-        async def runs() -> bool:
-            return job.id in loop.runs
-
-        await eventually(runs, "the job runs")
-        assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
-
-        async def aborted() -> bool:
-            return not loop.runs
-
-        await eventually(aborted, "the run has ended")
-        await eventually(advertises_all, "its slot is advertised again")
 
 
 async def test_a_lost_control_message_delays_the_job_and_does_not_lose_it(

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import pytest
 from redis import Redis
 
-from gateway.core.fleet_view import FleetView
 from gateway.ops.autoscaler import tick as autoscale
 from gateway.ops.autoscaler.tick import tick
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
-from shared.fleet.pool import pool_name
 from shared.fleet.registry import WorkerInfo
 from shared.fleet.scale_decisions import Scale
 from shared.job.states import WorkerState
-from shared.platform.settings import SettingsError
 from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
@@ -55,30 +50,6 @@ async def scale_of(queue: JobQueue, pool: str = POOL) -> Scale:
     return scales[pool]
 
 
-async def test_from_an_empty_fleet_to_a_decision(
-    queue: JobQueue, registry: Registry, policy: None
-) -> None:
-    await tick(queue, registry, SETTINGS, SETTINGS.described)
-    assert (await registry.models())["m"].pool == POOL
-    scale = await scale_of(queue)
-    assert (scale.wanted, scale.model, scale.limits.max) == (0, "m", 3)
-    for _ in range(4):
-        await submit(queue)
-    await tick(queue, registry, SETTINGS, SETTINGS.described)
-    scale = await scale_of(queue)
-    assert (scale.wanted, scale.reason, scale.wait_s) == (2, "4 wait", 1.5)
-    assert scale.seen.waiting == 4
-    assert scale.seen.arrivals_per_s > 0
-    assert scale.seen.starting == 0  # no worker had been requested by then
-    await tick(queue, registry, SETTINGS, SETTINGS.described)
-    assert (await scale_of(queue)).seen.starting == 2
-    changes = await ScaleStore(queue.servers.primary).history(POOL)
-    assert [(c.before, c.wanted, c.reason) for c in changes] == [
-        (0, 2, "4 wait"),
-        (None, 0, "0 wait"),
-    ]
-
-
 async def test_announced_workers_are_observed(
     queue: JobQueue, registry: Registry, policy: None
 ) -> None:
@@ -111,20 +82,6 @@ async def test_a_workers_own_card_is_never_overwritten(queue: JobQueue, registry
     assert (await scale_of(queue, "its-own")).model == "m"
 
 
-async def test_a_worker_overwrites_the_provisional_card(
-    queue: JobQueue, registry: Registry
-) -> None:
-    settings = Settings(autoscale="org/Model=0:1")
-    await tick(queue, registry, settings, settings.described)
-    model = (await registry.models())["org/Model"]
-    assert model.pool == pool_name("org/Model")
-    assert model.card["object"] == "model"
-    await registry.register_models(model.pool, [{"id": "org/Model", "max_model_len": 9}])
-    settings = Settings(autoscale="org/Model=0:1")
-    await tick(queue, registry, settings, settings.described)
-    assert (await registry.models())["org/Model"].card["max_model_len"] == 9
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -147,15 +104,6 @@ async def test_a_record_that_cannot_be_read_is_as_if_there_were_none(
     history = await ScaleStore(queue.servers.primary).history(POOL)
     assert history
     assert {entry.wanted for entry in history} == {0}
-
-
-async def test_a_record_of_a_newer_version_is_read(
-    queue: JobQueue, registry: Registry, store: Redis, policy: None
-) -> None:
-    await tick(queue, registry, SETTINGS, SETTINGS.described)
-    raw = json.loads(store.hget(keys.scale(POOL), "scale"))
-    store.hset(keys.scale(POOL), "scale", json.dumps(raw | {"mood": "good"}))
-    assert (await scale_of(queue)).wanted == 0
 
 
 async def test_the_history_is_bounded_and_newest_first(
@@ -194,35 +142,6 @@ async def test_without_redis_nothing_is_decided_and_the_next_tick_goes_on(
         assert (await scale_of(queue)).wanted == 1
 
 
-async def test_many_shards(redis_url: str, policy: None) -> None:
-    async with open_queue(redis_url, shards=16) as queue:
-        registry = Registry(queue.servers.primary)
-        await registry.announce(
-            worker(pool=POOL, finished=1, prompt_tokens=25, request_bytes=100, job_seconds=1.0)
-        )
-        for shard in range(16):
-            await submit(queue, id=f"job_{shard:03x}{'0' * 23}{shard:x}", body=b"y" * 400)
-        await tick(queue, registry, SETTINGS, SETTINGS.described)
-        seen = (await scale_of(queue)).seen
-        assert (seen.waiting, seen.waiting_tokens) == (16, pytest.approx(16 * 100))
-
-
-async def test_two_gateways_have_the_same_copy(
-    queue: JobQueue, registry: Registry, policy: None
-) -> None:
-    await submit(queue)
-    await tick(queue, registry, SETTINGS, SETTINGS.described)
-    fleets = [FleetView(registry, ScaleStore(queue.servers.primary)) for _ in range(2)]
-    for fleet in fleets:
-        await fleet.refresh()
-    first, second = (fleet.scales[POOL] for fleet in fleets)
-    assert first == second
-    assert first.wanted == 1
-    assert not first.stale(fleets[0].now_s())
-    assert first.stale(fleets[0].now_s() + 3600)
-    assert fleets[0].wait_estimate(POOL, 1).reason == "no worker runs; one is being started"
-
-
 class Unreachable:
     """An actuator that raises, as if its machine did not answer."""
 
@@ -235,19 +154,6 @@ class Unreachable:
         raise httpx.ConnectError("connection refused")
 
 
-class DrainsOneMore:
-    """An actuator that drains one more each time."""
-
-    def __init__(self) -> None:
-        self.draining: list[list[str]] = []
-
-    async def reconcile(
-        self, wanted: int, workers: list[WorkerInfo], draining: list[str]
-    ) -> list[str]:
-        self.draining.append(list(draining))
-        return [*draining, f"c{len(draining)}"]
-
-
 async def test_an_actuator_that_fails_leaves_the_decision_readable(
     queue: JobQueue, registry: Registry, policy: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,30 +163,3 @@ async def test_an_actuator_that_fails_leaves_the_decision_readable(
     await tick(queue, registry, SETTINGS, SETTINGS.described)
     assert failing.asked == [1]
     assert (await scale_of(queue)).wanted == 1
-
-
-async def test_the_number_of_draining_workers_is_stored(
-    queue: JobQueue, registry: Registry, policy: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drains = DrainsOneMore()
-    monkeypatch.setattr(autoscale, "actuator", lambda settings, pool: drains)
-    for _ in range(3):
-        await tick(queue, registry, SETTINGS, SETTINGS.described)
-    assert drains.draining == [[], ["c0"], ["c0", "c1"]]
-
-
-async def test_docker_scales_one_model(queue: JobQueue, registry: Registry) -> None:
-    settings: Any = Settings(autoscale="a=0:1,b=0:1", autoscale_actuator="docker")
-    with pytest.raises(SettingsError, match="one model"):
-        await tick(queue, registry, settings, settings.described)
-
-
-async def test_the_real_policy_fits(queue: JobQueue, registry: Registry) -> None:
-    for _ in range(20):
-        await submit(queue)
-    for _ in range(3):
-        await tick(queue, registry, SETTINGS, SETTINGS.described)
-    scale = await scale_of(queue)
-    assert 1 <= scale.wanted <= 3
-    assert scale.seen.waiting == 20
-    assert scale.reason

@@ -104,24 +104,6 @@ async def test_a_job_that_is_leased_as_it_is_submitted_has_its_run_deadline(
 
 
 @pytest.mark.parametrize("by", ["claim", "reaper"])
-async def test_a_job_past_its_queue_deadline_is_never_started(
-    queue: JobQueue, store: sync_redis.Redis, gateway: ChannelSubscriber, by: str
-) -> None:
-    job_id = (await submit(queue, queue_deadline_s=0.001, run_deadline_s=100.0)).id
-    store.hset(keys.job(0, job_id), "created_us", 1)  # long ago
-    set_due(store, job_id)
-    if by == "claim":
-        assert await claim(queue) == []
-    else:
-        assert await queue.expire(0) == [job_id]
-    job = await seen(queue, job_id)
-    assert (job.state, job.error_code) == (JobState.EXPIRED, "queue_deadline_exceeded")
-    assert job.attempts == ()
-    assert len(gateway.frames()) == 1
-    assert await claim(queue) == []
-
-
-@pytest.mark.parametrize("by", ["claim", "reaper"])
 async def test_a_lost_job_past_its_run_deadline_is_not_continued(
     queue: JobQueue, store: sync_redis.Redis, by: str
 ) -> None:
@@ -137,19 +119,6 @@ async def test_a_lost_job_past_its_run_deadline_is_not_continued(
     job = await seen(queue, job_id)
     assert (job.state, job.error_code) == (JobState.EXPIRED, "run_deadline_exceeded")
     assert [entry.end for entry in await log_entries(queue, job_id, 0)] == ["", "expired"]
-
-
-async def test_a_running_job_past_its_run_deadline_ends_and_its_worker_is_fenced(
-    queue: JobQueue, store: sync_redis.Redis, control: ChannelSubscriber
-) -> None:
-    job_id = (await submit(queue, run_deadline_s=50.0)).id
-    leased = await claim_one(queue)
-    await emit_and_flush(queue, leased)
-    set_due(store, job_id)
-    assert await queue.expire(0) == [job_id]
-    assert control.dropped() == [job_id]
-    assert await finish(queue, leased, 2, answer()) == "expired"
-    assert (await seen(queue, job_id)).error_code == "run_deadline_exceeded"
 
 
 async def test_the_deadline_for_the_whole_job_has_its_own_error(

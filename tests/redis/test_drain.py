@@ -96,22 +96,6 @@ async def test_only_as_many_move_as_there_is_room_for_and_the_others_finish(
         assert "completed" in outcomes
 
 
-async def test_a_worker_that_is_alone_finishes_its_jobs(queue: JobQueue, redis_url: str) -> None:
-    async with serving(queue, slots=4) as loop:
-        (job,) = await start(queue, loop, [chat(50, ignore_eos=True)])
-        await drain(loop, queue)
-        shown = await found(queue, job)
-        assert (shown.state, len(shown.attempts)) == ("completed", 1)
-
-
-async def test_after_the_deadline_jobs_are_released(queue: JobQueue, redis_url: str) -> None:
-    async with serving(queue, slots=4) as loop:
-        (job,) = await start(queue, loop, [LONG])
-        await drain(loop, queue, deadline_s=0.05)
-        shown = await found(queue, job)
-        assert (shown.state, shown.attempts[0].outcome) == ("queued", "drained")
-
-
 async def test_jobs_of_an_engine_that_fails_while_the_worker_drains_are_blamed(
     queue: JobQueue, redis_url: str
 ) -> None:

@@ -19,7 +19,6 @@ from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scale_store import ScaleStore
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.redis.test_registry import INFO
 
 NOT_UTF8 = b"\xff\xfe"
 
@@ -33,30 +32,6 @@ async def fleet(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     yield fleet
     assert tasks.ended == {}
     await tasks.stop()
-
-
-async def test_malformed_values_of_all_kinds_do_not_hide_the_others(
-    fleet: FleetView, queue: JobQueue, store: Redis
-) -> None:
-    registry = Registry(queue.servers.primary)
-    await registry.register_models("pool", [{"id": "m"}])
-    store.hset(keys.MODELS, mapping={"bad": "{", NOT_UTF8: "{}", "text": NOT_UTF8, "list": "[]"})
-    store.sadd(keys.WORKERS, "w-2", "w-3", NOT_UTF8)
-    store.hset(keys.worker("w-2"), mapping={"state": "7", "id": NOT_UTF8})
-    store.set(keys.worker("w-3"), "not a hash")
-    store.hset(keys.scale("pool"), "scale", NOT_UTF8)
-    await registry.announce(INFO)
-
-    async def complete() -> bool:
-        return list(fleet.models) == ["m"] and fleet.workers == [INFO]
-
-    await eventually(complete, "what can be read is read")
-    assert fleet.scales == {}
-    store.delete(keys.scale("pool"))
-    store.set(keys.scale("pool"), "not a hash")
-    await fleet.refresh()
-    assert fleet.workers == [INFO]
-    assert fleet.problem == ""
 
 
 async def test_a_copy_that_can_not_be_refreshed_is_a_problem(

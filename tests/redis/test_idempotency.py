@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared.job.errors import QueueFull
 from shared.job.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob, SubmitReply
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from tests.redis.conftest import GATEWAY, TENANT, claim, make_job, submit
+from tests.redis.conftest import TENANT, claim, make_job
 
 BODY = b'{"model": "m"}'
 
@@ -36,25 +35,6 @@ async def test_the_second_call_joins_the_job_of_the_first(queue: JobQueue, store
     assert await submit_one(queue, keyed()) == JoinedJob(first.id)
     (key,) = store.keys("*idempotency*")
     assert IDEMPOTENCY_TTL_S - 60 < store.ttl(key) <= IDEMPOTENCY_TTL_S
-
-
-async def test_a_job_that_was_refused_takes_no_key(queue: JobQueue, store: Redis) -> None:
-    await submit(queue)
-    assert isinstance(await submit_one(queue, keyed(), 1), QueueFull)
-    assert not store.keys("*idempotency*")
-
-
-async def test_the_key_of_a_job_that_nobody_followed_or_that_is_gone_is_free(
-    queue: JobQueue, store: Redis
-) -> None:
-    first = keyed(keep_s=0.0)
-    await submit_one(queue, first)
-    await queue.unwatch(first.id, GATEWAY)
-    second = keyed()
-    assert await submit_one(queue, second) == 1
-    assert await submit_one(queue, keyed()) == JoinedJob(second.id)
-    store.delete(keys.job(0, second.id))
-    assert isinstance(await submit_one(queue, keyed()), int)
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x92\xc0\xc0"])

@@ -126,17 +126,6 @@ async def test_a_job_that_need_not_wait_is_not_refused(door: Door, queue: JobQue
         await door.admit(make_job(max_wait_s=0.01))
 
 
-async def test_a_call_whose_key_has_made_a_job_is_never_refused(
-    door: Door, queue: JobQueue
-) -> None:
-    key = IdempotencyKey.of(TENANT, "/jobs", "k", b"")
-    await submit(queue, idempotency=key)
-    await fill(queue)
-    assert await door.admit(make_job(idempotency=key, max_wait_s=0.01))
-    with pytest.raises(DeadlineUnreachable):
-        await door.admit(make_job(max_wait_s=0.01))
-
-
 async def test_calls_are_shed_while_the_queue_stands(
     door: Door, queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

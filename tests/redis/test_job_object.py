@@ -17,7 +17,6 @@ from shared.job.job_log import make_journal
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (
-    TENANT,
     WORKER,
     answer,
     claim_one,
@@ -74,24 +73,6 @@ async def test_text_and_usage_are_those_of_all_attempts(queue: JobQueue, stream:
         (WORKER, "drained", 2),
         ("w-2", "completed", None),
     ]
-
-
-async def test_a_cancelled_job_keeps_the_output_of_all_attempts(queue: JobQueue) -> None:
-    job = await lease(queue)
-    await begin(queue, job)
-    await queue.release([job], "drained", blame=False)
-    again = await claim_one(queue, worker="w-2")
-    await emit_token(queue, again, 2, "b")
-    await queue.cancel(job.id, TENANT)
-    cancelled = await shown(queue, job.id)
-    assert (cancelled["state"], cancelled["text"]) == ("cancelled", "ab")
-    assert cancelled["usage_so_far"]["completion_tokens"] == 2
-
-
-async def test_a_job_that_was_never_started_has_no_text(queue: JobQueue) -> None:
-    job = await lease(queue)
-    await queue.release([job], "drained", blame=False)
-    assert (await shown(queue, job.id))["text"] == ""
 
 
 async def test_a_waiting_job_whose_log_lacks_entries_shows_it(

@@ -59,28 +59,6 @@ async def becomes(known: KnownKeys, secret: str, expected: bool, deadline_s: flo
     await eventually(is_so, f"known: {expected}", deadline_s)
 
 
-async def test_a_key_is_stored_replaced_and_revoked_once(queue: JobQueue) -> None:
-    records, peppers = KeyRecords(queue), Peppers([NEW])
-    _, digest, key = made(peppers)
-    versions = [await records.version()]
-    await records.create(digest, key)
-    assert (await records.read()).keys() == {digest: key}
-    versions.append(await records.version())
-    await records.create(digest, key)  # a repeated call
-    _, other, _ = made(peppers)
-    assert await records.replace(digest, other, key)
-    assert await records.replace(digest, other, key)  # a repeated call
-    assert (await records.read()).keys() == {other: key}
-    versions.append(await records.version())
-    assert not await records.revoke(digest)
-    assert await records.revoke(other)
-    assert not await records.revoke(other)
-    assert not await records.replace(other, digest, key)  # a revoked key does not come back
-    versions.append(await records.version())
-    assert len(set(versions)) == 4
-    assert (await records.read()).records == {}
-
-
 async def test_of_a_rotation_and_a_revocation_at_once_one_wins(queue: JobQueue) -> None:
     records, peppers = KeyRecords(queue), Peppers([NEW])
     for _ in range(20):
@@ -134,28 +112,3 @@ async def test_a_malformed_record_hides_no_other(queue: JobQueue, store: sync_re
     await KeyRecords(queue).create(digest, key)
     async with gateway(queue, NEW) as known:
         assert is_known(known, secret)
-
-
-async def test_a_used_key_is_moved_to_the_new_pepper_and_all_gateways_go_on(
-    queue: JobQueue,
-) -> None:
-    secret, digest, key = made(Peppers([OLD]))
-    unused, other, key_of_other = made(Peppers([OLD]))
-    records = KeyRecords(queue)
-    await records.create(digest, key)
-    await records.create(other, key_of_other)
-    # Gateways are restarted one after the other: for a while each moves what the other has moved.
-    async with gateway(queue, OLD, NEW) as first, gateway(queue, NEW, OLD) as second:
-
-        async def is_moved() -> bool:
-            assert is_known(first, secret)
-            assert is_known(second, secret)
-            return Peppers([NEW]).digest(secret) in (await records.read()).records
-
-        await eventually(is_moved, "it is stored with the new pepper", 5)
-    async with gateway(queue, NEW, OLD) as first, gateway(queue, NEW) as last:
-        assert is_known(first, secret)
-        await becomes(last, secret, True)
-        assert not is_known(last, unused)
-    names = {found.id: found.pepper for found in (await records.read()).keys().values()}
-    assert names == {key.id: Peppers([NEW]).names[0], key_of_other.id: Peppers([OLD]).names[0]}

@@ -20,7 +20,7 @@ from shared.job.lanes import DEFAULT
 from shared.store.redis import keys, scan
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from tests.harness.servers import RedisServer, one_redis_only
+from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 from tests.redis.conftest import POOL, claim, submit
@@ -164,13 +164,6 @@ async def test_two_processes_run_a_task_once_a_round(
     assert await tasks.seconds_since(AUTOSCALE) is None
 
 
-async def test_the_autoscaler_ticks_where_it_is_configured(
-    store: Redis, tasks: MaintenanceTasks
-) -> None:
-    assert await tasks.run_once_per_round(AUTOSCALE)
-    assert store.exists(keys.scale("m"))
-
-
 async def test_a_task_that_fails_is_logged_and_not_recorded_as_done(
     store: Redis,
     tasks: MaintenanceTasks,
@@ -191,22 +184,6 @@ async def test_a_task_that_fails_is_logged_and_not_recorded_as_done(
         assert 0 < store.pttl(keys.maintenance_lock(REPAIR)) <= 30_000
         store.delete(keys.maintenance_lock(REPAIR))
     assert store.hgetall(keys.MAINTENANCE_RUNS) == {}
-
-
-async def test_a_task_fails_while_redis_is_away_and_runs_when_it_is_back(
-    own_redis: RedisServer, logged: pytest.LogCaptureFixture
-) -> None:
-    settings = Settings(redis_url=own_redis.url)
-    tasks = MaintenanceTasks(settings, settings.described)
-    await tasks.run(PRUNE)
-    own_redis.stop(kill=True)
-    await tasks.run(REPAIR)
-    assert "repair: failed in this round: " in logged.text
-    own_redis.start()  # the idle connections are closed
-    await tasks.run(REPAIR)
-    with own_redis.client() as client:
-        assert client.hexists(keys.MAINTENANCE_RUNS, REPAIR)
-    await tasks.close()
 
 
 # --- the liveness file, and Celery that has stopped ---
@@ -290,20 +267,6 @@ async def test_without_a_folder_for_temporary_files_only_the_health_check_fails(
 
 
 # --- a Redis that Celery can't use ---
-
-
-@one_redis_only
-async def test_a_redis_without_a_database_for_celery(
-    redis_url: str, own_redis: RedisServer
-) -> None:
-    assert await broker.problem(Settings(redis_url=redis_url)) == ""
-    last = redis_url.replace("/0", "/15")
-    problem = await broker.problem(Settings(redis_url=last))
-    assert problem.startswith("FLOTILLA_MAINTENANCE_REDIS_URL: ")
-    assert "DB index is out of range" in problem
-    assert await broker.problem(Settings(redis_url=last, maintenance_redis_url=redis_url)) == ""
-    own_redis.stop(kill=True)
-    assert await broker.problem(Settings(redis_url=own_redis.url)) == ""  # it may come back
 
 
 async def test_a_cluster_is_refused(tmp_path: Path) -> None:

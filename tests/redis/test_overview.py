@@ -16,14 +16,10 @@ from gateway.core.submitter import Submitter
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
 from shared.fleet.registry import WorkerInfo
-from shared.job.fair_shares import Account
-from shared.job.lanes import DEFAULT
-from shared.job.states import JobEvent, WorkerState
+from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.interface import StoreUnavailable
-from shared.store.redis import keys
-from shared.store.redis.depths import depths
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.fleet_registry import Registry
@@ -31,17 +27,11 @@ from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.scale_store import ScaleStore
-from shared.store.redis.throughput import throughput
 from shared.tenants.tenant import Tenant
 from tests.redis.conftest import (
-    LEASE_S,
     POOL,
-    TENANT,
     WORKER,
-    answer,
     claim,
-    claim_one,
-    finish,
     submit,
 )
 
@@ -104,84 +94,6 @@ async def fleet(queue: JobQueue) -> Fleet:
     await fleet.registry.announce(info())
     await fleet.view.refresh()
     return fleet
-
-
-async def test_the_counters_of_jobs(queue: JobQueue) -> None:
-    async def total() -> tuple[int, dict[str, int]]:
-        pools = {lane.pool for lane in await depths(queue)}
-        found = await throughput(queue, pools)
-        return found.submitted, dict(found.ended)
-
-    assert await total() == (0, {})
-    done = await submit(queue)
-    leased = await claim_one(queue)
-    assert await finish(queue, leased, 1, answer()) == "ok"
-    waits = await submit(queue)
-    assert await total() == (2, {})
-    await queue.cancel(waits.id, TENANT)
-    await submit(queue)
-    failing = await claim_one(queue)
-    failed = answer(event=JobEvent.FAIL, error_code="rejected", status=400)
-    assert await finish(queue, failing, 1, failed) == "ok"
-    assert await total() == (3, {"cancelled": 1, "failed": 1})
-    assert done.id != waits.id
-
-
-async def test_a_damaged_counter_begins_anew(queue: JobQueue, store: Redis) -> None:
-    for wrong in ("string", "field"):
-        store.delete(keys.base(0) + keys.ENDED)
-        if wrong == "string":
-            store.set(keys.base(0) + keys.ENDED, "wrong")
-        else:
-            store.hset(keys.base(0) + keys.ENDED, "cancelled", "many")
-        assert (await throughput(queue, [])).ended == {}
-        job = await submit(queue)
-        await queue.cancel(job.id, TENANT)
-        assert (await throughput(queue, [])).ended == {"cancelled": 1}
-
-
-async def test_an_overview(fleet: Fleet, queue: JobQueue) -> None:
-    await submit(queue)
-    leased = await claim_one(queue)
-    await fleet.registry.announce(info(job_ids=(leased.id,)))
-    await queue.renew(0, WORKER, "", LEASE_S, [], {Account(POOL, DEFAULT, "a"): 300.0})
-    for tenant in ("a", "a", "b"):
-        await submit(queue, tenant=tenant)
-    await fleet.eviction.check()
-    found = await fleet.take()
-    assert found["verdict"]["level"] == "ok", found["verdict"]
-    (pool,) = found["pools"]
-    assert (pool["waiting"], pool["running"], pool["slots"], pool["busy"]) == (3, 1, 4, 1)
-    assert {lane["lane"]: lane["waiting"] for lane in pool["lanes"]}["default"] == 3
-    tenants = {each["tenant"]: (each["waiting"], each["running"]) for each in pool["tenants"]}
-    assert tenants == {"a": (2, 0), "b": (1, 0), TENANT: (0, 1)}
-    served = {each["tenant"]: each["served"] for each in pool["tenants"]}
-    assert served == {"a": 0.667, "b": 0.333, TENANT: None}, "b is lifted to half of a's level"
-    (worker,) = found["workers"]
-    assert (worker["id"], worker["state"], worker["jobs"]) == (WORKER, "ready", [leased.id])
-    assert 0 <= worker["heartbeat_age_s"] < 5
-    assert found["simulated"] is True
-    assert found["redis"]["used_memory"] > 0
-    assert found["history"]["waiting"] == [3]
-    assert found["rates"]["submitted"] is None
-    assert (await fleet.take())["rates"]["submitted"] is not None
-
-
-async def test_switches_and_letters(fleet: Fleet, store: Redis) -> None:
-    await fleet.desired.pause(POOL)
-    await fleet.desired.stop_intake(POOL)
-    await fleet.view.refresh()
-    store.xadd(keys.dead_letters(0), {"what": "attempts", "id": "x", "reason": "r"})
-    found = await fleet.take()
-    (pool,) = found["pools"]
-    assert (pool["paused"], pool["intake_stopped"]) == (True, True)
-    kinds = {problem["kind"] for problem in found["verdict"]["problems"]}
-    assert kinds == {"pool_paused", "intake_stopped", "dead_letters"}
-    assert found["dead_letters"] == 1
-    await fleet.desired.resume(POOL)
-    await fleet.view.refresh()
-    (pool,) = (await fleet.take())["pools"]
-    assert (pool["paused"], pool["intake_stopped"]) == (False, False)
 
 
 async def test_without_redis_the_last_figures_stay(fleet: Fleet, queue: JobQueue) -> None:

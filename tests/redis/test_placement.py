@@ -83,21 +83,6 @@ def ids(channel: ChannelSubscriber, queue: JobQueue) -> list[str]:
     return [job.id for job in channel.assigned(queue)]
 
 
-async def test_a_job_is_leased_to_its_warm_worker_though_another_has_more_slots(
-    queue: JobQueue, control: ChannelSubscriber, other: ChannelSubscriber
-) -> None:
-    await warm(queue, OTHER, LONG)
-    assert await taken(queue, 8, WORKER) == await taken(queue, 2, OTHER) == []
-    same, similar, different = [
-        await submit(queue, prefixes=each)
-        for each in (LONG, LONG[: 2 * HASH_BYTES], prefixes("x", 4))
-    ]
-    leased = other.assigned(queue)
-    assert [(job.id, job.known_blocks) for job in leased] == [(same.id, 128), (similar.id, 8)]
-    (elsewhere,) = control.assigned(queue)
-    assert (elsewhere.id, elsewhere.known_blocks) == (different.id, 0)
-
-
 async def test_a_short_prefix_is_not_worth_many_slots(
     queue: JobQueue, control: ChannelSubscriber, other: ChannelSubscriber
 ) -> None:
@@ -150,23 +135,6 @@ async def test_a_job_waits_for_its_warm_worker_that_is_full(
     assert store.llen(keys.wake_ups(0, POOL)) == 1, "who is idle looks when it may take the job"
     assert 50 < await left_s(queue, WORKER) < 60
     assert await taken(queue, 1, OTHER) == [job.id]
-
-
-async def test_a_job_waits_no_longer_than_the_patience(
-    queue: JobQueue, control: ChannelSubscriber, other: ChannelSubscriber
-) -> None:
-    queue.placement = PlacementRules(patience_s=0.3)
-    await warm(queue, OTHER, LONG)
-    assert await taken(queue, 4, WORKER) == []
-    job = await submit(queue, prefixes=LONG)
-    assert control.assigned(queue) == []
-    async with opened(queue) as consumer, asyncio.timeout(DEADLINE_S):
-        found = await consumer.claim(4, left_over=1)
-        while not found:
-            await consumer.wait_for_wake_up()
-            found = await consumer.claim(4, left_over=1)
-    assert [each.id for each in found] == [job.id]
-    assert found[0].waited_s >= 0.3
 
 
 async def test_a_job_does_not_wait_for_a_worker_that_is_gone(

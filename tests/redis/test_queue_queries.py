@@ -126,20 +126,6 @@ async def test_depths_of_released_jobs(queue: JobQueue) -> None:
     assert lanes == dict.fromkeys(LANES, (0, 0)) | {RETRY_LANE: (0, 1)}
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
-async def test_pages_show_every_job_once_newest_first(sharded: JobQueue, limit: int) -> None:
-    ids = [(await submit(sharded, id=job_id(i % SHARDS, i))).id for i in range(7)]
-    await submit(sharded, tenant="another-tenant")
-    seen: list[str] = []
-    before = None
-    while rows := await page(sharded, [TENANT], before, limit):
-        assert len(rows) <= limit
-        assert all(job is not None and job.id == each for _, each, job in rows)
-        seen += [each for _, each, _ in rows]
-        before = Place(*rows[-1][:2])
-    assert seen == ids[::-1]
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3])
 async def test_pages_show_jobs_of_the_same_microsecond_once(
     sharded: JobQueue, store: Redis, limit: int

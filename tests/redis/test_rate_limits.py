@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -112,50 +110,6 @@ async def test_a_request_that_is_larger_than_the_bucket_waits_until_it_is_full(
     await taken(records, limited, tokens=1)
 
 
-async def test_tokens_are_given_back(records: RateLimitRecords, store: sync_redis.Redis) -> None:
-    limited = of_key(10, 100)
-    await taken(records, limited, tokens=80)
-    await records.give_back(80, ["k:key_1", "t:none"])
-    assert rate(store)[1] == pytest.approx(100)
-    assert rate(store)[0] == 9, "the request still counts"
-    assert not store.exists(keys.first(keys.RATE, "t:none"))
-    await records.give_back(500, ["k:key_1"])
-    found = await taken(records, limited, tokens=0)
-    assert found.tokens_left
-    assert found.tokens_left.left == 100, "never more than a minute's"
-
-
-async def test_another_limit_holds_at_once(records: RateLimitRecords) -> None:
-    await taken(records, of_key(100))
-    found = await taken(records, of_key(10))
-    assert found.requests_left
-    assert found.requests_left.left == 9
-    # A rate that was not limited is full.
-    found = await taken(records, of_key(10, 1000), tokens=10)
-    assert found.tokens_left
-    assert found.tokens_left.left == 990
-
-
-async def test_concurrent_requests_count_until_they_are_released(
-    records: RateLimitRecords, store: sync_redis.Redis
-) -> None:
-    limited = of_key(0, 0, 2)
-    await taken(records, limited, holder="job_1")
-    await taken(records, limited, holder="job_2")
-    found = await refused(records, limited, holder="job_3")
-    assert (found.limit, found.wait_ms) == (Limit.CONCURRENT, 0)
-    assert "Try again in" not in found.message(1), "nobody knows when one ends"
-    await taken(records, limited)  # a job, which no client waits for
-    await records.release([("k:key_1", "job_1")])
-    await taken(records, limited, holder="job_3")
-    # Those of a gateway that is lost count until their lease ends.
-    running = keys.first(keys.RUNNING, "k:key_1")
-    store.zadd(running, {"job_2": 1})
-    await records.renew([("k:key_1", "job_3"), ("k:key_1", "gone")])
-    await taken(records, limited, holder="job_4")
-    assert store.zrange(running, 0, -1) == [b"job_3", b"job_4"]
-
-
 @pytest.mark.parametrize(
     ("number", "period", "wait_h", "limit"),
     [(3, "2026-11-28", 23, Limit.DAY), (4, "2026-11", 71, Limit.MONTH)],
@@ -175,18 +129,6 @@ async def test_budgets_end_with_their_day_or_month(
     assert found.wait_ms == wait_h * 3_600_000
     store.hset(keys.usage_totals(period), "t:team", "damaged")
     await taken(records, limited)
-
-
-async def test_many_at_once_get_exactly_what_the_limits_allow(records: RateLimitRecords) -> None:
-    limited, started = of_key(50, 0, 30), time.monotonic()
-    found = await asyncio.gather(
-        *(records.take(f"job_{n}", 1, [limited], NOW_S) for n in range(200))
-    )
-    assert sum(isinstance(each, Taken) for each in found) == 30
-    await records.release([("k:key_1", f"job_{n}") for n in range(200)])
-    found = await asyncio.gather(*(records.take(f"j{n}", 1, [limited], NOW_S) for n in range(200)))
-    refilled = (time.monotonic() - started) * 50 / 60
-    assert 20 <= sum(isinstance(each, Taken) for each in found) <= 20 + refilled + 1
 
 
 async def test_what_is_damaged_is_set_aside(

@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from shared.job.job import new_job_id
-from shared.job.lanes import CLIENT_LANES, DEFAULT, FLEX, LANES, RETRY_LANE
+from shared.job.lanes import CLIENT_LANES, DEFAULT, FLEX, LANES
 from shared.job.replies import Repaired
 from shared.store.redis import keys
 from shared.store.redis.depths import depths
@@ -43,7 +43,6 @@ from tests.redis.conftest import (
 )
 
 STREAM = keys.queue(0, POOL, DEFAULT)
-RETRIES = keys.queue(0, POOL, RETRY_LANE)
 WAITING = keys.waiting(0, POOL, DEFAULT)
 DEADLINES = keys.base(0) + keys.DEADLINES
 LISTED = keys.jobs(0, TENANT)
@@ -69,13 +68,6 @@ async def test_a_lost_stream_is_made_again_in_its_order(queue: JobQueue, store: 
     assert [job.id for job in await claim(queue)] == [job.id for job in jobs]
 
 
-async def test_one_lost_entry(queue: JobQueue, store: Redis) -> None:
-    first, second = await submit(queue), await submit(queue)
-    store.xdel(STREAM, store.hget(keys.job(0, first.id), "entry"))
-    assert await repair(queue) == {"entries": 1}
-    assert [job.id for job in await claim(queue)] == [first.id, second.id]
-
-
 async def test_counters_and_indexes_are_filled_again(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue, deadline_s=1e-6)
     before = {key: store.zrange(key, 0, -1, withscores=True) for key in (WAITING, LISTED)}
@@ -91,15 +83,6 @@ async def test_counters_and_indexes_are_filled_again(queue: JobQueue, store: Red
     assert [(d.lane, d.waiting) for d in await depths(queue) if d.waiting] == [(DEFAULT, 1)]
     assert await queue.expire(0, 10) == [job.id]
     assert entries_of(store, job.id) == []
-
-
-async def test_a_job_of_the_retry_lane_goes_back_there(queue: JobQueue, store: Redis) -> None:
-    job = await lease(queue)
-    await queue.release([job], "drained", blame=False)
-    store.delete(keys.queue(0, POOL, RETRY_LANE))
-    other = await submit(queue)
-    assert await repair(queue) == {"entries": 1}
-    assert [each.id for each in await claim(queue)] == [job.id, other.id]
 
 
 def recreate_group_at_end(store: Redis, stream: str = STREAM) -> None:
@@ -128,20 +111,6 @@ async def test_an_entry_that_the_group_has_passed_is_claimed(
     assert entries_of(store, job.id) == [DEFAULT]
     assert pending(store) == 1
     assert await renew(queue, WORKER, [leased]) == {}
-
-
-@pytest.mark.parametrize("damage", [recreate_group_at_end, read_by_hand])
-async def test_an_entry_of_the_retry_lane_that_no_worker_will_read(
-    queue: JobQueue, store: Redis, damage: Callable[[Redis, str], None]
-) -> None:
-    job = await lease(queue)
-    await queue.release([job], "drained", blame=False)
-    damage(store, RETRIES)
-    assert await claim(queue) == []
-    assert await repair(queue) == {"entries": 1}
-    assert entries_of(store, job.id) == [RETRY_LANE]
-    assert (await claim_one(queue)).id == job.id
-    assert pending(store) == 1
 
 
 async def test_a_job_that_was_claimed_without_its_entry_is_found_again(
@@ -273,16 +242,6 @@ async def test_the_log_of_a_job_that_was_deleted(queue: JobQueue, store: Redis) 
     done = await repair(queue)
     assert done == {"stray entries": 1, "stray jobs": 1}
     assert await repair(queue) == {}
-
-
-async def test_a_scan_finds_logs_without_a_job(queue: JobQueue, store: Redis) -> None:
-    job = await lease(queue)
-    await emit_token(queue, job, 1)
-    await emit(queue, [], log_flushes=[log_flush(output(job, 1), 1)], worker=WORKER)
-    store.delete(keys.job(0, job.id))
-    done = await repair(queue)
-    assert done == {"stray logs": 1, "stray entries": 1, "stray jobs": 1}
-    assert list(store.scan_iter(f"*{job.id}*")) == []
 
 
 async def test_jobs_that_expired_and_wait_for_the_sweep_are_no_damage(

@@ -106,16 +106,6 @@ async def fleet(queue: JobQueue) -> AsyncIterator[Fleet]:
     await end(fleet.tasks)
 
 
-async def test_workers_are_started_with_names_ports_and_devices_of_their_own(fleet: Fleet) -> None:
-    assert await fleet.act(3) == [1, 2, 3]
-    assert await fleet.act(3) == [1, 2, 3]  # they load
-    environments = [fleet.process(number).command.environment for number in (1, 2, 3)]
-    assert [e["CUDA_VISIBLE_DEVICES"] for e in environments] == ["0", "1", "0"]
-    for variable in ("worker_id", "worker_port"):
-        assert len({e[variable] for e in environments}) == 3
-    assert fleet.output == ["starting worker-1", "starting worker-2", "starting worker-3"]
-
-
 async def test_the_least_busy_one_is_drained_and_its_number_is_free_again(fleet: Fleet) -> None:
     await fleet.act(3)
     for number, jobs in ((1, 4), (2, 0), (3, 7)):

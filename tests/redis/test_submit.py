@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import msgpack
 import pytest
 from redis import Redis
 
 from shared.job.errors import QueueFull
 from shared.job.lanes import DEFAULT
-from shared.job.states import JobState
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (
     POOL,
     TENANT,
-    claim_one,
     entries_of,
     make_job,
     submit,
@@ -64,12 +61,3 @@ async def test_each_job_adds_a_wake_up_up_to_a_limit(queue: JobQueue, store: Red
     for _ in range(70):
         await submit(queue)
     assert store.llen(keys.wake_ups(0, POOL)) == 64
-
-
-async def test_a_job_of_a_release_without_keys_runs(queue: JobQueue, store: Redis) -> None:
-    job = await submit(queue, key="key_1", reserved="7")
-    request = msgpack.unpackb(store.hget(keys.job(0, job.id), "request"))
-    assert request[-2:] == ["key_1", "7"]
-    store.hset(keys.job(0, job.id), "request", msgpack.packb(request[:-2]))
-    assert (await claim_one(queue)).id == job.id
-    assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED

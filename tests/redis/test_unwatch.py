@@ -22,8 +22,6 @@ from tests.redis.conftest import (
     POOL,
     answer,
     claim,
-    claim_one,
-    emit_token,
     entries_of,
     finish,
     gateway_messages,
@@ -50,60 +48,12 @@ def let_the_grace_pass(store: Redis) -> None:
         store.zadd(UNATTENDED, {job_id: 1})
 
 
-@pytest.mark.parametrize("started", [False, True])
-async def test_a_job_without_a_watcher_is_cancelled_after_its_grace(
-    queue: JobQueue, store: Redis, started: bool
-) -> None:
-    job = await submit(queue, keep_s=GRACE_S)
-    if started:
-        await emit_token(queue, await claim_one(queue), 1)
-    await queue.unwatch(job.id, GATEWAY)
-    seconds, microseconds = store.time()
-    due_us = store.zscore(UNATTENDED, job.id)
-    assert 0 < seconds + microseconds / 1e6 + GRACE_S - due_us / 1e6 < 20
-    assert await queue.cancel_unattended(0) == (0, [])
-    assert await state_of(queue, job.id) == ("in_progress" if started else "queued", "")
-    let_the_grace_pass(store)
-    assert await queue.cancel_unattended(0) == (1, [job.id])
-    assert await state_of(queue, job.id) == ("cancelled", "unattended")
-    assert entries_of(store, job.id) == []
-    assert await queue.cancel_unattended(0) == (0, [])
-
-
-async def test_a_client_that_comes_back_in_time_keeps_the_job(
-    queue: JobQueue, store: Redis
-) -> None:
-    job = await submit(queue, keep_s=GRACE_S)
-    await queue.unwatch(job.id, GATEWAY)
-    let_the_grace_pass(store)
-    await queue.watch(job.id, "gw-2", follow=False)
-    assert not store.exists(UNATTENDED)
-    assert await queue.cancel_unattended(0) == (0, [])
-    assert watchers(store, job.id) == b"gw-2"
-    await queue.unwatch(job.id, "gw-2")
-    assert store.zcard(UNATTENDED) == 1
-
-
 async def test_a_job_that_another_gateway_watches_stays(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue, keep_s=GRACE_S)
     await queue.watch(job.id, "gw-2", follow=False)
     await queue.unwatch(job.id, GATEWAY)
     await queue.unwatch(job.id, "gw-1 gw-2")
     assert watchers(store, job.id) == b"gw-2"
-    assert not store.exists(UNATTENDED)
-
-
-async def test_without_a_grace_it_is_cancelled_at_once(queue: JobQueue, store: Redis) -> None:
-    leased = await lease(queue, keep_s=0.0)
-    await queue.unwatch(leased.id, GATEWAY)
-    assert await state_of(queue, leased.id) == ("cancelled", "unattended")
-    assert not store.exists(UNATTENDED)
-
-
-async def test_a_job_that_is_kept_stays_as_it_is(queue: JobQueue, store: Redis) -> None:
-    job = await submit(queue)
-    await queue.unwatch(job.id, GATEWAY)
-    assert watchers(store, job.id) == GATEWAY.encode()
     assert not store.exists(UNATTENDED)
 
 

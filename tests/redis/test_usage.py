@@ -11,7 +11,6 @@ import msgpack
 import pytest
 from redis import Redis
 
-from gateway.maintenance import usage_counter
 from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.job import LeasedJob, NewJob, new_job_id_in
 from shared.job.job_log import make_journal, prompt_tokens_in, tokens_in
@@ -19,9 +18,8 @@ from shared.job.states import JobState
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.rate_limit_records import RateLimitRecords
 from shared.store.redis.usage_records import UsageRecords
-from shared.tenants.rate_limits import Limited, RateLimits, Taken, key_name, tenant_name
+from shared.tenants.rate_limits import tenant_name
 from shared.tenants.usage import OTHER, Owner, UsageEntry, UsageRow, UsageSums
 from tests.redis.conftest import (
     TENANT,
@@ -29,8 +27,6 @@ from tests.redis.conftest import (
     claim,
     claim_one,
     emit,
-    emit_and_flush,
-    emit_token,
     entry_output,
     expire_lease,
     finish,
@@ -83,73 +79,6 @@ async def emit_prompt(queue: JobQueue, job: LeasedJob, tokens: int) -> None:
     assert await emit(queue, [entry_output(job, 1, (b"x",), journal)]) == {}
 
 
-async def test_a_completed_job_has_what_its_worker_reported(queue: JobQueue) -> None:
-    job = await lease(queue, key=KEY, reserved="55")
-    assert await finish(queue, job, 1, answer(cached_tokens=1)) == "ok"
-    entry = await only_entry(queue)
-    assert (entry.job, entry.owner, entry.state) == (job.id, OWNER, JobState.COMPLETED)
-    assert (entry.prompt_tokens, entry.cached_tokens, entry.output_tokens) == (2, 1, 3)
-    assert entry.reserved == "55"
-    assert entry.queue_us > 0
-    assert entry.engine_us > 0
-    assert entry.wasted_us == 0
-
-
-@pytest.mark.parametrize("reserved", [1000, 1])
-async def test_tokens_of_limits_are_settled_once_a_job_has_ended(
-    queue: JobQueue, reserved: int
-) -> None:
-    limits, now_s = RateLimitRecords(queue), datetime.now(UTC).timestamp()
-    limited = [Limited(name, RateLimits(0, 5000)) for name in (key_name(KEY), tenant_name(TENANT))]
-    await limits.take("", reserved, limited, now_s)
-    job = await lease(queue, key=KEY, reserved=str(reserved))
-    assert await finish(queue, job, 1, answer()) == "ok"
-    await add_up(queue)
-    await add_up(queue)
-    for each in limited:
-        found = await limits.take("", 0, [each], now_s)
-        assert isinstance(found, Taken)
-        assert found.tokens_left is not None
-        # The answer has 5 tokens; the bucket is refilled by 83 each second.
-        assert 4995 <= found.tokens_left.left <= 5000
-
-
-async def test_the_end_that_is_reported_twice_is_one_entry(queue: JobQueue) -> None:
-    job = await lease(queue)
-    for _ in range(2):
-        assert await finish(queue, job, 1, answer()) == "ok"
-    await only_entry(queue)
-
-
-async def test_a_cancelled_job_has_the_tokens_of_its_log(queue: JobQueue, store: Redis) -> None:
-    job = await lease(queue, key=KEY)
-    await emit_prompt(queue, job, 7)
-    await emit_token(queue, job, 2)
-    await queue.cancel(job.id, TENANT)
-    assert (await only_entry(queue)).prompt_tokens is None
-    await add_up(queue)
-    (row,) = await rows(queue)
-    assert row.owner == OWNER
-    assert row.sums[:8] == (1, 0, 0, 1, 0, 7, 0, 2)
-    assert row.sums.engine_us > 0
-    assert store.xlen(keys.usage(0)) == 0
-    for period in (row.day, row.day[:7]):
-        assert store.hgetall(keys.usage_totals(period)) == {
-            tenant_name(TENANT).encode(): b"9",
-            key_name(KEY).encode(): b"9",
-        }
-
-
-async def test_a_job_that_never_ran_has_waited(queue: JobQueue, store: Redis) -> None:
-    job = await submit(queue, deadline_s=5)
-    pass_deadline(store, job.id)
-    assert await queue.expire(0, 10) == [job.id]
-    await add_up(queue)
-    (found,) = (await sums(queue)).values()
-    assert (found.jobs, found.expired, found.prompt_tokens, found.engine_us) == (1, 1, 0, 0)
-    assert found.queue_us > 0
-
-
 async def test_attempts_are_added_up_and_those_without_output_are_wasted(
     queue: JobQueue, store: Redis
 ) -> None:
@@ -186,15 +115,6 @@ async def test_a_job_out_of_attempts_counts_each_of_them_once(
     assert (entry.state, entry.engine_us, entry.wasted_us) == (JobState.FAILED, spent, spent)
 
 
-async def test_a_damaged_job_is_one_entry_of_its_tenant(queue: JobQueue, store: Redis) -> None:
-    job = await lease(queue, key=KEY)
-    await emit_and_flush(queue, job)
-    store.hset(keys.job(0, job.id), "created_us", "x")
-    await queue.cancel(job.id, TENANT)
-    await add_up(queue)
-    assert (await sums(queue))[OWNER][:8] == (1, 0, 1, 0, 0, 0, 0, 1)
-
-
 async def test_a_job_that_is_deleted_at_once_is_counted(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     await emit_prompt(queue, job, 7)
@@ -204,16 +124,6 @@ async def test_a_job_that_is_deleted_at_once_is_counted(queue: JobQueue, store: 
     await add_up(queue)
     (found,) = (await sums(queue)).values()
     assert (found.prompt_tokens, found.output_tokens, found.uncounted) == (7, 1, 0)
-
-
-async def test_the_log_of_a_job_with_reported_tokens_is_deleted_with_it(
-    queue: JobQueue, store: Redis
-) -> None:
-    job = await lease(queue)
-    await emit_and_flush(queue, job)
-    assert await finish(queue, job, 2, answer()) == "ok"
-    await queue.delete(job.id)
-    assert not store.exists(keys.log(0, job.id))
 
 
 async def test_a_job_whose_log_is_gone_is_uncounted(queue: JobQueue, store: Redis) -> None:
@@ -292,17 +202,6 @@ async def test_a_ledger_that_nobody_adds_up_is_bounded(queue: JobQueue, store: R
     backlog = await UsageRecords(queue).backlog()
     assert 200 <= backlog.entries < 350
     assert backlog.entries + backlog.dropped == 350
-
-
-async def test_a_long_backlog_is_added_up_in_parts(
-    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(usage_counter, "_AT_ONCE", 3)
-    jobs = [await submit(queue) for _ in range(10)]
-    for job in jobs:
-        await queue.cancel(job.id, TENANT)
-    await add_up(queue)
-    assert sum(each.cancelled for each in (await sums(queue)).values()) == 10
 
 
 async def tokens_in_log(queue: JobQueue, job: NewJob) -> tuple[int, int]:

@@ -20,14 +20,11 @@ from shared.store.redis.format_version import (
     FormatMismatch,
     FormatMonitor,
     check_format,
-    is_marked,
 )
-from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import connect
 from shared.store.redis.servers import Servers
 from tests.harness.servers import RedisServer, free_port, one_redis_only
 from tests.harness.waiting import eventually
-from tests.redis.conftest import submit
 
 SHARDS = 4
 OTHER_VERSION = FORMAT_VERSION + 1
@@ -68,20 +65,6 @@ async def check(url: str) -> bool:
 async def test_an_empty_database_is_marked(redis_url: str, store: Redis) -> None:
     await check(redis_url)
     assert store.get(keys.FORMAT) == str(FORMAT_VERSION).encode()
-    await check(redis_url)
-
-
-@pytest.mark.parametrize("first", [FORMAT_VERSION, FORMAT_VERSION + 1])
-async def test_the_second_of_two_versions_is_refused(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, first: int
-) -> None:
-    second = FORMAT_VERSION if first != FORMAT_VERSION else FORMAT_VERSION + 1
-    monkeypatch.setattr(version, "FORMAT_VERSION", first)
-    await check(redis_url)
-    monkeypatch.setattr(version, "FORMAT_VERSION", second)
-    with pytest.raises(SettingsError, match=f"of format {first}, this release needs {second}: "):
-        await check(redis_url)
-    monkeypatch.setattr(version, "FORMAT_VERSION", first)
     await check(redis_url)
 
 
@@ -135,13 +118,6 @@ async def test_a_redis_in_cluster_mode_is_checked(tmp_path: Path) -> None:
         server.stop()
 
 
-async def test_is_marked_only_reads(redis_url: str, store: Redis) -> None:
-    redis = connect(redis_url)
-    assert not await is_marked(redis, 1)
-    assert store.keys() == []
-    await redis.aclose()
-
-
 @pytest.mark.parametrize("key", keys.unversioned(SHARDS))
 async def test_data_without_a_version_counts_as_the_first(
     redis_url: str, store: Redis, key: str
@@ -157,12 +133,6 @@ async def test_a_version_that_is_no_number_is_refused(
     redis_url: str, store: Redis, value: bytes
 ) -> None:
     store.set(keys.FORMAT, value)
-    with pytest.raises(FormatMismatch, match="of format unknown"):
-        await check(redis_url)
-
-
-async def test_a_version_of_the_wrong_type_is_refused(redis_url: str, store: Redis) -> None:
-    store.rpush(keys.FORMAT, "2")
     with pytest.raises(FormatMismatch, match="of format unknown"):
         await check(redis_url)
 
@@ -189,19 +159,6 @@ async def test_a_server_that_is_away_is_checked_as_soon_as_it_is_back(
             await monitor.run()
     assert "of format 1" in monitor.problem
     assert monitor.mismatch == monitor.problem
-    await redis.aclose()
-
-
-async def test_after_flushall_the_running_fleet_marks_its_data_again(
-    redis_url: str, queue: JobQueue, store: Redis
-) -> None:
-    redis = connect(redis_url)
-    monitor = FormatMonitor(redis, SHARDS)
-    assert await monitor.check()
-    store.flushall()
-    await submit(queue)
-    assert await monitor.check()
-    assert store.get(keys.FORMAT) == str(FORMAT_VERSION).encode()
     await redis.aclose()
 
 

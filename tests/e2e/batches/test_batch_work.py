@@ -13,25 +13,11 @@ import pytest
 from shared.batches.batch import BatchStatus
 from shared.batches.line_check import BadLine, check_line
 from shared.files.storage import Storage
-from shared.job.errors import FileInUse, StorageUnavailable
+from shared.job.errors import StorageUnavailable
 from shared.store.redis import keys
 from tests.e2e.batches.conftest import TENANT, Batches, Crash, check_sums
 from tests.harness.client import batch_line as line
 from tests.harness.servers import RedisServer
-
-
-async def test_each_line_has_its_answer(batches: Batches) -> None:
-    data = b"\n".join(line(f"q{n}") for n in range(300)) + b"\n"
-    batch = await batches.run(await batches.create(data))
-    assert batch.status is BatchStatus.COMPLETED
-    assert (batch.total, batch.completed, batch.failed) == (300, 300, 0)
-    lines = await batches.file_lines(batch.output_file_id)
-    assert sorted(each["custom_id"] for each in lines) == sorted(f"q{n}" for n in range(300))
-    usages = [each["response"]["body"]["usage"] for each in lines]
-    assert batch.usage.output_tokens == sum(each["completion_tokens"] for each in usages) == 600
-    assert batch.usage.input_tokens == sum(each["prompt_tokens"] for each in usages)
-    assert batch.error_file_id == ""
-    assert batch.model == "simulated"
 
 
 async def test_lines_wait_while_redis_has_no_memory_for_them(
@@ -53,23 +39,6 @@ async def test_lines_wait_while_redis_has_no_memory_for_them(
     assert (ended.status, ended.completed, ended.failed) == (BatchStatus.COMPLETED, 50, 0)
 
 
-async def test_what_is_refused_is_in_the_errors(batches: Batches) -> None:
-    lines = [
-        line("fine"),
-        line("field", max_tokens=-1),
-        line("hot", messages="none"),
-        line("deep", n=100_000),
-    ]
-    batch = await batches.run(await batches.create(b"\r\n".join(lines)))
-    assert (batch.status, batch.completed, batch.failed) == (BatchStatus.COMPLETED, 1, 3)
-    errors = {each["custom_id"]: each for each in await batches.file_lines(batch.error_file_id)}
-    assert set(errors) == {"field", "hot", "deep"}
-    for each in errors.values():
-        assert each["error"] is None
-        assert each["response"]["status_code"] == 400
-        assert each["response"]["body"]["error"]["message"]
-
-
 async def test_all_refused_have_no_output_file(batches: Batches) -> None:
     batch = await batches.run(await batches.create(line("a", max_tokens=-1)))
     assert (batch.status, batch.failed) == (BatchStatus.COMPLETED, 1)
@@ -87,15 +56,6 @@ async def test_wrong_lines_fail_the_batch(batches: Batches) -> None:
     assert not await batches.jobs()
 
 
-async def test_both_lines_of_a_duplicate_are_named(batches: Batches) -> None:
-    lines = [line(f"q{n}") for n in range(50)]
-    batch = await batches.run(await batches.create(b"\n".join([*lines, line("q7")])))
-    assert batch.status is BatchStatus.FAILED
-    (error,) = batch.errors
-    assert (error.code, error.line) == ("duplicate_custom_id", 51)
-    assert "line 8 " in error.message
-
-
 @pytest.mark.parametrize("name", ["background", "previous_response_id", "conversation"])
 def test_lines_of_responses_store_nothing(name: str) -> None:
     body = {"model": "m", "input": "hi"}
@@ -104,11 +64,6 @@ def test_lines_of_responses_store_nothing(name: str) -> None:
     body[name] = "x"
     with pytest.raises(BadLine, match=name):
         check_line(json.dumps(fields).encode(), "/v1/responses", bool)
-
-
-async def test_an_empty_file_fails(batches: Batches) -> None:
-    batch = await batches.run(await batches.create(b"\xef\xbb\xbf\r\n\n"))
-    assert [error.code for error in batch.errors] == ["empty_file"]
 
 
 async def test_nobody_owns_what_has_ended(batches: Batches) -> None:
@@ -145,14 +100,6 @@ async def test_a_batch_expires(batches: Batches) -> None:
     assert ended.status is BatchStatus.EXPIRED
     assert ended.completed >= 20
     await check_sums(batches, ended, {"batch_expired"})
-
-
-async def test_a_file_in_use_stays(batches: Batches) -> None:
-    batch = await batches.create(line("a"))
-    with pytest.raises(FileInUse):
-        await batches.context.files.records.delete(TENANT, batch.input_file_id)
-    await batches.run(batch)
-    assert await batches.context.files.records.delete(TENANT, batch.input_file_id) is not None
 
 
 async def test_nothing_is_written_where_the_storage_was(

@@ -7,7 +7,6 @@ from redis import Redis
 
 from shared.files.stored_file import Purpose, Segment, StoredFile, file_blob, new_file_id
 from shared.files.upload import (
-    MAX_PARTS,
     Upload,
     UploadStatus,
     new_part_id,
@@ -15,7 +14,7 @@ from shared.files.upload import (
     owners,
     part_blob,
 )
-from shared.job.errors import BadRequest, FileInUse, NotFound, StorageQuotaExceeded
+from shared.job.errors import FileInUse, NotFound, StorageQuotaExceeded
 from shared.store.redis import keys
 from shared.store.redis.file_records import FileRecords, StorageQuota
 from shared.store.redis.job_queue import JobQueue
@@ -62,22 +61,6 @@ def stored(store: Redis, tenant: str = A) -> dict[bytes, int]:
     return {name: int(value) for name, value in found.items()}
 
 
-async def test_a_file_is_its_tenants_until_it_is_deleted(
-    records: FileRecords, store: Redis
-) -> None:
-    file = await make_file(records)
-    await records.add(file)
-    await records.add(file)  # a lost reply
-    assert stored(store) == {b"bytes": 10, b"blobs": 1}
-    assert await records.get(A, file.id) == file
-    assert await records.get(B, file.id) is None
-    assert await records.delete(B, file.id) is None
-    assert await records.delete(A, file.id) == file
-    assert await records.delete(A, file.id) is None
-    assert await records.get(A, file.id) is None
-    assert not store.keys()
-
-
 async def test_bytes_and_blobs_have_a_quota(records: FileRecords) -> None:
     await records.add(await make_file(records), max_bytes=15, max_files=2)
     with pytest.raises(StorageQuotaExceeded, match="stored bytes is used up: there are 10 now"):
@@ -116,27 +99,6 @@ async def test_what_has_expired_is_found(
     assert store.zcard(keys.first(keys.FILES_EXPIRING)) == 3
     assert await records.list(A) == ([new], False)
     assert await records.known([old.id, lost.id, upload.id]) == {old.id, upload.id}
-
-
-async def test_lists_have_pages(records: FileRecords, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.store.redis.file_records._AT_ONCE", 3)
-    files = []
-    for number in range(8):
-        file = await make_file(records)
-        file = file._replace(purpose=Purpose.USER_DATA if number % 2 else Purpose.BATCH)
-        await records.add(file)
-        files.append(file)
-    await records.add(await make_file(records, B))
-    assert await records.list(A, order="asc") == (files, False)
-    assert await records.list(A) == (files[::-1], False)
-    assert await records.list(A, limit=5) == (files[:2:-1], True)
-    assert await records.list(A, after=files[3].id, limit=3) == (files[2::-1], False)
-    assert await records.list(A, after=files[3].id, limit=2, order="asc") == (files[4:6], True)
-    assert await records.list(A, limit=4, purpose=Purpose.BATCH) == (files[6::-2], False)
-    assert await records.list("nobody") == ([], False)
-    with pytest.raises(BadRequest) as wrong:
-        await records.list(B, after=files[3].id)
-    assert wrong.value.param == "after"
 
 
 async def test_an_upload_becomes_a_file(
@@ -185,26 +147,6 @@ async def test_an_upload_ends_without_a_file(
     assert await uploads.expire(upload.id) == (["part_1"] if by == "expire" else [])
     assert not store.keys()
     assert await uploads.expire(upload.id) == []
-
-
-async def test_uploads_have_limits(
-    records: FileRecords, uploads: UploadRecords, store: Redis
-) -> None:
-    upload = await make_upload(records)
-    with pytest.raises(StorageQuotaExceeded, match="bytes"):
-        await uploads.add(upload, StorageQuota(29))
-    await uploads.add(upload, NO_QUOTA)
-    with pytest.raises(BadRequest, match="more bytes than the 30"):
-        await uploads.add_part(upload, "part_1", 31, NO_QUOTA)
-    with pytest.raises(StorageQuotaExceeded, match="files"):
-        await uploads.add_part(upload, "part_1", 30, StorageQuota(0, 1))
-    parts = {f"p{n}": 0 for n in range(MAX_PARTS)}
-    store.hset(keys.first(keys.UPLOAD_PARTS, upload.id), mapping=parts)
-    with pytest.raises(BadRequest, match="at most 10000 parts"):
-        await uploads.add_part(upload, "part_1", 30, NO_QUOTA)
-    with pytest.raises(BadRequest) as wrong:
-        await uploads.parts(upload, ["p1", "x"])
-    assert wrong.value.param == "part_ids[1]"
 
 
 def test_a_blobs_name_shows_its_owners() -> None:

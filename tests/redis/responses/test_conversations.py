@@ -182,38 +182,6 @@ async def test_a_page_reads_a_page(
     assert job.body.count(b'"role"') == 17
 
 
-async def test_pages_go_both_ways(side: Side) -> None:
-    conversation = await side.new(*map(str, range(7)))
-    ids = [item["id"] for item in (await side.items(conversation))["data"]]
-    seen: list[str] = []
-    page: dict[str, Any] = {"has_more": True, "last_id": ""}
-    while page["has_more"]:
-        page = await side.items(conversation, after=page["last_id"], limit=3)
-        seen += [item["id"] for item in page["data"]]
-    assert seen == ids
-    last = await side.items(conversation, limit=2, descending=True)
-    assert [item["id"] for item in last["data"]] == [ids[6], ids[5]]
-    rest = await side.items(conversation, after=ids[5], descending=True)
-    assert [item["id"] for item in rest["data"]] == ids[4::-1]
-    assert (rest["first_id"], rest["last_id"], rest["has_more"]) == (ids[4], ids[0], False)
-    with pytest.raises(NotFound):
-        await side.items(conversation, after="msg_x")
-
-
-async def test_a_completed_response_adds_its_items_once(side: Side, store: Redis) -> None:
-    conversation = await side.new("zero")
-    first = await answered(side, "one!", conversation=conversation.id, input="one")
-    await answered(side, "two!", conversation=conversation.id, input="two")
-    assert await side.texts(conversation) == ["zero", "one", "one!", "two", "two!"]
-    results = await asyncio.gather(*(side.texts(conversation) for _ in range(5)))
-    assert all(texts == ["zero", "one", "one!", "two", "two!"] for texts in results)
-    assert await side.input_texts(first) == ["zero", "one"]
-    # The input is kept once: in the conversation, not in the job.
-    body = store.hget(keys.job(0, first), "body")
-    assert body is not None
-    assert json.loads(body)["input"] == []
-
-
 async def test_a_response_of_a_conversation_is_continued_alone(side: Side) -> None:
     conversation = await side.new("zero")
     first = await answered(side, "one!", conversation=conversation.id, input="one")
@@ -332,22 +300,6 @@ async def test_a_repeated_call_joins_although_the_history_is_gone(side: Side) ->
     assert await side.create("key", conversation=conversation.id) == in_it
 
 
-async def test_replays_and_refusals_add_nothing(side: Side, store: Redis) -> None:
-    """Finding 7: each added an entry for a job that was never made."""
-    conversation = await side.new("zero")
-    await side.create("key", conversation=conversation.id)
-    name = keys.conversation(0, conversation.id)
-    before = store.hgetall(name)
-    for _ in range(20):
-        await side.create("key", conversation=conversation.id)
-        with pytest.raises(IdempotencyKeyReused):
-            await side.create("key", conversation=conversation.id, input="other")
-        with pytest.raises(ConversationLocked):
-            await side.create(conversation=conversation.id)
-    assert store.hgetall(name) == before
-    assert store.zcard(keys.jobs(0, TENANT)) == 1
-
-
 async def test_a_submit_that_is_sent_twice_is_one_turn(side: Side) -> None:
     conversation = await side.new()
     job = await side.prepared(conversation=conversation.id)
@@ -438,29 +390,6 @@ async def test_requests_in_any_order(side: Side, seed: int) -> None:
                 expected.append(f"a{step}")
         assert len(running) <= 1
         assert await side.texts(conversation) == expected
-
-
-async def test_responses_and_conversations_live_and_end(side: Side, store: Redis) -> None:
-    conversation = await side.new("p" * 5_000)
-    first = await answered(side, "one", conversation=conversation.id, input="in")
-    assert await side.texts(conversation) == ["p" * 5_000, "in", "one"]
-    now = await side.conversations.get(TENANT, conversation.id)
-    await side.conversations.append(now, [{"role": "user", "content": "more"}])
-    page_of_one = await side.items(conversation, limit=1, descending=True)
-    assert page_of_one["has_more"]
-    await side.conversations.remove(now, page_of_one["last_id"])
-    previous = first
-    for _ in range(3):
-        previous = await answered(side, "out", previous_response_id=response_id(previous))
-    assert (await side.input_texts(previous))[:3] == ["p" * 5_000, "in", "one"]
-    await side.responses.delete(await stored_response(side.queue, TENANT, response_id(previous)))
-    await side.conversations.delete(now)
-    kept = keys.kept(0, TENANT)
-    assert store.zscore(kept, conversation.id) is None
-    for member in store.zrange(keys.base(0) + keys.EXPIRING, 0, -1):
-        store.zadd(keys.base(0) + keys.EXPIRING, {member: 1})
-    await side.queue.sweep(0)
-    assert not store.exists(kept)
 
 
 async def test_a_response_can_be_deleted_although_its_input_is_lost(

@@ -135,15 +135,6 @@ async def test_an_end_that_nobody_wants_to_know_is_not_told(
     assert ended(store) == []
 
 
-async def test_endpoints_that_a_job_names_are_told_without_a_look_at_the_tenant(
-    queue: JobQueue, store: Redis
-) -> None:
-    job = await submit(queue, notify=notify_of("job", ["we_1", "we_2"]))
-    await queue.cancel(job.id, TENANT)
-    (told,) = ended(store)
-    assert (told.kind, told.endpoints) == ("job", ("we_1", "we_2"))
-
-
 async def test_what_was_read_is_deleted_with_the_next_call(queue: JobQueue, store: Redis) -> None:
     for _ in range(3):
         await is_cancelled_as_it_waits(queue, store, notify_of("job", ["we_1"]))

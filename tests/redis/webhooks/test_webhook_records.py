@@ -7,13 +7,12 @@ import time
 import pytest
 from redis import Redis
 
-from shared.job.errors import BadRequest, TooManyWebhooks
 from shared.store.redis import delivery_records, keys
 from shared.store.redis.delivery_records import DeliveryRecords, Taken
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.webhook_records import WebhookRecords
 from shared.webhooks.webhook_delivery import DeliveryState, Try, TryResult
-from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS, WebhookEndpoint
+from shared.webhooks.webhook_endpoint import WebhookEndpoint
 from tests.redis.conftest import TENANT, open_queue
 from tests.redis.webhooks.conftest import create, ended, make_endpoint, told
 
@@ -39,41 +38,6 @@ async def take_one(deliveries: DeliveryRecords, endpoint: WebhookEndpoint) -> Ta
 
 async def due(deliveries: DeliveryRecords) -> list[str]:
     return (await deliveries.due())[1]
-
-
-async def test_an_endpoint_is_its_tenants(records: WebhookRecords) -> None:
-    one = await create(records)
-    two = await create(records, created_at=2.0, old_secret="s", old_until=5.0, disabled="why")
-    await create(records, tenant="other")
-    assert await records.list(TENANT) == [two, one]
-    assert await records.get(TENANT, two.id) == two
-    assert await records.get("other", two.id) is None
-    assert not await records.delete("other", two.id)
-    assert not await records.replace(two._replace(tenant="other"))
-    assert await records.replace(one._replace(name="m"))
-    assert (await records.get(TENANT, one.id)) == one._replace(name="m")
-    assert await records.delete(TENANT, two.id)
-    assert await records.list(TENANT) == [one._replace(name="m")]
-    assert not await records.replace(two)
-
-
-async def test_a_tenant_has_so_many(records: WebhookRecords) -> None:
-    for _ in range(MOST_ENDPOINTS):
-        await create(records)
-    with pytest.raises(TooManyWebhooks):
-        await create(records)
-    await create(records, tenant="other")
-    assert len(await records.list(TENANT)) == MOST_ENDPOINTS
-
-
-async def test_ids_that_a_job_names(records: WebhookRecords) -> None:
-    mine, other = await create(records), await create(records, tenant="other")
-    await records.check_ids(TENANT, [mine.id], "webhooks")
-    await records.check_ids(TENANT, [], "webhooks")
-    for unknown in ([other.id], [mine.id, "we_0"], [""], ["x" * 10_000]):
-        with pytest.raises(BadRequest) as found:
-            await records.check_ids(TENANT, unknown, "webhooks")
-        assert found.value.param == "webhooks"
 
 
 async def test_every_shard_knows_who_has_endpoints(redis_url: str, store: Redis) -> None:
@@ -144,44 +108,6 @@ async def test_a_delivery_has_an_end(
     assert (await deliveries.backlog()).counts == {"retried": 1, "delivered": 1}
 
 
-async def test_a_delivery_is_sent_again_with_its_id(
-    records: WebhookRecords, deliveries: DeliveryRecords
-) -> None:
-    endpoint, other = await create(records), await create(records)
-    new = told(endpoint)
-    await deliveries.add([new])
-    taken = await take_one(deliveries, endpoint)
-    await deliveries.end_tries([ended(taken, HAS_FAILED)])
-    assert await deliveries.resend(other.id, taken.delivery.id) is None
-    for _ in range(2):  # the second one is pending
-        again = await deliveries.resend(endpoint.id, taken.delivery.id)
-        assert again is not None
-        assert (again.id, again.state, again.n_tries, again.tries) == (
-            taken.delivery.id, DeliveryState.PENDING, 0, (FAILED,),
-        )  # fmt: skip
-        assert again.begun_at > taken.delivery.begun_at
-        assert again.next_at == again.begun_at
-    ((shown,), _) = await deliveries.list(endpoint.id, "", 10)
-    assert shown.begun_at == again.begun_at
-    taken = await take_one(deliveries, endpoint)
-    assert await deliveries.end_tries([ended(taken, IS_DELIVERED)]) == 1
-    ((shown,), _) = await deliveries.list(endpoint.id, "", 10)
-    assert shown.tries == (FAILED, DELIVERED)
-
-
-async def test_a_failed_try_can_disable_the_endpoint(
-    records: WebhookRecords, deliveries: DeliveryRecords
-) -> None:
-    endpoint = await create(records)
-    await deliveries.add([told(endpoint), told(endpoint)])
-    one, two = await deliveries.take({endpoint.id: 2})
-    gone = HAS_FAILED._replace(disabled="410")
-    assert await deliveries.end_tries([ended(one, gone), ended(two, HAS_FAILED)]) == 2
-    found = await records.get(TENANT, endpoint.id)
-    assert found is not None
-    assert found.disabled == "410"
-
-
 async def test_a_deleted_endpoint_leaves_nothing(
     records: WebhookRecords, deliveries: DeliveryRecords, store: Redis
 ) -> None:
@@ -241,26 +167,6 @@ async def test_what_ended_long_ago_is_neither_shown_nor_kept(
     assert len(found) == (0 if kept_s < 100 else 2)
     await deliveries.end_tries([ended(three, now)])
     assert store.llen(keys.first(keys.DELIVERY_LOG, endpoint.id)) == (1 if kept_s < 100 else 3)
-
-
-async def test_lists_of_many(
-    records: WebhookRecords, deliveries: DeliveryRecords, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delivery_records, "_READ_AT_ONCE", 2)
-    endpoint = await create(records)
-    await deliveries.add([told(endpoint) for _ in range(7)])
-    taken = await deliveries.take({endpoint.id: 4})
-    await deliveries.end_tries(ended(each, IS_DELIVERED) for each in taken[:2])
-    found, more = await deliveries.list(endpoint.id, "", 10)
-    everything = list(found)
-    assert [each.state for each in everything] == ["pending"] * 5 + ["delivered"] * 2
-    assert not more
-    for n in range(7):
-        page, more = await deliveries.list(endpoint.id, everything[n].id, 3)
-        assert [*page] == everything[n + 1 : n + 4]
-        assert more == (n + 4 < 7)
-    page, more = await deliveries.list(endpoint.id, "wh_unknown", 3)
-    assert ([*page], more) == (everything[:3], True)
 
 
 async def test_events_of_the_outbox_with_a_result_are_stored_with_it(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -17,9 +15,7 @@ from gateway.webhooks import webhook_sender, webhook_work
 from gateway.webhooks.ended_events import deliveries_of
 from gateway.webhooks.webhook_sender import WebhookSender
 from gateway.webhooks.webhook_work import WebhookWork
-from shared.platform.tasks import end
 from shared.store.interface import StoreUnavailable
-from shared.store.redis import outbox
 from shared.store.redis.delivery_records import CLAIM_S, DeliveryRecords, Taken
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.outbox import Outbox
@@ -40,10 +36,9 @@ from tests.harness.receivers import (
     receiver,
     self_signed,
     speaks_no_http,
-    streams,
 )
 from tests.harness.waiting import eventually
-from tests.redis.conftest import TENANT, answer, claim_one, finish, make_job, submit
+from tests.redis.conftest import TENANT, submit
 from tests.redis.webhooks.conftest import create, told
 
 LOOPBACK = AllowedAddresses.of(("127.0.0.0/8",))
@@ -105,39 +100,6 @@ async def test_those_who_have_subscribed_are_told(
         client = OpenAI(api_key="x", webhook_secret=secret)
         told: Any = client.webhooks.unwrap(call.body, call.headers)
         assert (told.type, told.data.id) == ("job.cancelled", job_id)
-
-
-async def test_endpoints_that_a_job_names_are_told_and_no_others(
-    queue: JobQueue, records: WebhookRecords, work: WebhookWork, deliveries: DeliveryRecords
-) -> None:
-    async with receiver(answers(200)) as there, receiver(answers(200)) as elsewhere:
-        named = await create(records, url=there.url, event_types=("batch.failed",))
-        await create(records, url=elsewhere.url)
-        await end_a_job(queue, named)
-        await work.keep_working()
-        await delivery_of(deliveries, named)
-    assert len(there.calls) == 1
-    assert not elsewhere.calls
-
-
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (b'{"status": "completed"}', "response.completed"),
-        (b'{"status": "incomplete"}', "response.incomplete"),
-        (b"no JSON", "response.completed"),
-    ],
-)
-async def test_a_response_has_its_own_events(
-    queue: JobQueue, records: WebhookRecords, deliveries: DeliveryRecords, content: bytes, kind: str
-) -> None:
-    endpoint = await create(records)
-    job = await submit(queue, notify="response", stream=False)
-    await finish(queue, await claim_one(queue), 1, answer(body=content, content_type="a/json"))
-    (found,) = await deliveries_of(queue, await Outbox(queue).read(0, 1))
-    assert found.endpoint == endpoint
-    assert found.delivery.event.type == kind
-    assert found.delivery.event.subject == f"resp_{job.id.removeprefix('job_')}"
 
 
 BAD: list[Answer] = [hangs, drips, floods, speaks_no_http, closes, *map(answers, (302, 404, 500))]
@@ -210,25 +172,6 @@ async def test_what_has_no_room_begins_as_soon_as_a_try_has_ended(
             await work.close()
 
 
-async def test_a_failed_try_is_repeated_with_the_same_id_and_body(
-    queue: JobQueue,
-    records: WebhookRecords,
-    work: WebhookWork,
-    deliveries: DeliveryRecords,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(retry_schedule, "DELAYS_S", (0.0, 0.0))
-    in_turn = answers_in_turn(answers(503), answers(500), streams)
-    async with receiver(in_turn) as there:
-        endpoint = await create(records, url=there.url)
-        await end_a_job(queue)
-        await work.keep_working()
-        delivery = await delivery_of(deliveries, endpoint, 3)
-    assert [each.status for each in delivery.tries] == [503, 500, 200]
-    assert delivery.state is DeliveryState.DELIVERED
-    assert len({(call.headers["webhook-id"], call.body) for call in there.calls}) == 1
-
-
 async def test_the_last_try_ends_it(
     queue: JobQueue,
     records: WebhookRecords,
@@ -289,49 +232,6 @@ async def test_retry_after_is_honoured(
     assert 7190 < delivery.next_at - (await deliveries.due())[0] < 8000
 
 
-@pytest.mark.parametrize("is_stored", [False, True])
-async def test_a_killed_process_leaves_its_deliveries_to_the_next(
-    queue: JobQueue,
-    records: WebhookRecords,
-    deliveries: DeliveryRecords,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    is_stored: bool,
-) -> None:
-    """During the call: before the delivery is stored, and after that."""
-    monkeypatch.setattr(outbox, "LOCK_S", 0.5)
-    monkeypatch.setattr(webhook_work, "CLAIM_S", 0.5)
-    monkeypatch.setattr(webhook_work, "_POLL_S", 0.1 if is_stored else 60)
-    async with receiver(hangs) as there:
-        endpoint = await create(records, url=there.url)
-        await end_a_job(queue)
-        first = WebhookWork(queue, WebhookSender(LOOPBACK))
-        await first.keep_working()
-
-        async def called() -> bool:
-            return bool(there.calls) and (await deliveries.backlog()).events == (not is_stored)
-
-        await eventually(called, "the first process calls")
-        assert first._work is not None
-        await end([first._work, *first._tries()])
-        monkeypatch.setattr(webhook_work, "_POLL_S", 0.1)
-        second = WebhookWork(queue, WebhookSender(LOOPBACK))
-        await second.keep_working()
-
-        async def called_again() -> bool:
-            return len(there.calls) >= 2
-
-        await eventually(called_again, "the second process calls")
-        monkeypatch.setattr(webhook_work, "_GRACE_S", 0.0)
-        await second.close()
-        first._sender.close()
-    ids = {call.headers["webhook-id"] for call in there.calls}
-    found, _ = await deliveries.list(endpoint.id, "", 10)
-    assert [each.id for each in found] == list(ids)
-    assert json.loads(there.calls[0].body) == json.loads(there.calls[1].body)
-    assert (await deliveries.backlog()).events == 0
-
-
 async def test_events_stay_in_the_outbox_until_redis_has_their_results(
     queue: JobQueue,
     records: WebhookRecords,
@@ -373,73 +273,3 @@ async def test_events_stay_in_the_outbox_until_redis_has_their_results(
     assert sorted((each.state, each.n_tries) for each in found) == [
         ("delivered", 1), ("pending", 0), ("pending", 1),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-async def test_many_events_of_one_endpoint(
-    queue: JobQueue,
-    records: WebhookRecords,
-    work: WebhookWork,
-    deliveries: DeliveryRecords,
-    processes: int,
-) -> None:
-    """More than are read at once, so that some are stored as deliveries."""
-    async with receiver(answers(200)) as there:
-        second = WebhookWork(queue, WebhookSender(LOOPBACK))
-        if processes == 2:
-            await second.keep_working()
-        await create(records, url=there.url)
-        for _ in range(4):
-            jobs = [make_job(notify=notify_of("job")) for _ in range(50)]
-            await queue.submit_all(0, jobs, 1000)
-            await asyncio.gather(*(queue.cancel(job.id, TENANT) for job in jobs))
-        await work.keep_working()
-
-        async def all_are_delivered() -> bool:
-            return (await deliveries.backlog()).counts == {"delivered": 200}
-
-        await eventually(all_are_delivered, "all events")
-        await second.close()
-    assert len({call.headers["webhook-id"] for call in there.calls}) == len(there.calls) == 200
-
-
-async def test_a_try_that_begins_as_the_work_ends_is_ended_too(
-    queue: JobQueue, records: WebhookRecords, work: WebhookWork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(webhook_work, "_GRACE_S", 0.2)
-    read, closing = work._outbox.read, list[asyncio.Task[None]]()
-
-    async def closed_meanwhile(*arguments: Any) -> Any:
-        if not closing:
-            closing.append(asyncio.create_task(work.close()))
-            await asyncio.sleep(0.05)
-        return await read(*arguments)
-
-    monkeypatch.setattr(work._outbox, "read", closed_meanwhile)
-    async with receiver(hangs) as there:
-        await create(records, url=there.url)
-        await end_a_job(queue)
-        await work.keep_working()
-
-        async def is_called() -> bool:
-            return bool(there.calls)
-
-        await eventually(is_called, "the try has begun")
-        await closing[0]
-        assert not work._tries()
-
-
-async def test_it_works_only_as_long_as_celery_asks_for_it(
-    queue: JobQueue,
-    records: WebhookRecords,
-    work: WebhookWork,
-    deliveries: DeliveryRecords,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(webhook_work, "WORK_S", 0.0)
-    await create(records)
-    await end_a_job(queue)
-    await work.keep_working()
-    assert work._work is not None
-    await work._work
-    assert (await deliveries.backlog()).events

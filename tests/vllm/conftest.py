@@ -147,3 +147,8 @@ def reranker(fleet: ModelFleet) -> ServedModel:
 def whisper(fleet: ModelFleet) -> ServedModel:
     """A model for speech to text."""
     return fleet.serve("whisper")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need free memory come first, before the engines of the folder take it."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/vllm/test_first_contact.py"))

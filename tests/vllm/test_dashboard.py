@@ -31,9 +31,11 @@ def prometheus(demo: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def use(demo: ServedModel) -> None:
-    body = chat(max_tokens=20) | {"model": demo.name}
-    answer = http.post(f"{demo.gateway_url}{CHAT}", json=body, timeout=120)
-    assert answer.status_code == 200, answer.text
+    """A stream and a plain answer."""
+    for stream in (True, False):
+        body = chat(max_tokens=20, stream=stream) | {"model": demo.name}
+        answer = http.post(f"{demo.gateway_url}{CHAT}", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
 
 
 def test_every_panel_names_what_a_worker_exports(demo: ServedModel) -> None:

@@ -213,7 +213,7 @@ async def test_the_table_in_the_documentation_has_the_classes_that_are_tried(
         "|---|---|---|",
         *(f"| {of.name} | {cell[of.exact]} | {cell[of.exact]} |" for of in CLASSES),
     ]
-    assert DOCUMENTATION.read_text().split("-->\n", 1)[1] == "\n".join([*table, ""])
+    assert DOCUMENTATION.read_text().endswith("\n".join(["", *table, ""]))
 
 
 PLAIN = RequestClass("plain", CHAT, {"messages": STORY, **LONG, **GREEDY, **STREAM})

@@ -149,6 +149,10 @@ def whisper(fleet: ModelFleet) -> ServedModel:
     return fleet.serve("whisper")
 
 
+_FLEETS_OF_THEIR_OWN = ("first_contact", "flotilla_yaml", "killed_workers", "local_batch")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need free memory come first, before the engines of the folder take it."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/vllm/test_first_contact.py"))
+    """Tests that start engines of their own come first: those of the folder keep their memory."""
+    own = tuple(f"tests/vllm/test_{name}.py" for name in _FLEETS_OF_THEIR_OWN)
+    items.sort(key=lambda item: not item.nodeid.startswith(own))

@@ -100,7 +100,7 @@ class WorkerPlaceSettings(BaseModel):
 
 
 class WorkerMemorySettings(BaseModel):
-    """The setting of a worker with vLLM that `flotilla up` sets, if nobody else does."""
+    """The setting of a worker with vLLM that `flotilla up` sets where it is not set already."""
 
     worker_memory_bytes: int = Field(
         0,

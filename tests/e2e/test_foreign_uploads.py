@@ -1,4 +1,4 @@
-"""An upload and a batch of messages of another tenant are answered as those that nobody has."""
+"""An upload and a batch of messages of another tenant are answered as those that do not exist."""
 
 from __future__ import annotations
 

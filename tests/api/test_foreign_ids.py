@@ -1,4 +1,4 @@
-"""An id of another tenant is answered as one that does not exist, on every route that takes an id."""
+"""An id of another tenant is answered as one that does not exist, on each route with an id."""
 
 from __future__ import annotations
 

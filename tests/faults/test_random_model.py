@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import redis
 
@@ -118,7 +119,13 @@ class Fleet:
     def _running(self) -> dict[str, str]:
         """The worker of each job that is in progress."""
         wanted = {"limit": 100, "state": "in_progress"}
-        listed = http.get(f"{self.gateway.url}/jobs", params=wanted, timeout=60).json()["data"]
+
+        def answer() -> httpx.Response | None:
+            found = http.get(f"{self.gateway.url}/jobs", params=wanted)
+            # Another node of the cluster than the clients have waited for may not be back yet.
+            return None if found.status_code == 503 else found
+
+        listed = wait_for(answer, "jobs are listed").raise_for_status().json()["data"]
         return {each["id"]: each["attempts"][-1]["worker"] for each in listed}
 
     def _running_at(self, worker: Process) -> set[str]:
@@ -285,7 +292,7 @@ def ended_job(fleet: Fleet, job_id: str) -> dict[str, Any]:
 
     def ended() -> dict[str, Any]:
         found = job(fleet.gateway, job_id)
-        return found if found["state"] in FINAL else {}
+        return found if found.get("state") in FINAL else {}
 
     return wait_for(ended, f"{job_id} ends")
 

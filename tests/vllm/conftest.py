@@ -24,12 +24,14 @@ from tests.harness.waiting import wait_for
 _MADE_S = 600
 _LEASE_S = 15.0
 """vLLM may stop a worker's event loop for seconds where machines are busy."""
-ENGINE_ARGS = "--dtype float32 --enforce-eager --max-num-seqs 16"
-"""With float32 an answer does not depend on what else is in the batch."""
+_DEMO_ARGS = "--dtype float32 --kv-cache-memory-bytes 256M"
+"""With float32 an answer does not depend on what else is in the batch. A fleet keeps an engine for
+each model."""
+ENGINE_ARGS = f"{_DEMO_ARGS} --enforce-eager --max-num-seqs 16"
 _MODELS: dict[str, tuple[str, str]] = {
     # Name: the arguments of vLLM, and the folder of the model; none: the demo model.
-    "demo": ("--dtype float32", ""),
-    "one-slot": ("--dtype float32 --max-num-seqs 1", ""),
+    "demo": (_DEMO_ARGS, ""),
+    "one-slot": (f"{_DEMO_ARGS} --max-num-seqs 1", ""),
     "embedder": (f"{ENGINE_ARGS} --runner pooling --convert embed", "embedder"),
     "classifier": (f"{ENGINE_ARGS} --runner pooling", "classifier"),
     "reranker": (f"{ENGINE_ARGS} --runner pooling", "reranker"),
@@ -105,7 +107,6 @@ def fleet(models_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     redis.start()
     stack = Stack(redis.url, tmp_path_factory.mktemp("models-fleet"))
     with pytest.MonkeyPatch.context() as patch, Collector() as collector:
-        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
         gateway = stack.gateway(
             default_model="demo",

@@ -17,8 +17,8 @@ from tests.harness.waiting import wait_for
 LOADED_S = 600.0
 BASE = "flotilla-demo"
 ENGINE_ARGS = (
-    "--dtype float32 --max-num-seqs 8 --enable-lora --max-loras 1 --max-cpu-loras 4 "
-    "--max-lora-rank 8"
+    "--dtype float32 --kv-cache-memory-bytes 256M --max-num-seqs 8 "
+    "--enable-lora --max-loras 1 --max-cpu-loras 4 --max-lora-rank 8"
 )
 PROMPT = "What is Flotilla?"
 HOT_JOBS = 24

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.harness.client import CHAT, chat
+from tests.harness.client import CHAT, chat, http, job, submit
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
@@ -39,47 +39,47 @@ def api(gateway: Process) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def busy(api: httpx.Client) -> Iterator[None]:
-    """The only slot is taken."""
-    job_id = api.post("/jobs", json={"body": body(8000, **LONG)}).json()["id"]
-    wait_for(lambda: api.get(f"/jobs/{job_id}").json()["state"] == "in_progress", "it runs")
-    yield
-    api.post(f"/jobs/{job_id}/cancel")
+def busy(own_stack: Stack) -> Process:
+    """The gateway of a fleet whose only slot is taken. It has answered nothing yet, so nobody can
+    expect how long others wait."""
+    own_stack.worker(sim_step_ms=5, sim_step_us_per_seq=0, sim_max_num_seqs=1)
+    gateway = own_stack.gateway()
+    job_id = submit(gateway, body(8000, **LONG))
+    wait_for(lambda: job(gateway, job_id)["state"] == "in_progress", "it runs")
+    return gateway
 
 
 @pytest.fixture
 def sdk(gateway: Process) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=60) as client:
+    with sdk_of(gateway) as client:
         yield client
 
 
-def asked(api: httpx.Client, header: str, value: str, **fields: Any) -> httpx.Response:
-    return api.post(CHAT, headers={header: value}, json=body(2000, **LONG, **fields))
+def sdk_of(gateway: Process) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=60)
 
 
-@pytest.mark.usefixtures("busy")
 def test_a_call_that_waits_past_its_queue_deadline_is_504_and_was_not_started(
-    api: httpx.Client,
+    busy: Process,
 ) -> None:
-    answer = asked(api, QUEUE, "0.5")
+    answer = http.post(busy.url + CHAT, headers={QUEUE: "0.5"}, json=body(2000, **LONG))
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "queue_deadline_exceeded")
     assert answer.headers["x-should-retry"] == "false"
-    job = api.get(f"/jobs/{answer.headers['x-flotilla-job-id']}").json()
-    assert (job["state"], job["attempts"], job["queue_deadline_s"]) == ("expired", [], 0.5)
-    assert job["finished_at"] - job["created_at"] >= 0.5
+    expired = job(busy, answer.headers["x-flotilla-job-id"])
+    state = expired["state"], expired["attempts"], expired["queue_deadline_s"]
+    assert state == ("expired", [], 0.5)
+    assert expired["finished_at"] - expired["created_at"] >= 0.5
 
 
-@pytest.mark.usefixtures("busy")
-def test_sdk_whole_call_past_its_queue_deadline(sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError) as raised:
+def test_sdk_whole_call_past_its_queue_deadline(busy: Process) -> None:
+    with sdk_of(busy) as sdk, pytest.raises(openai.APIStatusError) as raised:
         sdk.chat.completions.create(**body(4), extra_headers={QUEUE: "0.3"})
     assert (raised.value.status_code, raised.value.code) == (504, "queue_deadline_exceeded")
     assert "was not started" in raised.value.message
 
 
-@pytest.mark.usefixtures("busy")
-def test_sdk_streamed_call_past_its_queue_deadline(sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIError) as raised:
+def test_sdk_streamed_call_past_its_queue_deadline(busy: Process) -> None:
+    with sdk_of(busy) as sdk, pytest.raises(openai.APIError) as raised:
         list(sdk.chat.completions.create(**body(4), stream=True, extra_headers={QUEUE: "1"}))
     assert raised.value.code == "queue_deadline_exceeded"
 
@@ -167,9 +167,11 @@ def test_a_submitted_job_expires_in_the_queue(own_stack: Stack) -> None:
     codes = {"queue_deadline_s": "queue_deadline_exceeded", "deadline_s": "deadline_exceeded"}
     with httpx.Client(base_url=gateway.url, timeout=60) as api:
         for field, code in codes.items():
-            job = api.post("/jobs", json={"body": body(4), field: 0.2, "run_deadline_s": 50}).json()
-            assert job["deadline_at"] == pytest.approx(job["created_at"] + 0.2, abs=0.001)
-            ended = api.get(f"/jobs/{job['id']}?wait=60").json()
+            made = api.post(
+                "/jobs", json={"body": body(4), field: 0.2, "run_deadline_s": 50}
+            ).json()
+            assert made["deadline_at"] == pytest.approx(made["created_at"] + 0.2, abs=0.001)
+            ended = api.get(f"/jobs/{made['id']}?wait=60").json()
             assert (ended["state"], ended["error"]["code"]) == ("expired", code)
             assert ended["run_deadline_s"] == 50
             assert ended["attempts"] == []

@@ -105,7 +105,7 @@ def test_an_idle_worker_takes_jobs_of_a_shard_whose_own_is_full(
     for _ in range(2):
         stack.worker(shards=2, **ONE_SLOT)
     wait_for(lambda: settled(cluster, 2, 2), "each has a shard")
-    long = submit(gateway, "a long answer", 2000)
+    long = submit(gateway, "a long answer", 8000)
     wait_for(lambda: state(gateway, long) == "in_progress", "one worker is full")
     short = [submit(gateway, f"prompt {n}", 1) for n in range(12)]
     assert shard_in(long) in map(shard_in, short)
@@ -120,7 +120,8 @@ def test_a_conversation_has_one_shard_and_worker(cluster: RedisCluster, stack: S
     wait_for(lambda: settled(cluster, 3, 4), "the shards have workers")
     wait_for(lambda: advertised(cluster, 4), "others have left them")
     talks = [Conversation(gateway, f"conversation {n}") for n in range(8)]
-    for talk in talks:
-        parts = [cached(talk.turn(2)) for _ in range(4)]
-        assert min(parts[1:]) > 0.4
+    for turn in range(4):
+        # In turns: where a prompt is cached is known a little after its answer.
+        parts = [cached(talk.turn(2)) for talk in talks]
+        assert not turn or min(parts) > 0.4
     assert all(len(set(talk.workers)) == 1 for talk in talks)

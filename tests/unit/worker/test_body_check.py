@@ -27,7 +27,8 @@ from worker.engines.vllm.trial_process import _WALL_TIME
 from worker.engines.vllm.trials import WAIT_S
 from worker.engines.vllm.vllm_settings import VllmSettings
 
-SECONDS = 0.2
+SECONDS, LONG = 0.2, 60.0
+"""What a body may take: to be refused soon, and never."""
 
 
 class Part(TypedDict):
@@ -100,6 +101,14 @@ async def checker() -> AsyncIterator[Checker]:
     checker.trials.close()
 
 
+@pytest_asyncio.fixture
+async def patient() -> AsyncIterator[Checker]:
+    checker = Checker(LONG)
+    await checker.start(build_app)
+    yield checker
+    checker.trials.close()
+
+
 async def post(app: CheckedBodies, items: list[Any], behave: str = "") -> Reply:
     body = json.dumps({"input": items, "behave": behave}).encode()
     return await call(app, "POST", "/items", body, {"content-length": str(len(body))})
@@ -112,8 +121,8 @@ async def test_a_list_ends_at_its_first_wrong_item(checker: Checker, wrong: Any)
     assert (await post(app, [wrong] * 200)).json()["errors"] == few < 10
 
 
-async def test_a_short_or_simple_body_is_not_tried(checker: Checker) -> None:
-    app = CheckedBodies(build_app(), checker)
+async def test_a_short_or_simple_body_is_not_tried(patient: Checker) -> None:
+    app, checker = CheckedBodies(build_app(), patient), patient
     assert (await post(app, [{"role": "x"}] * 100)).json() == 100
     assert (await post(app, [{"role": "x" * 100_000}])).json() == 1
     assert checker.asked == 0
@@ -125,7 +134,7 @@ async def test_a_short_or_simple_body_is_not_tried(checker: Checker) -> None:
     ("behave", "text"), [("hang", "0.2 s to read"), ("sleep", "0.2 s"), ("memory", "200 MiB")]
 )
 async def test_what_can_not_be_read_is_an_error_of_the_request(
-    checker: Checker, behave: str, text: str
+    checker: Checker, patient: Checker, behave: str, text: str
 ) -> None:
     JOB.set(JobFacts("team", suspicious=True))  # also where it is small
     app = CheckedBodies(build_app(), checker)
@@ -133,6 +142,7 @@ async def test_what_can_not_be_read_is_an_error_of_the_request(
     error = reply.json()["error"]
     assert (reply.status, error["code"], error["type"]) == (400, 400, "BadRequestError")
     assert text in error["message"]
+    app = CheckedBodies(build_app(), patient)
     assert (await post(app, [{"role": "x"}] * FEW_VALUES)).json() == FEW_VALUES
 
 
@@ -145,10 +155,10 @@ async def test_once_the_process_has_ended_such_bodies_get_503(checker: Checker) 
 
 
 async def test_without_private_parts_of_pydantic_all_but_the_smallest_bodies_are_tried(
-    checker: Checker, monkeypatch: pytest.MonkeyPatch
+    patient: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fast_paths, "_mode", "off")
-    app = CheckedBodies(build_app(), checker)
+    app, checker = CheckedBodies(build_app(), patient), patient
     assert (await post(app, [{}] * 5)).json()["errors"] >= 5
     assert checker.asked == 0
     assert (await post(app, [{"role": "x"}] * 100)).json() == 100

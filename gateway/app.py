@@ -130,7 +130,7 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     errors.install(app, metrics)
     openapi.install(app, APIS, with_keys=known.needed)
     for router in (*(each for api in APIS for each in api.routers), *_ROUTERS):
-        app.include_router(router)
+        app.router.routes += router.routes  # `include_router` would make each route once more
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)
     app.add_middleware(RequestId, access=access, metrics=metrics)  # outermost: a 401 has an id too

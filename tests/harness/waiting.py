@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 DEADLINE_S = 60.0
-_POLL_S = 0.01
+_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
 
 
 class ProcessError(AssertionError):
@@ -37,14 +37,15 @@ def wait_for(
 
     Raises ProcessError after `deadline_s`, or as soon as one of `processes` has ended.
     """
-    until = time.monotonic() + deadline_s
+    began = time.monotonic()
     while not (value := condition()):
         for process in processes:
             process.check()
-        if time.monotonic() > until:
+        waited_s = time.monotonic() - began
+        if waited_s > deadline_s:
             tails = "\n".join(process.tail() for process in processes)
             raise ProcessError(f"not within {deadline_s:.0f} s: {what}\n{tails}")
-        time.sleep(_POLL_S)
+        time.sleep(_pause_s(waited_s))
     return value
 
 
@@ -52,9 +53,15 @@ async def eventually(
     condition: Callable[[], Awaitable[T]], what: str, deadline_s: float = DEADLINE_S
 ) -> T:
     """`wait_for` with a condition that is awaited."""
-    until = time.monotonic() + deadline_s
+    began = time.monotonic()
     while not (value := await condition()):
-        if time.monotonic() > until:
+        waited_s = time.monotonic() - began
+        if waited_s > deadline_s:
             raise ProcessError(f"not within {deadline_s:.0f} s: {what}")
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(_pause_s(waited_s))
     return value
+
+
+def _pause_s(waited_s: float) -> float:
+    """The longer something takes, the more rarely it is asked for, as asking costs CPU time."""
+    return min(max(_POLL_S, waited_s / 20), _LONGEST_POLL_S)

@@ -83,7 +83,7 @@ def test_a_journal_is_read_as_it_was_written(journal: list[Delta | Prompt]) -> N
         assert [type(record) for record in unpacked] == [type(record) for record in journal]
 
 
-@settings(deadline=None, derandomize=True, max_examples=500)
+@settings(deadline=None, derandomize=True, max_examples=100)
 @given(journals, items)
 def test_a_journal_is_read_as_it_was_written_beside_any_chunks(
     journal: list[Delta | Prompt], chunks: list[Item]
@@ -212,7 +212,7 @@ spans = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 40)), max_size=12
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=60)
 @given(st.lists(st.tuples(items, journals), max_size=30), st.lists(st.integers(1, 10)))
 def test_a_log_is_read_as_it_was_written_however_it_is_cut(
     entries_in: list[tuple[list[Item], list[Delta | Prompt]]], cuts: list[int]
@@ -232,7 +232,7 @@ def test_a_log_is_read_as_it_was_written_however_it_is_cut(
     assert not any(entry.lost or entry.end for entry in found)
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=60)
 @given(spans, st.integers(0, 350))
 def test_every_entry_comes_once_and_what_no_segment_holds_is_lost(
     parts: list[tuple[int, int]], after: int

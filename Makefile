@@ -41,7 +41,7 @@ PAGE_TOOLS = .venv/bin/python -c 'import axe_playwright_python, playwright' 2>/d
 
 test-page: install ## the page in a browser, and the tour; skipped where there is no Chromium (ARGS: pytest's)
 	@$(PAGE_TOOLS)
-	.venv/bin/pytest tests/page $(ARGS)
+	.venv/bin/pytest -n 2 --dist loadfile tests/page $(ARGS)
 
 tour: install ## walks through docs/pages/tour.md on a fleet of its own, and takes its pictures
 	@$(PAGE_TOOLS)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.harness.fleet import Stack
+from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
@@ -43,7 +43,7 @@ PACKAGES = {
 }
 DEFAULT = ["anthropic", "langchain", "litellm", "openai"]
 """What runs without arguments, in Python and Node: of the others few releases break anything."""
-LEASE_S, LOADED_S = 15.0, 300.0
+LEASE_S, LOADED_S = 15.0, 600.0
 # The demo model is too small to fill in a schema by itself: without these it adds spaces until its
 # length is reached, and writes arguments of tools that do not fit.
 _BY_SCHEMA = (
@@ -146,12 +146,12 @@ def fleet(stack: ExitStack, purposes: Iterable[str]) -> tuple[str, dict[str, str
     processes.maintenance(**values)
     made = folder / "made"
     subprocess.run([sys.executable, "-m", "tests.harness.models.made", made], check=True)
-    started = {}
+    workers: dict[str, Process] = {}
     for purpose in purposes:
         name, engine_args = MODELS[purpose]
         model = {} if purpose == "generate" else {"model": str(made / name)}
         print(f"== starts vLLM with {name}", flush=True)
-        worker = processes.worker(
+        workers[name] = processes.worker(
             wait=False,
             engine="vllm",
             served_model_name=name,
@@ -159,9 +159,9 @@ def fleet(stack: ExitStack, purposes: Iterable[str]) -> tuple[str, dict[str, str
             lease_s=LEASE_S,
             **model,
         )
+    for name, worker in workers.items():
         wait_for(worker.ready, f"{name} is ready", LOADED_S)
-        started[purpose] = name
-    return gateway.url, started
+    return gateway.url, {purpose: MODELS[purpose][0] for purpose in purposes}
 
 
 def main() -> None:

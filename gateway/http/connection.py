@@ -22,6 +22,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from gateway.http.auth import PEER, Peer, source_of
 from gateway.http.connection_limits import Connections
+from gateway.http.half_closed import HalfClosed
+from gateway.http.http10 import Http10Cycle
 from gateway.http.middleware import new_request_id
 from shared.job import errors
 from shared.job.errors import BadRequest, FlotillaError, HeadersTimeout, HeadersTooLarge
@@ -46,13 +48,13 @@ class Connection(HttpToolsProtocol):
     # Slots: with more than 30 attributes, the dict of each instance would take 1.4 KB for its keys.
     __slots__ = (
         "_all",
+        "_body_head",
         "_discarded_bytes",
         "_earlier",
         "_in_head",
         "_refused",
         "_unparsed",
         "_unsent_bytes",
-        "_upgrading",
         "deadline",
         "kept_bytes",
         "peer",
@@ -76,10 +78,12 @@ class Connection(HttpToolsProtocol):
         self._all = all_connections
         self._unparsed = 0  # bytes since the last end of a head or part of a body
         self._in_head = False
+        self._body_head = b""
+        """After the head of a request with a body and an offer in `Upgrade`: another head without
+        the offer, for the parser to read the body by. Else empty."""
         self._unsent_bytes = 0  # when the client was last waited for to read
         self._refused = False
         self._discarded_bytes = 0  # bytes after the refusal
-        self._upgrading = False  # what follows may be of another protocol, and is discarded
         self._earlier: tuple[RequestResponseCycle, ...] = ()
         """Requests before the newest that may not be answered yet. Empty without pipelining."""
 
@@ -109,7 +113,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: parse what the client has sent."""
-        if self._refused or self._upgrading:
+        if self._refused:
             # Still read: closing with unread data resets the connection, and the client could lose
             # its answer. Limited, because reading costs time.
             self._discarded_bytes += len(data)
@@ -127,6 +131,14 @@ class Connection(HttpToolsProtocol):
         if not self._busy():
             self._all.wait_for(self)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Called by asyncio: the client sends no more; whether the connection stays open."""
+        if self._refused or self._in_head or not self._busy() or self.cycle.more_body:
+            return False
+        self.cycle.keep_alive = False
+        HalfClosed(self.transport, (*self._earlier, self.cycle)).check()
+        return True
+
     def _busy(self) -> bool:
         """A request is being answered, so the client has no deadline."""
         return self.cycle is not None and not self.cycle.response_complete
@@ -135,8 +147,13 @@ class Connection(HttpToolsProtocol):
         self._unparsed += len(data)
         try:
             self.parser.feed_data(data)
-        except HttpParserUpgrade:
-            return  # answered as HTTP by on_headers_complete; what follows is discarded
+        except HttpParserUpgrade as offer:
+            # The offer is ignored. The parser takes what follows the head for the other protocol.
+            (n_parsed,) = offer.args
+            self._unparsed = 0
+            if rest := self._body_head + data[n_parsed:]:
+                self._parse(rest)
+            return
         except HttpParserError as error:
             cause = error.__context__
             if not isinstance(cause, FlotillaError):
@@ -153,11 +170,16 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a request."""
+        if self._body_head:
+            return
         super().on_message_begin()
         self._in_head = True
 
     def on_headers_complete(self) -> None:
         """Called by the parser: check the limits, then start the application."""
+        if self._body_head:
+            self._body_head = b""
+            return
         if len(self.headers) > _MAX_HEADERS:
             raise self._too_large()
         if self._unparsed > self._all.max_header_bytes:  # perhaps with a part of the body
@@ -168,11 +190,12 @@ class Connection(HttpToolsProtocol):
             raise BadRequest(
                 f"At most {_MAX_PIPELINED} requests may be sent before the first is answered."
             )
-        if self.parser.should_upgrade() and any(
-            name in _BODY_HEADERS and value != b"0" for name, value in self.headers
-        ):
-            # The parser would take the body for data of the other protocol.
-            raise BadRequest("This server supports only HTTP/1.1: send no `Upgrade` with a body.")
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":  # what follows is not HTTP
+                raise BadRequest("This server is no proxy.")
+            framing = [b"%b: %b\r\n" % each for each in self.headers if each[0] in _BODY_HEADERS]
+            if framing:
+                self._body_head = b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing)
         before = self.cycle
         super().on_headers_complete()
         if self.pipeline:
@@ -184,14 +207,19 @@ class Connection(HttpToolsProtocol):
         self._unparsed = 0
         self.headers = []  # from here on they are trailers, which are not used
         self._all.serve(self)
-        if self.parser.should_upgrade():
-            self._upgrading = True
-            self.cycle.keep_alive = False
+        if self.scope["http_version"] != "1.1":
+            self.cycle.__class__ = Http10Cycle
+            self.cycle.waiting_for_100_continue = False
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser for each part of a body."""
         self._unparsed = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser at the end of a body."""
+        if not self._body_head:
+            super().on_message_complete()
 
     def _should_upgrade(self) -> bool:
         return False  # only HTTP/1.1 is supported, and a server may ignore `Upgrade`

@@ -46,7 +46,7 @@ def cycle_of(bound: Any) -> RequestResponseCycle | None:
     """The request cycle whose `send` or `receive` this is; None if there is none or it may not be
     used."""
     cycle = getattr(bound, "__self__", None)
-    return cycle if isinstance(cycle, RequestResponseCycle) and UVICORN.enabled() else None
+    return cycle if type(cycle) is RequestResponseCycle and UVICORN.enabled() else None
 
 
 class TransportWriter:

@@ -18,9 +18,11 @@ METHODS = {
     "connection_made": "self transport",
     "connection_lost": "self exc",
     "data_received": "self data",
+    "eof_received": "self",
     "on_message_begin": "self",
     "on_headers_complete": "self",
     "on_body": "self body",
+    "on_message_complete": "self",
     "on_response_complete": "self",
     "pause_writing": "self",
     "resume_writing": "self",
@@ -33,7 +35,10 @@ _ATTRIBUTES = (
     "app_state client connections cycle flow headers loop parser pipeline server_state "
     "timeout_keep_alive_task transport"
 )
-_CYCLE_ATTRIBUTES = "body disconnected keep_alive message_event response_complete"
+_CYCLE_ATTRIBUTES = (
+    "body chunked_encoding default_headers disconnected expected_content_length keep_alive "
+    "message_event more_body response_complete response_started transport waiting_for_100_continue"
+)
 
 
 def problem(

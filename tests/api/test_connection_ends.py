@@ -341,35 +341,3 @@ async def test_an_idle_connection_is_closed(stack: Stack) -> None:
     await another(hasty, 0)
     await nothing_goes_on(hasty)
     hasty.terminate()
-
-
-@pytest.mark.parametrize("hidden", [b"", HEALTH, UPGRADING])
-@pytest.mark.parametrize("at_once", [True, False])
-async def test_an_upgrade_is_answered_as_a_plain_request_and_ends_the_connection(
-    gateway: Process, hidden: bytes, at_once: bool
-) -> None:
-    client = await StrictClient.connect(gateway.url)
-    client.send(HEALTH)
-    assert (await client.reply()).status == 200
-    client.send(UPGRADING + hidden if at_once else UPGRADING)
-    status, headers = await client.head()
-    assert (status, headers[b"connection"]) == (200, b"close")
-    if not at_once:
-        client.send(hidden)
-    body = await client.read_for(60)
-    assert len(body) == int(headers[b"content-length"])  # no answer to what is behind it
-    client.close()
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-async def test_the_body_of_an_upgrade_is_no_request(gateway: Process, at_once: bool) -> None:
-    client = await StrictClient.connect(gateway.url)
-    length = f"Content-Length: {len(HEALTH)}"
-    head = request("POST", CHAT, ANN, None, length, *UPGRADE)
-    client.send(head + HEALTH if at_once else head)
-    status, headers = await client.head()
-    assert (status, headers[b"connection"]) == (400, b"close")
-    if not at_once:
-        client.send(HEALTH)
-    assert len(await client.read_for(60)) == int(headers[b"content-length"])
-    client.close()

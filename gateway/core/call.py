@@ -35,6 +35,7 @@ from gateway.core.admission import (
 from gateway.core.call_options import CallHeaders
 from gateway.core.context import CallContext, Gateway
 from gateway.core.incoming import Incoming
+from gateway.core.lax_values import with_plain_values
 from gateway.core.new_call import NO_OPTIONS, JobOptions, NewCall, Unwrap, Wrapped
 from gateway.core.prompt_prefixes import conversation_start, prompt_prefixes
 from gateway.core.rate_limiter import RateLimiter
@@ -158,15 +159,16 @@ async def line_job(context: CallContext, tenant: str, endpoint: Endpoint, body: 
 
     Raises BadRequest, BodyTooLarge, ModelNotFound, NoWorker, IntakeStopped, and StoreError.
     """
-    request = await parse_json(
+    read = await parse_json(
         body,
         _limits(context.settings),
-        lambda fields: _check(context, Wrapped(endpoint, fields, body), body).request,
+        lambda fields: _check(context, Wrapped(endpoint, fields, body), body),
     )
+    request = read.request
     if request.stream:
         raise BadRequest("Answers of a batch can't be streamed.", "stream")
     model = await admit(context.fleet, request)
-    job = context.factory.new(endpoint, tenant, model, request, body, attached=False)
+    job = context.factory.new(endpoint, tenant, model, request, read.body, attached=False)
     # It waits for as long as its batch, which ends it: these of its pool are for clients that wait.
     job = job._replace(lane=FLEX, deadline_s=None, queue_deadline_s=None)
     return await _with_prefixes(context, job)
@@ -244,6 +246,7 @@ async def _read(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap)
 
 def _check(gateway: CallContext, call: Wrapped, raw: bytes) -> _Read:
     """The checks of a body that was parsed. The fields are not kept: they may be large."""
+    call = with_plain_values(call)
     endpoint, fields = call.endpoint, call.fields
     request = check_request(endpoint, fields, gateway.settings)
     step = gateway.steps.get(endpoint.path)

@@ -54,9 +54,14 @@ def key_of(authorizations: list[bytes], known: KnownKeys) -> ApiKey:
     """
     if not known.needed:
         return ANYONE
-    if len(authorizations) != 1:
+    if len(authorizations) > 1:
         raise Unauthorized(
-            "Send your API key as `Authorization: Bearer <key>` or as `x-api-key: <key>`, once."
+            "This request has different API keys in `Authorization` and `x-api-key`, or one of "
+            "these headers twice: send one key."
+        )
+    if not authorizations:
+        raise Unauthorized(
+            "Send your API key as `Authorization: Bearer <key>` or as `x-api-key: <key>`."
         )
     scheme, _, secret = authorizations[0].partition(b" ")
     if scheme.lower() != b"bearer":

@@ -10,6 +10,7 @@ JSON parser builds a list it holds the interpreter's lock, and all streams wait.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import math
 import re
@@ -50,7 +51,7 @@ class Limits(NamedTuple):
 async def read_body(
     scope: Scope, receive: Receive, kind: BodyKind, max_bytes: int, timeout_s: float
 ) -> bytes:
-    """The whole body, if its content type is that of `kind`.
+    """The whole body without a byte order mark, if its content type is that of `kind`.
 
     Raises UnsupportedMediaType, BodyTooLarge, BodyTimeout, and BadRequest.
     """
@@ -63,10 +64,10 @@ async def read_body(
     if whole is not None:  # the usual case, and a timeout costs more than all of this
         if len(whole) > max_bytes:
             raise _too_large(max_bytes)
-        return whole
+        return whole.removeprefix(codecs.BOM_UTF8)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _received(receive, max_bytes)
+            return (await _received(receive, max_bytes)).removeprefix(codecs.BOM_UTF8)
     except TimeoutError as error:
         raise BodyTimeout(f"The body did not arrive within {timeout_s:.0f} s.") from error
 
@@ -87,7 +88,7 @@ def check_type(headers: Mapping[bytes, bytes], kind: BodyKind) -> None:
     media_type = header.split(b";")[0].strip().lower()
     if media_type != _MEDIA_TYPES[kind]:
         # vLLM accepts no other type either; and a page of another site can't send JSON without a
-        # CORS preflight request, which is not answered.
+        # CORS preflight request, which is answered with keys only.
         expected = _MEDIA_TYPES[kind].decode()
         sent = repr(media_type[:64]) if media_type else "none"
         form = "a form with a file" if kind is BodyKind.MULTIPART else "JSON"

@@ -349,7 +349,7 @@ RAW: dict[str, tuple[bytes, int]] = {
     "Infinity": (b'{"temperature": -Infinity}', 400),
     "1e999": (b'{"temperature": 1e999}', 400),
     "UTF-16": ('{"model": "x"}'.encode("utf-16"), 400),
-    "byte order mark": (b'\xef\xbb\xbf{"model": "x"}', 400),
+    "byte order mark": (b'\xef\xbb\xbf{"model": "x"}', 404),
     "lone surrogate": (b'{"model": "\\ud800"}', 400),
     "duplicate key": (b'{"model": "a", "model": "b"}', 400),
     "10 MB": (json.dumps({"x": "y" * 10_000_000}).encode(), 413),

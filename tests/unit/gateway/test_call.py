@@ -143,7 +143,7 @@ WRONG_KEY = (b"idempotency-key", b"\x7f")
     [
         (LARGE, [WRONG_KEY], BodyTooLarge, "larger than"),
         (b"{", [WRONG_KEY], BadRequest, "not valid JSON"),
-        (BODY | {"model": "none", "stream": 1}, [WRONG_KEY], BadRequest, "stream"),
+        (BODY | {"model": "none", "stream": 2}, [WRONG_KEY], BadRequest, "stream"),
         (BODY | {"model": "none"}, [WRONG_KEY], BadRequest, "Idempotency-Key"),
         (BODY | {"model": "none"}, [], ModelNotFound, "none"),
     ],

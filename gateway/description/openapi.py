@@ -48,7 +48,11 @@ def install(app: FastAPI, apis: Iterable[Api], *, with_keys: bool) -> None:
 
 def _describe(app: FastAPI, apis: Iterable[Api], *, with_keys: bool) -> Schema:
     schema = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        servers=[{"url": "."}],  # relative to this description: below the path of a proxy too
     )
     components = schema.setdefault("components", {})
     found = components.get("schemas", {})

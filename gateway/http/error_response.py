@@ -39,7 +39,7 @@ def error_response(
     code = error.code or error.type
     metrics.refused.labels(code).inc()
     scope.setdefault("state", {})[ERROR_CODE] = code
-    style = error_style(scope.get("path", ""))
+    style = error_style(scope.get("path", "").replace("//", "/"))
     response = Response(error_body(error, style), error.status, media_type="application/json")
     response.raw_headers += [*error.headers(), *headers]
     if style is ErrorStyle.ANTHROPIC:  # the name that Anthropic's SDK reads
@@ -90,11 +90,16 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
 
 
 def _of_http_exception(request: Request, error: HTTPException) -> FlotillaError:
-    method, path = request.method, request.url.path
+    method, path = request.method, request.scope["path"]
     if error.status_code in (404, 405):
         refused = not_supported(method, path)
         if refused is not None:
             return refused
+    if error.status_code == 404 and "//" in path:
+        return UnknownRoute(
+            f"This server has no route {method} {path[:200]}, with `//`: does the base URL of your "
+            "client end in `/`? Leave that out."
+        )
     if error.status_code == 404:
         return UnknownRoute(
             f"This server has no route {method} {path[:200]}; /docs shows those that it has."

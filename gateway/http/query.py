@@ -1,4 +1,7 @@
-"""Unknown query parameters are refused, so that no filter is silently ignored."""
+"""Unknown query parameters of our own routes are refused, so that no filter is silently ignored.
+
+Those of OpenAI, Anthropic and vLLM ignore them, as those APIs do: clients add some to each request.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import Response
 
@@ -24,14 +24,16 @@ _ASSETS = {
 
 
 @router.get("/docs")
-async def docs() -> Response:
-    """Swagger UI; `Authorize` takes an API key."""
+async def docs(request: Request) -> Response:
+    """Swagger UI; `Authorize` takes an API key. Its links work below the path of a proxy too."""
+    below = request.scope.get("raw_path", b"").endswith(b"/")
+    folder = "" if below else "docs/"
     return get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url="../openapi.json" if below else "openapi.json",
         title="Flotilla",
-        swagger_js_url="/docs/swagger-ui-bundle.js",
-        swagger_css_url="/docs/swagger-ui.css",
-        swagger_favicon_url="/docs/favicon.png",
+        swagger_js_url=f"{folder}swagger-ui-bundle.js",
+        swagger_css_url=f"{folder}swagger-ui.css",
+        swagger_favicon_url=f"{folder}favicon.png",
         swagger_ui_parameters={"validatorUrl": None},  # would be asked on another host
     )
 

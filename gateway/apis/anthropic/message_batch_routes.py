@@ -27,7 +27,6 @@ from gateway.http.body import check_type
 from gateway.http.body_parts import BodyParts
 from gateway.http.content_response import attachment, streamed
 from gateway.http.middleware import IS_HEAD
-from gateway.http.query import known_only
 from shared.api.endpoint import BodyKind
 from shared.batches.batch import Batch, BatchStatus, is_message_batch_id
 from shared.job import errors
@@ -42,7 +41,7 @@ def _check(gateway: GatewayDep, beta: Annotated[str, Query(max_length=10)] = "")
 router = APIRouter(
     prefix=PATH,
     tags=["Anthropic"],
-    dependencies=[known_only, Depends(_check)],
+    dependencies=[Depends(_check)],
     responses=errors_in(errors.StorageNotConfigured),
 )
 

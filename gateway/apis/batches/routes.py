@@ -21,7 +21,6 @@ from gateway.description.schema import errors_in, shows, takes
 from gateway.files.files import Files
 from gateway.http import server_events as sse
 from gateway.http.content_response import content_response
-from gateway.http.query import known_only
 from shared.batches.batch import MAX_OPEN, Batch, BatchStatus, is_batch_id, new_batch_id
 from shared.files.stored_file import Purpose, total_bytes
 from shared.job import errors
@@ -36,7 +35,7 @@ def _check_storage(gateway: GatewayDep) -> None:
 router = APIRouter(
     prefix="/v1/batches",
     tags=["OpenAI"],
-    dependencies=[known_only, Depends(_check_storage)],
+    dependencies=[Depends(_check_storage)],
     responses=errors_in(errors.StorageNotConfigured),
 )
 

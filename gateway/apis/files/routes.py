@@ -28,7 +28,6 @@ from gateway.description.api import Api
 from gateway.description.schema import TEXT, errors_in, shows
 from gateway.files.files import Files, no_such_file
 from gateway.http.content_response import content_response
-from gateway.http.query import known_only
 from gateway.http.streamed_form import StreamedForm
 from shared.files.stored_file import (
     UPLOADED,
@@ -57,7 +56,6 @@ FilesDep = Annotated[Files, Depends(_files)]
 router = APIRouter(
     prefix="/v1/files",
     tags=["OpenAI"],
-    dependencies=[known_only],
     responses=errors_in(*FILE_ERRORS),
 )
 

@@ -27,7 +27,6 @@ from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.receiver import Receiver, quota_of
 from gateway.description.schema import errors_in, ref, shows, takes
 from gateway.files.files import Files
-from gateway.http.query import known_only
 from gateway.http.streamed_form import StreamedForm
 from shared.files.stored_file import StoredFile, total_bytes
 from shared.files.upload import (
@@ -45,7 +44,6 @@ from shared.job.errors import BadRequest, BlobMissing, NotFound
 router = APIRouter(
     prefix="/v1/uploads",
     tags=["OpenAI"],
-    dependencies=[known_only],
     responses=errors_in(*FILE_ERRORS),
 )
 

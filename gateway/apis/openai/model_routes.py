@@ -10,13 +10,11 @@ from gateway.core.admission import check_model
 from gateway.core.context import GatewayDep, KeyDep
 from gateway.core.model_card import card_of
 from gateway.description.schema import shows
-from gateway.http.query import known_only
 from shared.job.errors import ModelNotFound, NoWorker
 
-router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
+router = APIRouter(tags=["OpenAI"])
 
 
-@router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models", openapi_extra=shows("ModelList"))
 async def list_models(gateway: GatewayDep, key: KeyDep) -> dict[str, Any]:
     """The models that the key may use. `flotilla` in each entry has the state of its pool."""

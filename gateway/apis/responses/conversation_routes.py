@@ -17,13 +17,11 @@ from gateway.core.admission import check_stored_items
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.description.schema import errors_in, ref, shows, takes
-from gateway.http.query import known_only
 from shared.job.errors import BadRequest
 
 router = APIRouter(
     prefix="/v1/conversations",
     tags=["OpenAI"],
-    dependencies=[known_only],
     responses=errors_in(*RESPONSE_ERRORS),
 )
 

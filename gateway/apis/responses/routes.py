@@ -26,13 +26,11 @@ from gateway.core.send_body import BodyResponse
 from gateway.description.api import Api
 from gateway.description.endpoint_route import endpoint_routes
 from gateway.description.schema import errors_in, shows
-from gateway.http.query import known_only
 from shared.job.errors import BadRequest, NotFound, StreamReset
 
 router = APIRouter(
     prefix="/v1/responses",
     tags=["OpenAI"],
-    dependencies=[known_only],
     responses=errors_in(*RESPONSE_ERRORS, StreamReset),
 )
 

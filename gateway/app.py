@@ -36,6 +36,7 @@ from gateway.gateway_settings import GatewaySettings
 from gateway.http import error_response as errors
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
+from gateway.http.cors import Cors
 from gateway.http.known_keys import KnownKeys
 from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.http.web_pages import WebPages
@@ -55,6 +56,7 @@ from shared.fleet.pools import Pools, load_pools
 from shared.platform import logs, tracing
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics.gateway import GatewayMetrics
+from shared.platform.settings import SettingsError
 from shared.platform.tasks import TaskSupervisor
 from shared.store.interface import StoreError
 from shared.store.redis import durability, eviction
@@ -125,6 +127,7 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
         lifespan=lifespan,
         docs_url=None,  # ops/docs_route.py serves one without files from other hosts
         redoc_url=None,
+        redirect_slashes=False,  # front_door.py serves paths with a slash at the end
     )
     app.state.authenticator = authenticator
     errors.install(app, metrics)
@@ -134,8 +137,11 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)
     app.add_middleware(RequestId, access=access, metrics=metrics)  # outermost: a 401 has an id too
+    if settings.cors_origins and not known.needed:
+        raise SettingsError("FLOTILLA_CORS_ORIGINS needs API keys: set FLOTILLA_API_KEYS too")
     web_pages = WebPages(settings.allowed_hosts, with_keys=known.needed)
-    return _front_door(app, plain, web_pages)
+    cors = Cors(settings.cors_origins) if settings.cors_origins else None
+    return _front_door(app, plain, web_pages, cors)
 
 
 def _known_keys(settings: GatewaySettings) -> KnownKeys:
@@ -147,10 +153,12 @@ def _known_keys(settings: GatewaySettings) -> KnownKeys:
     )
 
 
-def _front_door(app: FastAPI, plain: PlainApplications, web_pages: WebPages) -> FrontDoor:
+def _front_door(
+    app: FastAPI, plain: PlainApplications, web_pages: WebPages, cors: Cors | None
+) -> FrontDoor:
     plain_routes = [row for api in APIS for row in api.plain]
     forms = [path for api in APIS for path in api.forms]
-    return FrontDoor(app, plain_routes, plain, web_pages, forms)
+    return FrontDoor(app, plain_routes, plain, web_pages, forms, cors)
 
 
 def _make_gateway(

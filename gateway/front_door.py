@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from functools import partial
 
 from fastapi import FastAPI
+from starlette.responses import Response
 from starlette.routing import Route, compile_path
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.context import Gateway
 from gateway.core.plain_route import PlainApplication, PlainApplications, PlainRoute
+from gateway.http.cors import Cors, add_headers, preflight_headers
 from gateway.http.web_pages import WebPages
 from gateway.ops.overview.sampler import Sampler
 from shared.job.errors import FlotillaError
@@ -34,9 +36,11 @@ class FrontDoor:
         shared: PlainApplications,
         web_pages: WebPages,
         forms: Iterable[str] = (),
+        cors: Cors | None = None,
     ) -> None:
         """`forms`: paths of FastAPI whose bodies are forms (`Api.forms`)."""
         self.fastapi = fastapi
+        self._cors = cors
         self._shared = shared
         self._web_pages = web_pages
         self._forms = [compile_path(path)[0].match for path in forms]
@@ -63,6 +67,16 @@ class FrontDoor:
         if scope["type"] != "http":
             await self.fastapi(scope, receive, send)
             return
+        path: str = scope["path"]
+        if path.endswith("/") and path != "/" and not path.endswith("//"):
+            scope = {**scope, "path": path[:-1]}
+        if self._cors is not None and (headers := self._cors.headers(scope)):
+            if preflight := preflight_headers(scope):
+                response = Response(status_code=204)
+                response.raw_headers = headers + preflight
+                await response(scope, receive, send)
+                return
+            add_headers(send, headers)
         request_span.begin(scope["headers"], partial(self._shared.authenticator.is_operator, scope))
         row = self._by_path.get(scope["path"])
         try:

@@ -14,6 +14,7 @@ from shared.job.quotas import Quotas
 from shared.platform.settings import SettingList
 from shared.webhooks.webhook_settings import WebhookSettings
 
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
@@ -25,6 +26,11 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         description="further host names of the gateway, comma separated, without port. Without API "
         "keys it answers only to these, to `localhost` and to IP addresses; web pages of these "
         "hosts may call it",
+    )
+    cors_origins: SettingList = Field(
+        (),
+        description="web pages that may call the gateway from a browser (CORS), with an API key: "
+        "origins such as `https://app.example`, comma separated, or `*`. Needs API keys",
     )
     default_model: str = Field(
         "", description="for requests that name no model; empty: the only one, if there is one"
@@ -244,6 +250,14 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
             self.max_kept_bytes,
             self.max_waiting_jobs,
         )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin.lower()):
+                raise ValueError(f"{origin[:64]!r} is no origin: `https://app.example` or `*`")
+        return tuple(map(str.lower, origins))
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -3,16 +3,17 @@
 A browser sends requests of any page to every address that its machine reaches, so also to a
 gateway without keys on 127.0.0.1. Three checks, each against one such attack:
 
-1. **Host**, without keys: a page whose own name resolves to the gateway's address (DNS rebinding)
-   is of the same origin for the browser. That name is in `Host`, so only the machine's own names,
-   IP addresses and `FLOTILLA_ALLOWED_HOSTS` are answered. With keys such a page has none to send.
+1. **Host**: a page whose own name resolves to the gateway's address (DNS rebinding) is of the same
+   origin for the browser. That name is in `Host`, so only the machine's own names, IP addresses and
+   `FLOTILLA_ALLOWED_HOSTS` are answered.
 2. **Origin and Sec-Fetch-Site** of requests that change something: a page of another site can send
    them, but not read the answer. Browsers send these headers, other clients neither.
-3. **Content type** of requests that change something, without keys: the three types that a page may
-   send across sites without a CORS preflight request, and a body without a type, are refused, also
-   where no body is read.
+3. **Content type** of requests that change something: the three types that a page may send across
+   sites without a CORS preflight request, and a body without a type, are refused, also where no
+   body is read. Where one is read, body.py checks its type; some routes take forms.
 
-Where a body is read, its type is checked with keys, too (body.py); some routes take forms.
+With keys none of them is needed: the browser adds no key to what a page sends, as it would a
+cookie. So who sends a valid key may call from anywhere (cors.py).
 """
 
 from __future__ import annotations
@@ -46,20 +47,19 @@ class WebPages:
 
         `checks_type`: the content type of this request is not checked by what reads its body.
         """
-        changes = scope["method"] not in _SAFE_METHODS
-        if self._with_keys and not changes:
+        if self._with_keys:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])  # a browser sends each of these once
         host = headers.get(b"host", b"")
-        if not self._with_keys and host != self._answered and b"host" in headers:
+        if host != self._answered and b"host" in headers:
             self._check_host(host)
             self._answered = host
-        if not changes:
+        if scope["method"] in _SAFE_METHODS:
             return
         if b"origin" in headers or b"sec-fetch-site" in headers:
             origin, site = headers.get(b"origin", b""), headers.get(b"sec-fetch-site", b"")
             self._check_site(host, origin, site)
-        if checks_type and not self._with_keys:
+        if checks_type:
             _check_type(headers)
 
     def _check_host(self, value: bytes) -> None:

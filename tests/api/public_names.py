@@ -182,7 +182,7 @@ SETTINGS = """
 host port worker_host worker_port worker_memory_bytes worker_id pool model served_model_name
 engine engine_args
 redis_url shards durable redis_high_watermark storage_url maintenance_redis_url
-api_keys api_keys_file admin_keys tenants allowed_hosts allow_fields share_prompt_cache
+api_keys api_keys_file admin_keys tenants allowed_hosts cors_origins allow_fields share_prompt_cache
 max_body_bytes max_upload_bytes max_body_values max_inputs max_choices max_file_bytes
 max_stored_bytes max_kept_jobs max_kept_bytes max_waiting_jobs max_queue_depth max_attempts
 result_ttl_s stream_ttl_s response_ttl_s conversation_ttl_s usage_days

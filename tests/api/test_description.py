@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -110,7 +111,7 @@ def test_swagger_ui_loads_nothing_from_other_hosts_and_needs_no_key(gateway: Pro
     loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     assert len(loaded) == 3
     for path in loaded:
-        answer = http.get(gateway.url + path)
+        answer = http.get(urljoin(f"{gateway.url}/docs", path))
         assert answer.status_code == 200, path
         assert len(answer.content) > 1000
     assert '"validatorUrl": null' in page.text

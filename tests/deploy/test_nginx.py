@@ -24,7 +24,6 @@ from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(not (NGINX and OPENSSL), reason=MISSING)
-until_the_edge_serves_it = pytest.mark.xfail(reason="until the edge serves it")
 
 KEY = {"authorization": "Bearer s3cret"}
 LONG, ENDLESS = 800, 8000
@@ -244,7 +243,6 @@ def test_the_page_and_its_files_below_a_path(fleet: Fleet) -> None:
         assert_its_files_are_served(api, "/")
 
 
-@until_the_edge_serves_it
 def test_the_description_and_its_files_below_a_path(fleet: Fleet) -> None:
     with fleet.client("below", "/llm") as api:
         assert_its_files_are_served(api, "/docs")
@@ -261,7 +259,6 @@ def assert_its_files_are_served(api: httpx.Client, path: str) -> None:
         assert answer.status_code == 200, link
 
 
-@until_the_edge_serves_it
 @pytest.mark.parametrize("server", EVERYWHERE)
 def test_a_trailing_slash_is_served_and_not_redirected(fleet: Fleet, server: str) -> None:
     with fleet.client(server) as api:

@@ -24,8 +24,8 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
     allowed_hosts: SettingList = Field(
         (),
         description="further host names of the gateway, comma separated, without port. Without API "
-        "keys it answers only to these, to `localhost` and to IP addresses; web pages of these "
-        "hosts may call it",
+        "keys it answers only to these, to `localhost` and to IP addresses; its own page works "
+        "under them (pages of others: `cors_origins`)",
     )
     cors_origins: SettingList = Field(
         (),

@@ -84,7 +84,9 @@ class WebPages:
         page = f", {origin[:64].decode('latin-1')!r}," if origin else ""
         raise ForeignSite(
             f"This request comes from a web page of another site{page} and may not change anything "
-            "here. If that page may, name its host in FLOTILLA_ALLOWED_HOSTS."
+            "here, as this gateway has no API keys. If it is the gateway's own page, behind a "
+            "proxy, name its host in FLOTILLA_ALLOWED_HOSTS; other pages need a key "
+            "(FLOTILLA_API_KEYS), and FLOTILLA_CORS_ORIGINS to read the answers."
         )
 
 

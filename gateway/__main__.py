@@ -24,7 +24,7 @@ from gateway.http.half_open import limit_half_open
 from gateway.http.uvicorn_protocol import refuse_unknown_protocol
 from gateway.listen_settings import LOOPBACK
 from shared.job.errors import GatewayStopped
-from shared.platform import fast_paths, logs, tracing
+from shared.platform import fast_paths, logs, process_start, tracing
 from shared.platform.cluster_url import is_cluster
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
@@ -38,6 +38,7 @@ _SEND_S = 3
 
 def main() -> None:
     """Serve until a signal. Exits with 2 if settings, Redis or uvicorn can't be used."""
+    process_start.prepare()
     try:
         settings = load_settings(GatewaySettings)
         _check_keys(settings)

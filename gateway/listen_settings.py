@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,15 @@ _Keys = Annotated[
     NoDecode,
     BeforeValidator(lambda value: split_names(value) if isinstance(value, str) else value),
 ]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is of this machine alone."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
 
 
 class TenantEntry(BaseModel):

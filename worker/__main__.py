@@ -11,7 +11,7 @@ import uvloop
 
 from shared.fleet.pool import Pool
 from shared.fleet.pools import load_pools
-from shared.platform import fast_paths, logs, tracing
+from shared.platform import fast_paths, logs, process_start, tracing
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
 from shared.store.redis.start_checks import refuse_unfit
@@ -56,6 +56,7 @@ async def _run(settings: WorkerSettings, pool: Pool) -> int:
 
 def main() -> None:
     """Run until a signal or the engine's end; exits with 0, 1 (failure) or 2 (settings)."""
+    process_start.prepare()
     try:
         settings = load_settings(WorkerSettings)
         pool = load_pools(settings).own

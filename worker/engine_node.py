@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from shared.fleet.pools import load_pools
-from shared.platform import logs
+from shared.platform import logs, process_start
 from shared.platform.settings import SettingsError, load_settings
 from worker.engines.vllm import arguments, release
 from worker.engines.vllm.vllm_settings import VllmSettings
@@ -75,6 +75,7 @@ def _end_with(head: tuple[str, int]) -> None:
 
 def main() -> None:
     """`python -m worker.engine_node RANK`; exits with 1 (failure) or 2 (settings)."""
+    process_start.prepare()
     try:
         run(int(sys.argv[1]))
     except SettingsError as error:

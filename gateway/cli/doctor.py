@@ -22,6 +22,7 @@ from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.gateway_client import GatewayClient
 from gateway.cli.limits_text import nearly_used
 from gateway.cli.output import count, level, line
+from gateway.launcher.local_redis import without_password
 from shared.fleet import limits
 from shared.fleet.limits import Level
 
@@ -38,6 +39,9 @@ _CHECKS = {
 """By the name of a check of /readyz."""
 
 
+_LOG = "See the gateway's log."
+_REDIS_FIRST = "First do what stands above for Redis."
+_KEY = "Give a key of FLOTILLA_API_KEYS: --api-key-file, FLOTILLA_API_KEY."
 _OPERATOR = "Give an operator's key (FLOTILLA_ADMIN_KEYS): --api-key-file, FLOTILLA_API_KEY."
 
 
@@ -61,8 +65,9 @@ def doctor(session: Session) -> ExitCode:
     except (CommandError, ValueError) as error:
         do = "Start one with `flotilla up`, or name another with --url or FLOTILLA_URL."
         ready, found = None, [Finding("gateway", Level.PROBLEM, str(error), do)]
+        found += _proxy(session.client)
     else:
-        found = list(_findings(session.client, ready.get("checks", {})))
+        found = list(_findings(session.client, ready))
     body = {"object": "list", "data": [each._asdict() for each in found]}
     session.show(body, lambda _: _page(found))
     if ready is None:
@@ -71,19 +76,30 @@ def doctor(session: Session) -> ExitCode:
     return ExitCode.FAILED if wrong else ExitCode.OK
 
 
-def _findings(client: GatewayClient, checks: Mapping[str, str]) -> Iterator[Finding]:
+def _proxy(client: GatewayClient) -> Iterator[Finding]:
+    """The proxy that calls of this gateway go through, which sees the key of a plain one."""
+    if client.proxy:
+        yield Finding("proxy", Level.OK, f"calls go through {without_password(client.proxy)}")
+
+
+def _findings(client: GatewayClient, ready: Mapping[str, Any]) -> Iterator[Finding]:
     """All checks, in the order in which one would make them by hand."""
-    yield Finding("gateway", Level.OK, f"{client.where.url} answers")
+    checks: Mapping[str, str] = ready.get("checks", {})
+    otherwise = _LOG if checks.get("redis", "ok") == "ok" else _REDIS_FIRST
+    if checks or ready.get("status") != "not ready":
+        yield Finding("gateway", Level.OK, f"{client.where.url} answers")
+    else:
+        text = f"{client.where.url} answers, and is not ready"
+        yield Finding("gateway", Level.PROBLEM, text, f"{_LOG} With an operator's key it says why.")
+    yield from _proxy(client)
     for name, text in checks.items():
         good = text == "ok"
-        do = _CHECKS[name].do if name in _CHECKS else "See the gateway's log."
+        do = _CHECKS[name].do if name in _CHECKS else _LOG
         yield Finding(name, Level.OK if good else Level.PROBLEM, text, "" if good else do)
     for name, path, check, bad, do in (
-        ("version", "/version", _version, Level.WARNING, "See the gateway's log."),
-        ("key", "/v1/models", _models, Level.PROBLEM,
-         "Give a key of FLOTILLA_API_KEYS: --api-key-file, FLOTILLA_API_KEY."),
-        ("overview", "/admin/overview", _overview, Level.WARNING,
-         _OPERATOR),
+        ("version", "/version", _version, Level.WARNING, _KEY),
+        ("key", "/v1/models", _models, Level.PROBLEM, _KEY),
+        ("overview", "/admin/overview", _overview, Level.WARNING, _OPERATOR),
         ("storage", "/admin/storage", _storage, Level.WARNING, _OPERATOR),
         ("webhooks", "/admin/webhooks", _webhooks, Level.WARNING, _OPERATOR),
         ("usage", "/admin/ledger", _ledger, Level.WARNING, _OPERATOR),
@@ -93,7 +109,8 @@ def _findings(client: GatewayClient, checks: Mapping[str, str]) -> Iterator[Find
         try:
             body = client.get(path)
         except CommandError as error:
-            yield Finding(name, bad, f"not read: {error}", do)
+            known = error.status in (401, 403)  # else it may not be the key
+            yield Finding(name, bad, f"not read: {error}", do if known else otherwise)
         else:
             yield from check(body)
 

@@ -37,12 +37,17 @@ class CommandError(Exception):
     """A command can't go on: `str(error)` is one line for people."""
 
     def __init__(
-        self, message: str, code: ExitCode = ExitCode.FAILED, body: bytes | None = None
+        self,
+        message: str,
+        code: ExitCode = ExitCode.FAILED,
+        body: bytes | None = None,
+        status: int = 0,
     ) -> None:
-        """`body`: the gateway's answer, if it is one that programs can read."""
+        """`body`: the gateway's answer, if it is one that programs can read, and its `status`."""
         super().__init__(message)
         self.code = code
         self.body = body
+        self.status = status
 
 
 _OF_STATUS = {

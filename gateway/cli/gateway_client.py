@@ -8,13 +8,17 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 import httpx
 
 from gateway.cli.client_settings import ClientSettings
 from gateway.cli.exit_codes import CommandError, ExitCode, of_status
 from gateway.launcher import run_file
+from gateway.launcher.local_redis import without_password
+from gateway.listen_settings import is_loopback
+from shared.client.connections import LIMITS, SOCKET_OPTIONS
 from shared.client.sse import EventSplitter, field, is_comment
 from shared.client.transport import ResumingTransport
 from shared.platform.settings import SettingsError, load_settings
@@ -74,14 +78,29 @@ def address(url: str | None = None, key_file: Path | None = None) -> Address:
     return Address(found.removesuffix("/").removesuffix("/v1"), headers)
 
 
+def proxy_of(url: str) -> str | None:
+    """The proxy that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names for a URL; none for loopback."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:  # the client says what is wrong with it
+        return None
+    if is_loopback(host) or proxy_bypass_environment(parts.netloc.rpartition("@")[2]):
+        return None
+    proxies = getproxies_environment()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    return proxy if not proxy or "://" in proxy else f"http://{proxy}"
+
+
 class GatewayClient:
     """One gateway. Every method raises CommandError for an answer that is no success."""
 
-    def __init__(self, where: Address, timeout_s: float = 30.0, *, proxies: bool = True) -> None:
-        """`timeout_s`: for each answer that is no stream. `proxies`: use those of the variables."""
+    def __init__(self, where: Address, timeout_s: float = 30.0) -> None:
+        """`timeout_s`: for each answer that is no stream."""
         self.url = where.url
         self.where = where
         self.timeout_s = timeout_s
+        self.proxy = proxy_of(where.url)
         limits = httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S))
         secure = where.url.startswith("https:")  # loading certificates takes a while
         try:
@@ -89,11 +108,13 @@ class GatewayClient:
                 base_url=where.url,
                 headers=where.headers,
                 timeout=limits,
-                verify=secure,
-                trust_env=proxies,
+                verify=httpx.create_ssl_context() if secure else False,
+                proxy=self.proxy,
+                trust_env=False,
             )
-        except httpx.InvalidURL as error:
-            raise CommandError(f"{where.url}: {error}", ExitCode.USAGE) from error
+        except (httpx.InvalidURL, ValueError, ImportError) as error:
+            wrong = f"the proxy {without_password(self.proxy)}" if self.proxy else where.url
+            raise CommandError(f"{wrong}: {error}", ExitCode.USAGE) from error
 
     def close(self) -> None:
         """Close all connections."""
@@ -220,7 +241,12 @@ class GatewayClient:
         return httpx.Client(
             base_url=self.url,
             headers=self.where.headers,
-            transport=ResumingTransport([self.url]),
+            transport=ResumingTransport(
+                [self.url],
+                transport=httpx.HTTPTransport(
+                    limits=LIMITS, socket_options=SOCKET_OPTIONS, proxy=self.proxy
+                ),
+            ),
             timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
         )
 
@@ -263,7 +289,7 @@ def _failure(answer: httpx.Response) -> CommandError:
     if name == "unknown_route":
         message = f"this gateway has no {answer.url.path}: it is of an older release"
         code = ExitCode.FAILED
-    return CommandError(message, code, answer.content)
+    return CommandError(message, code, answer.content, answer.status_code)
 
 
 def _events(answer: httpx.Response) -> Iterator[ServerEvent]:

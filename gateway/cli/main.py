@@ -19,6 +19,7 @@ from gateway.cli import workers_command as workers
 from gateway.cli.batch import batch_command as batch
 from gateway.cli.exit_codes import MEANINGS
 from gateway.cli.top import top_command as top
+from shared.platform import process_start
 
 app = typer.Typer(
     name="flotilla",
@@ -55,6 +56,7 @@ def _print_version(wanted: bool) -> None:
 
 def main() -> None:
     """The entry point."""
+    process_start.prepare()
     app()
 
 

@@ -55,7 +55,8 @@ def errors_in(*kinds: type[FlotillaError]) -> dict[int | str, dict[str, Any]]:
 
 def add_error(answers: dict[Any, dict[str, Any]], kind: type[FlotillaError]) -> None:
     """Add an error with its code to the answers of an operation, unless it is there."""
-    line = f"`{kind.code or kind.type}`: {(kind.__doc__ or '').splitlines()[0]}"
+    about = (kind.__doc__ or "").partition("\n")[0]  # none with PYTHONOPTIMIZE=2
+    line = f"`{kind.code or kind.type}`: {about}"
     answer = answers.setdefault(str(kind.status), {"description": line})
     if line not in answer["description"]:
         answer["description"] += f"\n\n{line}"

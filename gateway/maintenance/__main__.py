@@ -12,12 +12,13 @@ import sys
 
 from gateway.maintenance import liveness_file
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
-from shared.platform import logs
+from shared.platform import logs, process_start
 from shared.platform.settings import SettingsError, drop_variables, load_settings
 
 
 def main() -> None:
     """Run until SIGTERM or SIGINT; exit status 2 for wrong settings."""
+    process_start.prepare()
     parser = argparse.ArgumentParser(
         "python -m gateway.maintenance",
         description="Repairs and removes damaged or stale records, and decides for the autoscaler.",

@@ -15,6 +15,7 @@ from typing import Any
 
 from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.preflight import check_and_run
+from shared.platform import process_start
 from shared.platform.settings import load_settings
 
 _CHECK_S = 0.5
@@ -44,4 +45,5 @@ def _settings(flags: dict[str, Any]) -> LauncherSettings:
 
 
 if __name__ == "__main__":
+    process_start.prepare()
     sys.exit(asyncio.run(_serve(**json.loads(sys.stdin.readline()))))

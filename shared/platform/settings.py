@@ -55,6 +55,8 @@ SECRETS = Path("/run/secrets")
 _NESTED = "__"
 _OF_A_POOL = f"{PREFIX}POOLS{_NESTED}"
 """The beginning of variables that set one key of a pool."""
+_LOOPBACK = ("localhost", "127.0.0.0/8", "127.0.0.1", "::1")
+"""For NO_PROXY; some libraries know no networks there."""
 _FILE: ContextVar[Mapping[str, Any] | None] = ContextVar("_FILE", default=None)
 """The content of flotilla.yaml while the settings are made."""
 _PLAIN_ADDRESS = re.compile(r"[\w./-]*(:\d+(/\d+)?)?")
@@ -274,6 +276,20 @@ def drop_variables(prefix: str) -> None:
     """Delete the variables with this prefix, which a library would use in place of the settings."""
     for name in [name for name in os.environ if name.startswith(prefix)]:
         del os.environ[name]
+
+
+def never_proxy_loopback() -> None:
+    """Except this machine's own addresses from proxies, in the variables that HTTP libraries read.
+
+    A proxy is meant for other hosts: it can't reach these, and would see the keys of calls to them.
+    """
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return
+    given = {name: os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")}
+    for name, value in given.items():
+        excepted = value or given[name.swapcase()]
+        if excepted.strip() != "*":
+            os.environ[name] = ",".join(filter(None, (excepted, *_LOOPBACK)))
 
 
 def set_engine_defaults(defaults: Mapping[str, str]) -> None:

@@ -90,7 +90,7 @@ class _FleetClient(GatewayClient):
 
     def __init__(self, fleet: LocalFleet, timeout_s: float) -> None:
         where = Address(fleet.url, {"authorization": f"Bearer {fleet.api_key}"})
-        super().__init__(where, timeout_s, proxies=False)  # they are for other machines
+        super().__init__(where, timeout_s)
         self._fleet = fleet
 
     def _lost(self, error: httpx.HTTPError) -> CommandError:

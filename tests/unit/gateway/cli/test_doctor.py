@@ -96,7 +96,7 @@ UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker ru
          "Start it again. See FlotillaWorkersLost."),
         (FILES, STORAGE | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
          "Start it. See runbooks.md#x."),
-        (FILES, error("no such route", 404), "storage", "warning", "not read", "operator's key"),
+        (FILES, error("no such route", 404), "storage", "warning", "not read", "gateway's log"),
         (HOOKS, WEBHOOKS | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
          "Start it. See runbooks.md#x."),
         (HOOKS, WEBHOOKS | {"endpoints": 2}, "webhooks", "ok", "on their way to 2 endpoints", ""),

@@ -12,6 +12,7 @@ from gateway.batches.batch_run import BatchRun
 from gateway.batches.window import MOST_BYTES, Share
 from shared.job.errors import BlobMissing, StorageUnavailable
 from shared.job.replies import Fenced
+from shared.platform.logs import RareWarning
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 
@@ -36,6 +37,7 @@ class BatchWork:
         self._being_advanced: dict[str, BatchRun] = {}
         self._again_at: dict[str, float] = {}
         self._refreshed_at = float("-inf")
+        self._warn = RareWarning(log)
 
     async def work(self) -> None:
         """Own open batches that nobody owns, and advance all. Raises StoreError."""
@@ -74,7 +76,7 @@ class BatchWork:
         except Fenced as error:
             log.info("%s", error)
         except (StoreError, StorageUnavailable) as error:
-            log.warning("%s pauses: %s", batch_id, error)
+            self._warn("%s pauses: %s", batch_id, error)
         except Exception:
             log.exception("%s pauses", batch_id)
             self._again_at[batch_id] = time.monotonic() + _AGAIN_S

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.job.errors import FlotillaError
+from shared.platform.logs import RareWarning
 from shared.store.interface import Store, StoreError
 
 log = logging.getLogger("flotilla.gateway")
@@ -29,6 +30,7 @@ class Unwatcher:
         self._queue = queue
         self._gateway_id = gateway_id
         self._has_readers = has_readers
+        self._warn = RareWarning(log)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, job_id: str, queued: asyncio.Future[Any] | None = None) -> None:
@@ -60,4 +62,4 @@ class Unwatcher:
                 await asyncio.sleep(_RETRY_S)
             else:
                 return
-        log.warning("%s could not be unwatched", job_id)
+        self._warn("%s could not be unwatched", job_id)

@@ -20,10 +20,12 @@ from shared.job.errors import (
     RedisUnavailable,
     UnknownRoute,
 )
+from shared.platform.logs import RareWarning
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreError
 
 log = logging.getLogger("flotilla.gateway")
+_warn = RareWarning(log)
 
 ERROR_CODE = "error_code"
 """The key of a request's `state` that holds the code of the error it was answered with."""
@@ -53,7 +55,7 @@ def to_flotilla_error(error: Exception) -> FlotillaError:
     if isinstance(error, FlotillaError):
         return error
     if isinstance(error, StoreError | OSError):
-        log.warning("Redis can't be reached or refused a command: %s", error)
+        _warn("Redis can't be reached or refused a command: %s", error)
         return RedisUnavailable("The queue can't be reached now; try again.")
     log.error("unhandled error", exc_info=error)
     return FlotillaError(

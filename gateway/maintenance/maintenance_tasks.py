@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 
 from prometheus_client import CollectorRegistry
@@ -21,6 +22,7 @@ from gateway.maintenance.usage_counter import UsageCounter
 from gateway.ops.autoscaler import tick as autoscaler
 from shared.fleet.pools import Pools
 from shared.job.errors import StorageUnavailable
+from shared.platform.logs import RareWarning
 from shared.platform.metrics.losses import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError, StoreUnavailable
@@ -93,6 +95,7 @@ class MaintenanceTasks:
         registry = Registry(servers.primary)
         housekeeping = Housekeeping(self._queue, registry)
         self._runs = MaintenanceRuns(servers)
+        self._warnings = defaultdict[str, RareWarning](functools.partial(RareWarning, log))
         scaled = [pool.name for pool in pools.autoscaled]
         self._work: dict[str, Callable[[], Awaitable[None]]] = {
             REPAIR: housekeeping.repair,
@@ -114,9 +117,11 @@ class MaintenanceTasks:
         except TimeoutError:
             log.warning("%s: cancelled after %g s; the next round continues", name, TIMEOUT_S)
         except (StoreError, StorageUnavailable) as error:
-            log.warning("%s: failed in this round: %s", name, error)
+            self._warnings[name]("%s: failed in this round: %s", name, error)
         except Exception:
             log.exception("%s: failed in this round", name)
+        else:
+            self._warnings[name].over("%s: runs again", name)
 
     async def run_once_per_round(self, name: str) -> bool:
         """Run a task; returns False if another process has done so in this round.

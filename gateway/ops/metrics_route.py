@@ -14,6 +14,7 @@ from gateway.core.context import Gateway, GatewayDep
 from gateway.ops.readiness import checks
 from shared.job.lanes import pool_of
 from shared.job.states import JobState
+from shared.platform.logs import RareWarning
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
@@ -26,6 +27,7 @@ from shared.store.redis.usage_records import LedgerBacklog, UsageRecords
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("flotilla.gateway")
+_warn = RareWarning(log)
 
 
 @router.get("/metrics")
@@ -54,7 +56,7 @@ async def _read_fleet(gateway: Gateway) -> None:
         )
         workers = gateway.fleet.workers
     except StoreError as error:
-        log.warning("the fleet's metrics could not be read: %s", error)
+        _warn("the fleet's metrics could not be read: %s", error)
         lanes, letters, runs, workers = [], None, {}, []
         batches, idle_s, webhooks, ledger = {}, nan, None, None
     counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance, m.batches)

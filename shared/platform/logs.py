@@ -127,23 +127,33 @@ def formatter(*, as_json: bool) -> logging.Formatter:
 
 
 class RareWarning:
-    """A warning that clients can cause: written once in `every_s`, with how many were left out."""
+    """A warning that may come often, as clients cause it or Redis is away.
+
+    It is written once in `every_s`, with how many were left out.
+    """
 
     def __init__(self, log: logging.Logger, every_s: float = 10.0) -> None:
         self._log = log
         self._every_s = every_s
         self._next = 0.0  # on the monotonic clock
         self._left_out = 0
+        self._open = False  # written since the last `over`
 
-    def __call__(self, text: str, *values: object) -> None:
-        """Write it, or count it."""
+    def __call__(self, text: str, *values: object, **fields: object) -> None:
+        """Write it, with these `extra` fields, or count it."""
         now = time.monotonic()
         if now < self._next:
             self._left_out += 1
             return
         more = f" ({self._left_out} such lines left out before)" if self._left_out else ""
-        self._log.warning(text + more, *values)
-        self._next, self._left_out = now + self._every_s, 0
+        self._log.warning(text + more, *values, extra=fields)
+        self._next, self._left_out, self._open = now + self._every_s, 0, True
+
+    def over(self, text: str, *values: object) -> None:
+        """Write that what was warned of is over; nothing where no warning was written before."""
+        if self._open:
+            self._open = False
+            self._log.info(text, *values)
 
 
 def _add_process_fields(_logger: Any, _method: str, event: EventDict) -> EventDict:

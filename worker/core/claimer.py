@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from shared.job.job import LeasedJob
 from shared.platform.backoff import Backoff
+from shared.platform.logs import RareWarning
 from shared.store.interface import StoreError
 from worker.core.hand_backs import HandBacks
 from worker.core.home_shards import HomeShards
@@ -56,6 +57,7 @@ class Claimer:
         self._claimers = claimers
         self._start = start
         self._stopped = False
+        self._warn = RareWarning(log)
         self._backoff = Backoff(_RECONNECT_BASE_S, _RECONNECT_CAP_S)
         self._changed = slots.watch()
         self._wake_up: asyncio.Future[None] | None = None
@@ -67,9 +69,8 @@ class Claimer:
                 try:
                     await self._claim_once()
                 except StoreError as error:
-                    retry_s = self._backoff.next_delay_s()
-                    log.warning("claim failed, next try in %.2f s: %s", retry_s, error)
-                    await asyncio.sleep(retry_s)
+                    self._warn("claim failed, trying again: %s", error)
+                    await asyncio.sleep(self._backoff.next_delay_s())
         finally:
             self.turn_began = None
             await self._consumer.close()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 
 from shared.fleet.registry import HEARTBEAT_S
+from shared.platform.logs import RareWarning
 from shared.store.interface import StoreError
 from shared.store.redis.desired_pools import DesiredPools
 from worker.core.adapters import Adapters
@@ -27,6 +28,7 @@ class DesiredState:
         self._pool = member.pool
         self._adapters = adapters
         self._operations = operations
+        self._warn = RareWarning(log)
 
     async def run(self) -> None:
         """Follow the desired state until cancellation."""
@@ -41,4 +43,4 @@ class DesiredState:
             await self._operations.follow(paused=desired.paused)
             await self._adapters.follow(desired.adapters)
         except StoreError as error:
-            log.warning("what is desired of the pool could not be read: %s", error)
+            self._warn("what is desired of the pool could not be read: %s", error)

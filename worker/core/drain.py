@@ -11,6 +11,7 @@ import logging
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Iterable
 
+from shared.platform.logs import RareWarning
 from shared.platform.tasks import end
 from shared.store.interface import StoreError
 from shared.store.redis.depths import free_slots
@@ -53,6 +54,7 @@ class Drain:
     def __init__(self, member: Membership, loop: WorkerLoop) -> None:
         self._member = member
         self._loop = loop
+        self._warn = RareWarning(log)
 
     async def run(
         self, deadline_s: float, forced: asyncio.Event, engine_failed: Callable[[], bool]
@@ -91,4 +93,4 @@ class Drain:
             count = how_many(free.slots, free.waiting, len(loop.runs), loop.sequences)
             await loop.releases.some(cheapest(loop.runs.values(), count), "handed_over")
         except StoreError as error:
-            log.warning("jobs not handed over, trying again: %s", error)
+            self._warn("jobs not handed over, trying again: %s", error)

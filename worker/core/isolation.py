@@ -17,6 +17,7 @@ from collections.abc import Callable
 from shared.job.advertised_slots import UNKNOWN
 from shared.job.job import LeasedJob
 from shared.job.replies import AcquiredSuspect, IsolationStage
+from shared.platform.logs import RareWarning
 from shared.store.interface import StoreError
 from shared.store.redis import suspects
 from worker.core.claim_policy import SuspectSnapshot, SuspectStep, next_suspect_step
@@ -71,6 +72,7 @@ class Isolation:
 
     async def run(self) -> None:
         """Run suspects whenever some wait, until `stop` or cancellation."""
+        warn = RareWarning(log)
         while True:
             await self._found.wait()
             if self._stopped:
@@ -80,7 +82,7 @@ class Isolation:
                 await self._run_suspects()
                 await self._end()
             except StoreError as error:
-                log.warning("suspects not taken, trying again: %s", error)
+                warn("suspects not taken, trying again: %s", error)
                 await asyncio.sleep(_POLL_S)
                 self._found.set()
 

@@ -21,6 +21,7 @@ from shared.job.advertised_slots import SlotUpdate
 from shared.job.replies import Fenced
 from shared.job.result import JobResult
 from shared.platform.backoff import Backoff
+from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store.interface import TRANSIENT, Store
@@ -66,6 +67,7 @@ class Publisher:
         """For each shard, when its call in flight began, on the monotonic clock."""
         self._send_next = [False] * queue.shards  # as soon as the call in flight is done
         self._stopped = False
+        self._warn = RareWarning(log)
         self._retries: set[asyncio.Task[None]] = set()
         self._no_step_flush: asyncio.TimerHandle | None = None
         self._flush_scheduled = False
@@ -228,7 +230,7 @@ class Publisher:
         if error is not None:
             if not isinstance(error, TRANSIENT):
                 raise error
-            log.warning("output not sent, trying again: %s", error, extra={"shard": shard})
+            self._warn("output not sent, trying again: %s", error, shard=shard)
         backoff = Backoff(_RETRY_BASE_S, _RETRY_CAP_S)
         lost: Mapping[str, str] = {}
         while True:

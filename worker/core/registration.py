@@ -19,6 +19,7 @@ from shared.fleet.pool import Pool
 from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, WorkerInfo
 from shared.job.lanes import adapter_queue
 from shared.job.states import WorkerState
+from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import StoreError
 from shared.store.redis.fleet_registry import Registry
@@ -164,6 +165,7 @@ class Registration:
 
     async def run_heartbeats(self) -> None:
         """Announce the worker until cancellation. Raises WorkerIdTaken."""
+        warn = RareWarning(log)
         while True:
             try:
                 if not await self._registry.reserve(self._worker_id, self._process):
@@ -173,7 +175,7 @@ class Registration:
                 if self._loop is not None:
                     self._loop.advertised_slots.mark_stale()
             except StoreError as error:
-                log.warning("heartbeat failed: %s", error)
+                warn("heartbeat failed: %s", error)
             await asyncio.sleep(HEARTBEAT_S)
 
     async def leave(self, failure: str = "") -> None:

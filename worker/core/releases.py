@@ -7,12 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from shared.job.job import LeasedJob
+from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import Store, StoreError
 from worker.core.job_run import JobRun
 from worker.core.runs import Runs
 
 log = logging.getLogger("flotilla.worker")
+_warn = RareWarning(log)
 
 _TIMEOUT_S = 10.0
 _RETRY_S = 0.1
@@ -99,7 +101,7 @@ async def _repeat(release: Callable[[], Awaitable[None]]) -> None:
                     await release()
                     return
                 except StoreError as error:
-                    log.warning("jobs not released, trying again: %s", error)
+                    _warn("jobs not released, trying again: %s", error)
                     await asyncio.sleep(_RETRY_S)
     except TimeoutError:
         log.warning("jobs not released: their leases will expire")

@@ -10,10 +10,12 @@ import logging
 
 from shared.job.result import PIECE_BYTES, n_pieces
 from shared.platform.backoff import Backoff
+from shared.platform.logs import RareWarning
 from shared.store.interface import TRANSIENT, Store
 from worker.core.output_buffer import OutputBuffer
 
 log = logging.getLogger("flotilla.publisher")
+_warn = RareWarning(log)
 
 _RETRY_BASE_S, _RETRY_CAP_S = 0.05, 1.0
 
@@ -31,7 +33,7 @@ async def store_pieces(queue: Store, buffer: OutputBuffer, body: bytes) -> None:
             if not await queue.store_piece(job, number, piece):
                 return  # the end of the job finds out why
         except TRANSIENT as error:
-            log.warning("answer not stored, trying again: %s", error, extra={"shard": job.shard})
+            _warn("answer not stored, trying again: %s", error, shard=job.shard)
             await asyncio.sleep(backoff.next_delay_s())
         else:
             backoff.reset()

@@ -18,6 +18,7 @@ from shared.job.job import LeasedJob
 from shared.job.job_log import Entry
 from shared.job.states import JobState
 from shared.platform.backoff import Backoff
+from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import TRANSIENT, Store, StoreError
 from worker.core.answer_edits import AnswerEdit
@@ -33,6 +34,7 @@ from worker.engines.interface import Past, PastRefused
 from worker.engines.prompt_context import Context, difference
 
 log = logging.getLogger("flotilla.job")
+_warn = RareWarning(log)
 
 ReplyT = TypeVar("ReplyT")
 
@@ -249,7 +251,7 @@ async def _answer(
             tries -= 1
             if tries == 0:
                 raise
-            log.warning("the job's log is not available, trying again: %s", error)
+            _warn("the job's log is not available, trying again: %s", error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(aborted.wait(), backoff.next_delay_s())
     return None

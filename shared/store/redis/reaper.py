@@ -13,6 +13,7 @@ import random
 import time
 
 from shared.job.states import JobState
+from shared.platform.logs import RareWarning
 from shared.platform.metrics.losses import ReaperMetrics
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
@@ -48,14 +49,16 @@ class Reaper:
         await run_together(*map(self._keep, self._queue.servers.groups))
 
     async def _keep(self, shards: range) -> None:
+        warn, where = RareWarning(log), server_name(self._queue.servers.of(shards[0]))
         while True:
             await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
             try:
                 for shard in shards:
                     await self.round(shard)
             except StoreError as error:
-                where = server_name(self._queue.servers.of(shards[0]))
-                log.warning("Redis %s is not available: %s", where, error)
+                warn("Redis %s is not available: %s", where, error)
+            else:
+                warn.over("Redis %s is available again", where)
 
     async def round(self, shard: int = 0) -> None:
         """One pass over a shard."""

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
-from shared.platform.settings import PREFIX, SettingsError, split_names
+from shared.platform.settings import PREFIX, SettingsError, clean, split_names
 from shared.tenants.peppers import LEAST_CHARS, MOST_PEPPERS
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -83,9 +83,8 @@ class ListenSettings(BaseModel):
     @field_validator("api_keys", "admin_keys")
     @classmethod
     def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        for key in keys:
-            _split_key(key.get_secret_value())
-        return keys
+        pairs = (_split_key(each.get_secret_value()) for each in keys)
+        return tuple(SecretStr(f"{name}:{key}" if name else key) for name, key in pairs)
 
     @field_validator("key_peppers")
     @classmethod
@@ -143,11 +142,11 @@ def _read_keys(path: Path) -> list[str]:
 
 
 def _split_key(entry: str) -> tuple[str, str]:
-    name, colon, key = entry.partition(":")
+    name, colon, key = (part.strip() for part in entry.partition(":"))
     if entry.startswith("#"):  # a comment must not become a key
         raise ValueError("an API key does not begin with '#'; FLOTILLA_API_KEYS_FILE has comments")
     if not colon:
-        return "", entry
+        return "", clean(name)
     if not _TENANT.fullmatch(name) or not key:
         raise ValueError("an API key is `key` or `name:key`; names are letters, digits, '_.-'")
-    return name, key
+    return name, clean(key)

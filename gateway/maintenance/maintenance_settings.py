@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
 from shared.files.storage_settings import StorageSettings
 from shared.fleet.pool_settings import PoolSettings
+from shared.platform.node_list import check_login
 from shared.webhooks.webhook_settings import WebhookSettings
 
 
@@ -22,3 +23,9 @@ class MaintenanceSettings(AutoscalerSettings, PoolSettings, StorageSettings, Web
     repair_interval_s: float = Field(
         30.0, ge=0.2, le=60, description="time between two rounds of repairs in Redis"
     )
+
+    @field_validator("maintenance_redis_url")
+    @classmethod
+    def _check_login(cls, url: str) -> str:
+        check_login(url)
+        return url

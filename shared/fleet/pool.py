@@ -14,13 +14,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from shared.fleet.autoscale_types import Limits
 from shared.fleet.hook_names import HookNames
-from shared.platform.settings import Names
+from shared.platform.settings import Names, clean
 
 DEMO_MODEL = "flotilla-demo"
 MAX_WORKERS = 10_000
@@ -113,6 +114,11 @@ class PoolEntry(PoolDefaults):
     hooks: HookNames = Field(
         (), description="`before=module:function` and others, called by workers around the engine"
     )
+
+    @field_validator("*")
+    @classmethod
+    def _clean(cls, value: Any, info: ValidationInfo) -> Any:
+        return clean(value, info.field_name or "")
 
     @field_validator("version")
     @classmethod

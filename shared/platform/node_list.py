@@ -27,6 +27,17 @@ def _address(text: str, default_port: int, what: str) -> Address:
     return host.strip("[]"), int(port)
 
 
+def check_login(url: str) -> None:
+    """Raise ValueError if the password has characters that mean something else in a URL."""
+    parts = split_url(url)
+    rest = parts.path + parts.fragment + parts.query.partition("=")[0]
+    if parts.scheme != "unix" and ("@" in rest or {*"[]"} & {*parts.netloc.rpartition("@")[0]}):
+        raise ValueError(
+            "the password must be percent-encoded: / is %2F, ? is %3F, # is %23, @ is %40, [ is "
+            "%5B, ] is %5D, % is %25"
+        )
+
+
 def split_url(url: str) -> SplitResult:
     """The parts of a URL that may have several hosts.
 

@@ -22,7 +22,14 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -35,6 +42,7 @@ from pydantic_settings import SettingsError as SettingsSourceError
 
 from shared.platform import config_file
 from shared.platform.config_file import SettingsError as SettingsError
+from shared.platform.printable import escaped
 
 PREFIX = "FLOTILLA_"
 DECLARED: Mapping[str, tuple[str, ...]] = {
@@ -55,6 +63,9 @@ SECRETS = Path("/run/secrets")
 _NESTED = "__"
 _OF_A_POOL = f"{PREFIX}POOLS{_NESTED}"
 """The beginning of variables that set one key of a pool."""
+_QUOTES = ("'", '"')
+_OF_WORDS = frozenset({"engine_args", "autoscale"})
+"""Settings that may go over several lines, as in flotilla.yaml."""
 _LOOPBACK = ("localhost", "127.0.0.0/8", "127.0.0.1", "::1")
 """For NO_PROXY; some libraries know no networks there."""
 _FILE: ContextVar[Mapping[str, Any] | None] = ContextVar("_FILE", default=None)
@@ -75,6 +86,30 @@ SettingList = Annotated[Names, NoDecode]
 """For settings: the value of a variable is a list of names, not JSON."""
 
 
+def clean(value: Any, field: str = "") -> Any:
+    """A setting without white space around its texts. `field`: its name.
+
+    Raises ValueError for a text in quotes, and for one with control characters.
+    """
+    if isinstance(value, SecretStr):
+        return SecretStr(clean(value.get_secret_value()))
+    if isinstance(value, Path):
+        return Path(clean(str(value)))
+    if isinstance(value, tuple):
+        return tuple(map(clean, value))
+    if isinstance(value, dict) and field != "engine_args":  # vLLM's own may be of any kind
+        return {clean(key): clean(each) for key, each in value.items()}
+    if type(value) is not str:
+        return value
+    text = value.strip()
+    plain = " ".join(text.split()) if field in _OF_WORDS else text
+    if "\n" in plain or "\t" in plain or escaped(plain) != plain:
+        raise ValueError("control characters, as line ends, can't be part of it")
+    if text[:1] in _QUOTES and text.find(text[0], 1) == len(text) - 1 > 0:
+        raise ValueError("the quotes would be part of it: give it without them")
+    return text
+
+
 class ProcessSettings(BaseSettings):
     """Settings of one process. Durations are seconds, sizes bytes, unless the name differs."""
 
@@ -85,6 +120,11 @@ class ProcessSettings(BaseSettings):
     config: Path | None = Field(
         None, description="the file with settings; else flotilla.yaml in the working directory"
     )
+
+    @field_validator("*")
+    @classmethod
+    def _clean(cls, value: Any, info: ValidationInfo) -> Any:
+        return clean(value, info.field_name or "")
 
     @classmethod
     def settings_customise_sources(
@@ -123,7 +163,7 @@ def load_settings(kind: type[Kind], **flags: Any) -> Kind:
     no process has.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    path = config_file.find(given.get("config") or os.environ.get(PREFIX + "CONFIG"))
+    path = config_file.find(given.get("config") or os.environ.get(PREFIX + "CONFIG", "").strip())
     file = {} if path is None else config_file.read(path)
     secrets = SECRETS if SECRETS.is_dir() else None
     problems = _misspelt(os.environ)

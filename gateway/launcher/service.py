@@ -104,6 +104,12 @@ class Service:
             self.kill()
             await self._ended.wait()
 
+    def kill_run(self, why: str) -> None:
+        """Kill the process that runs, if one does; it is started again, as after any other end."""
+        if self._child is not None and not self._stopping.is_set():
+            self._say(f"{why}: killed")
+            self._child.kill()
+
     def kill(self) -> None:
         """End it now."""
         self._stopping.set()

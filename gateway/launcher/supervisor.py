@@ -28,6 +28,7 @@ from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.running_services import RunningServices
 from gateway.launcher.scaler import Scaler
 from gateway.launcher.service import GaveUpError, Service
+from gateway.launcher.stalled_workers import StalledWorkers
 from gateway.launcher.stop_signals import StopSignals
 from gateway.launcher.welcome import PoolLine, how_many, welcome
 from gateway.launcher.worker_children import Workers
@@ -191,7 +192,8 @@ class Supervisor:
 
     async def _keep_serving(self, scalers: Mapping[str, Scaler]) -> None:
         tasks: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self._running.failed.wait(), name="failing")
+            asyncio.create_task(self._running.failed.wait(), name="failing"),
+            asyncio.create_task(self._restart_stalled(), name="stalled workers"),
         ]
         for name, pool in self._pools.items():
             if _is_scaled(pool):
@@ -201,7 +203,17 @@ class Supervisor:
         finally:
             await end(tasks)
         self._running.raise_failure()
-        done.pop().result()  # a bug in the scaler
+        done.pop().result()  # a bug in a scaler, or in the restart of workers
+
+    async def _restart_stalled(self) -> None:
+        settings = self._settings
+        drain_s = settings.drain_deadline_s + _WORKER_MARGIN_S
+        stalled = StalledWorkers(settings.worker_restart_after_s, drain_s)
+        redis = connections.connect(self._redis.url, max_connections=1)
+        try:
+            await stalled.run(redis, self._workers.values())
+        finally:
+            await redis.aclose()
 
     # --- starting ---
 

@@ -78,7 +78,7 @@ class WorkerLosses:
         self._gone.pop(worker_id, None)
         expiry_s = LOADING_EXPIRY_S if worker.state is WorkerState.STARTING else EXPIRY_S
         if now_s - announced_s >= expiry_s - _SLACK_S:  # else it has deleted its entry itself
-            self._lose(worker, announced_s)
+            self._lose(worker, announced_s, expired=True)
 
     def _entry_seen(self, worker: WorkerInfo, announced_s: float) -> None:
         self._known[worker.id] = worker, announced_s
@@ -95,8 +95,10 @@ class WorkerLosses:
         elif worker.id in self.lost and announced_s > self.lost[worker.id].since_s:
             del self.lost[worker.id]
 
-    def _lose(self, worker: WorkerInfo, since_s: float) -> None:
+    def _lose(self, worker: WorkerInfo, since_s: float, *, expired: bool = False) -> None:
         known = worker.id in self.lost or worker.id in self._over
-        if (worker.failure or worker.state is not WorkerState.DRAINING) and not known:
+        # One that drains closes its connections in the end, and deletes its entry.
+        drained = worker.state is WorkerState.DRAINING and not (worker.failure or expired)
+        if not drained and not known:
             serving = max(1, self._serving[worker.pool])
             self.lost[worker.id] = LostWorker(worker, since_s, serving)

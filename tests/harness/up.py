@@ -43,6 +43,7 @@ class Up:
     ) -> None:
         self.folder = folder
         self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         self.output = folder / "output"
         self.environment = {
             **child_environment(

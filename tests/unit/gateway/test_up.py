@@ -18,7 +18,9 @@ from typer.testing import CliRunner
 from gateway.cli import main, processes
 from gateway.launcher import local_redis, ports
 from gateway.launcher.service import Restart, after_end
+from gateway.launcher.stalled_workers import StalledWorkers
 from gateway.launcher.welcome import PoolLine, welcome
+from shared.job.states import WorkerState
 from worker.demo import MODEL_NAME
 
 runner = CliRunner()
@@ -231,3 +233,36 @@ def test_up_refuses_what_it_cannot_autoscale(
     result = runner.invoke(main.app, ["up", *arguments], env=environment)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+READY, STARTING, DRAINING = WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING
+
+
+@pytest.mark.parametrize(
+    ("states", "found_at"),
+    [
+        ([READY] * 100, None),
+        ([STARTING] * 100, None),
+        ([None] * 100, None),  # it has not announced itself yet
+        ([STARTING, *[None] * 99], None),
+        ([STARTING] * 50 + [READY, *[None] * 49], 60),
+        ([READY, *[None] * 9, READY, *[None] * 89], 20),
+        ([READY] + [DRAINING] * 99, 30),
+        ([READY] + [DRAINING] * 5 + [None] * 94, 30),
+    ],
+)
+def test_which_workers_stand_still(states: list[WorkerState | None], found_at: int | None) -> None:
+    stalled = StalledWorkers(restart_after_s=10, drain_s=20)
+    for second, state in enumerate(states):
+        announced = {} if state is None else {"w": state}
+        if stalled.find(["w"], announced, 1000.0 + second):
+            assert second == found_at
+            return
+    assert found_at is None
+
+
+def test_a_worker_is_not_blamed_for_a_time_that_nobody_saw() -> None:
+    stalled = StalledWorkers(restart_after_s=10, drain_s=20)
+    assert not stalled.find(["w"], {"w": READY}, 1000)
+    assert not stalled.find(["w"], {}, 1100)  # Redis is back, its entries have expired
+    assert not stalled.find(["w"], {}, 1101)

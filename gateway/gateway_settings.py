@@ -33,7 +33,9 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         "origins such as `https://app.example`, comma separated, or `*`. Needs API keys",
     )
     default_model: str = Field(
-        "", description="for requests that name no model; empty: the only one, if there is one"
+        "",
+        description="for requests that name no model; empty: the only one, else the only one that "
+        "is ready",
     )
     wait_replicas: int = Field(
         0,

@@ -144,7 +144,8 @@ def _models(body: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("model", Level.OK, f"{model['id']} is served")
         else:
             text = f"{model['id']}: {about.get('wait_reason') or 'no worker is ready'}"
-            yield Finding("model", Level.PROBLEM, text, limits.NO_WORKER.do)
+            do = f"{limits.NO_WORKER.do} If none is to serve it: `flotilla models rm NAME`."
+            yield Finding("model", Level.PROBLEM, text, do)
 
 
 def _overview(body: Mapping[str, Any]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from gateway.cli import bench, chat, config, dead, doctor, job_actions, processe
 from gateway.cli import files_command as files
 from gateway.cli import jobs_command as jobs
 from gateway.cli import keys_command as keys
+from gateway.cli import models_command as models
 from gateway.cli import submit_command as submit
 from gateway.cli import usage_command as usage
 from gateway.cli import webhook_command as webhook
@@ -38,6 +39,7 @@ app.add_typer(batch.app, name="batch")
 app.add_typer(files.app, name="files")
 app.add_typer(webhook.app, name="webhook")
 app.add_typer(dead.app, name="dead")
+app.add_typer(models.app, name="models")
 app.add_typer(workers.app, name="workers")
 app.add_typer(queues.app, name="queue")
 app.add_typer(scale.app, name="scale")

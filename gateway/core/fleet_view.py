@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from typing import Any, Self
 
 from gateway.gateway_settings import GatewaySettings
@@ -62,6 +62,7 @@ class FleetView:
         self.workers: list[WorkerInfo] = []
         self.heartbeats: list[Heartbeat] = []
         """The heartbeats of the same workers."""
+        self._only_ready = ""  # the only model with a ready worker, of several
         self.asks_for_unknown = True
         """An unknown model is looked for in Redis once more."""
         self.losses = WorkerLosses()
@@ -106,6 +107,11 @@ class FleetView:
             await asyncio.sleep(_REFRESH_S)
 
     @property
+    def declared(self) -> Set[str]:
+        """The models of flotilla.yaml, by their names in the registry."""
+        return self._declared.keys()
+
+    @property
     def problem(self) -> str:
         """Why the copy is outdated, in words; empty if it is not."""
         old_s = time.monotonic() - self._complete_at
@@ -142,18 +148,21 @@ class FleetView:
         self.heartbeats = heartbeats
         self.workers = without_failed(heartbeats)
         self._turnovers = {}
+        ready = {worker.pool for worker in self.workers if worker.state.serving}
+        self._only_ready = "" if self.names.default else self.names.only_of(ready)
 
     async def model(self, name: str, version: str = "") -> ModelInfo:
-        """A model by a client's name for it, with or without workers; empty: the default model.
+        """A model by a client's name for it, with or without workers.
 
-        Of several versions, `version` names one; if it is empty, each call draws one by weight.
-        Raises ModelNotFound, NoWorker, BadRequest, and StoreError.
+        Empty: the default model, else the only one that is ready. Of several versions, `version`
+        names one; if it is empty, each call draws one by weight. Raises ModelNotFound, NoWorker,
+        BadRequest, and StoreError.
         """
         share = random.random()
-        model = self.names.resolve(name, version, share)
+        model = self.names.resolve(name or self._only_ready, version, share)
         if model is None and self.asks_for_unknown:
             await self._refresh_once()
-            model = self.names.resolve(name, version, share)
+            model = self.names.resolve(name or self._only_ready, version, share)
         if model is not None:
             return model
         if not self.models:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,10 +12,15 @@ from gateway.launcher import local_redis
 from gateway.launcher.child import Command
 from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.service import Service
+from shared.fleet.pool import Pool
 from shared.platform.settings import SettingsError, to_environment
+from shared.store.interface import StoreError
+from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FORMAT_VERSION, FormatMismatch, check_format
+from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.servers import Servers
 from shared.store.redis.start_checks import refuse_old
+from shared.store.redis.unused_models import UnusedModels
 
 _WAIT_S = 10.0
 
@@ -96,6 +101,24 @@ class FleetRedis:
             raise CannotStartError(
                 f"{error}: apt-get install a newer one, or name a running one with --redis-url"
             ) from error
+
+    async def forget_models(self, pools: Collection[Pool]) -> None:
+        """Forget the models of earlier runs, which had other pools, unless these have jobs left.
+
+        Not in a Redis that runs already: other workers may serve them. Raises CannotStartError.
+        """
+        # Such an argument gives the pool another name than it has here.
+        renamed = any("--served-model-name" in pool.engine_args for pool in pools)
+        if self.service is None or renamed:
+            return
+        try:
+            async with Servers(self.url, self._settings.shards, max_connections=2) as servers:
+                unused = UnusedModels(JobQueue(servers), Registry(servers.primary))
+                names = await unused.forget_without_work({pool.name for pool in pools})
+        except StoreError as error:
+            raise CannotStartError(f"Redis failed: {error}") from error
+        if names:
+            self._say(f"models of earlier runs are forgotten: {', '.join(names)}")
 
     async def _answers(self) -> bool:
         return await local_redis.ping(self.url) is None

@@ -124,6 +124,7 @@ class Supervisor:
             self._running.start(self._redis.service)
             await self._running.until_ready([self._redis.service])
         await self._redis.check()
+        await self._redis.forget_models(pools)
         self._at_end.enter_context(
             run_file.written(self._folder, redis_url=self._redis.url, gateway_url=self._gateway_url)
         )

@@ -19,6 +19,7 @@ from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.redis.scan import Step, scan_shards
+from shared.store.redis.unused_models import UnusedModels
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -79,11 +80,12 @@ class Housekeeping:
         self._scans[shards] = steps
 
     async def prune(self, pools: Collection[str], tasks: Collection[str]) -> None:
-        """Remove records of workers, pools and maintenance tasks that no longer exist.
+        """Remove records of workers, models, pools and maintenance tasks that no longer exist.
 
         `pools` are the names of the autoscaled pools, `tasks` the names of all tasks.
         Raises StoreError.
         """
+        forgotten = await UnusedModels(self._queue, self._registry).expire(pools)
         before = await self._registry.known_workers()
         workers = await self._registry.workers()  # removes those that have expired
         used = {worker.pool for worker in workers} | set(pools)
@@ -91,6 +93,7 @@ class Housekeeping:
         used |= set(await pool_names(self._queue))
         dropped = {
             "worker": max(0, before - len(workers)),
+            "model": forgotten,
             "scale": await self._runs.forget_scales_but(used),
             "task": await self._runs.forget_all_but(tasks),
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from bisect import bisect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
@@ -73,7 +73,8 @@ class ModelNames:
         self._versions = {
             name: Versions(group, defaults.get(name, "")) for name, group in grouped.items()
         }
-        self._default_model = default_model or self._only_model()
+        self.default = default_model or self._only_model()
+        """The model of requests that name none; empty: there are several pools."""
 
     def resolve(self, name: str, version: str = "", share: float = 0.0) -> ModelInfo | None:
         """The model of a name, or the default model if it is empty; None if there is none."""
@@ -81,7 +82,7 @@ class ModelNames:
             model = self._plain.get(name)
             if model is not None:
                 return model
-        name = name or self._default_model
+        name = name or self.default
         versions = self._versions.get(name)
         if versions is not None:
             return versions.choose(version, share)
@@ -111,9 +112,17 @@ class ModelNames:
         found = [names[each] for each in (near + part)[:_MOST_NEAR]]
         return found or list(self.listed)[: 2 * _MOST_NEAR]
 
-    def _only_model(self) -> str:
+    def only_of(self, pools: Collection[str]) -> str:
+        """The only model that one of these pools serves; empty: none, or several."""
+        return self._only_model(pools)
+
+    def _only_model(self, pools: Collection[str] | None = None) -> str:
         """The model of the only pool, or of the only model's versions; an adapter is none."""
-        models = [model for model in self.listed.values() if not model.card.get("parent")]
+        models = [
+            model
+            for model in self.listed.values()
+            if not model.card.get("parent") and (pools is None or model.pool in pools)
+        ]
         groups = {
             frozenset(each.pool for each in self.versions(model.served_name or model.name))
             or model.pool

@@ -289,6 +289,12 @@ class WorkerNotReady(FlotillaError):
     status, code, type, final = 409, "worker_not_ready", "invalid_request_error", True
 
 
+class ModelInUse(FlotillaError):
+    """The model has a worker, jobs or an open batch, or flotilla.yaml names it."""
+
+    status, code, type, final = 409, "model_in_use", "invalid_request_error", True
+
+
 class IdempotencyKeyReused(FlotillaError):
     """The idempotency key belongs to a request with another body."""
 

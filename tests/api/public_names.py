@@ -87,6 +87,7 @@ GET /admin/pools
 GET /admin/pools/{pool}
 POST /admin/pools/{pool}/{action}
 POST /admin/workers/{worker}/drain
+DELETE /admin/models/{name}
 GET /autoscale/{name}
 GET /admin/autoscale
 GET /admin/overview
@@ -141,6 +142,7 @@ ERRORS = """
 409 not_repeatable
 409 unattended
 409 worker_not_ready
+409 model_in_use
 413 body_too_large
 413 file_too_large
 415 unsupported_media_type
@@ -202,8 +204,8 @@ batch run, batch create, batch ls, batch show, batch follow, batch fetch, batch 
 files ls, files put, files get, files rm,
 webhook create, webhook ls, webhook log, webhook resend, webhook rm,
 keys create, keys ls, keys limit, keys rotate, keys revoke, keys tenants,
-queue ls, queue pause, queue resume, workers ls, workers drain, scale explain, scale set,
-config check, config show
+queue ls, queue pause, queue resume, workers ls, workers drain, models ls, models rm,
+scale explain, scale set, config check, config show
 """
 """Commands of `flotilla`."""
 

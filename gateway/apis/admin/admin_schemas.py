@@ -1,4 +1,4 @@
-"""The schemas of dead letters in the API's description, by name."""
+"""The schemas of dead letters and of forgotten models in the API's description, by name."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ ADMIN_SCHEMAS: dict[str, Schema] = {
         data=array(ref("DeadLetter")),
         has_more=YES_NO,
         next_cursor=MAYBE_TEXT,
+    ),
+    "ForgottenModel": obj(
+        "id object deleted", id=TEXT, object={"const": "model"}, deleted={"const": True}
     ),
     "Replay": obj(
         "id object job_id retried_from tenant",

@@ -19,10 +19,18 @@ from shared.api.operator_actions import (
 )
 from shared.fleet.desired_pool import DesiredPool
 from shared.fleet.registry import ModelInfo, unknown_card
-from shared.job.errors import BadRequest, NotFound, NoWorker, WorkerNotReady
+from shared.job.errors import (
+    BadRequest,
+    ModelInUse,
+    ModelNotFound,
+    NotFound,
+    NoWorker,
+    WorkerNotReady,
+)
 from shared.job.lanes import adapter_queue, pool_of
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.fleet_registry import Registry
+from shared.store.redis.unused_models import UnusedModels
 from shared.tenants.api_key import ApiKey
 
 
@@ -39,6 +47,7 @@ class OperatorCalls:
         self._broadcast = Broadcast(servers, gateway.fleet, timeout_s)
         self._desired = DesiredPools(servers.primary)
         self._registry = Registry(servers.primary)
+        self._unused = UnusedModels(gateway.queue, self._registry)
         # Prometheus misses the first increase of a counter that does not start at 0.
         for name in (*ACTIONS, DRAIN.name):
             for outcome in OUTCOMES:
@@ -126,6 +135,29 @@ class OperatorCalls:
             )
         await self._record(done, {}, operator, reason)
         return done
+
+    async def forget(self, name: str, operator: ApiKey, reason: str = "") -> None:
+        """Forget a model, with all of its versions and adapters. See `UnusedModels`.
+
+        Raises ModelNotFound, and ModelInUse.
+        """
+        models = await self._registry.models()
+        named = {n: each for n, each in models.items() if name in (n, each.served_name)}
+        if not (name and named):
+            raise ModelNotFound(f"There is no model {name[:100]!r} in the registry.")
+        if declared := self._fleet.declared & named.keys():
+            raise ModelInUse(f"flotilla.yaml names {', '.join(sorted(declared))}: remove it there.")
+        used = {pool_of(each.pool) for each in named.values()} & await self._unused.in_use()
+        if used:
+            raise ModelInUse(
+                f"The pool {', '.join(sorted(used))} has workers, jobs or open batches: end these "
+                "first."
+            )
+        names = {*named, *(n for n, each in models.items() if each.card.get("parent") in named)}
+        await self._registry.forget_models(names)
+        await self._fleet.refresh()
+        self._on_change()
+        await self._audit.write("model.forget", name, operator, reason, models=sorted(names))
 
     async def _record(
         self, done: Operation, options: Mapping[str, Any], operator: ApiKey, reason: str

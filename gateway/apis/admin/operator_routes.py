@@ -18,7 +18,7 @@ from gateway.apis.admin.operation_schemas import OPTIONS_BODY, options_of
 from gateway.apis.admin.operator_calls import OperatorCalls
 from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.operator_body import optional_body, taken_reason
-from gateway.description.schema import Kinds, errors_in, shows
+from gateway.description.schema import TEXT, Kinds, errors_in, obj, shows, takes
 from gateway.http.error_response import error_response
 from gateway.http.query import known_only
 from shared.api.operator_actions import (
@@ -28,7 +28,15 @@ from shared.api.operator_actions import (
     check_options,
     read_words,
 )
-from shared.job.errors import BadRequest, NotFound, NoWorker, OperationFailed, WorkerNotReady
+from shared.job.errors import (
+    BadRequest,
+    ModelInUse,
+    ModelNotFound,
+    NotFound,
+    NoWorker,
+    OperationFailed,
+    WorkerNotReady,
+)
 
 router = APIRouter(tags=["operators"])
 _ERRORS: Kinds = (NotFound, NoWorker, OperationFailed, *OperationFailed.__subclasses__())
@@ -90,6 +98,24 @@ async def drain(worker: str, request: Request, gateway: GatewayDep, operator: Ke
     check_options(DRAIN, given)
     done = await gateway.of(OperatorCalls).drain(worker, operator, reason)
     return operation_answer(request, gateway, done)
+
+
+@router.delete(
+    "/admin/models/{name:path}",
+    dependencies=[known_only],
+    openapi_extra=shows("ForgottenModel", errors=(ModelNotFound, ModelInUse))
+    | takes(obj("", reason=TEXT), required=False),
+)
+async def forget_model(
+    name: str, request: Request, gateway: GatewayDep, operator: KeyDep
+) -> dict[str, Any]:
+    """Forget a model that nobody serves and that has no jobs: it is not listed any more.
+
+    A worker that starts with it makes it known again.
+    """
+    reason, _ = taken_reason(await optional_body(request, gateway))
+    await gateway.of(OperatorCalls).forget(name, operator, reason)
+    return {"id": name, "object": "model", "deleted": True}
 
 
 async def _with_vllms_name(request: Request, gateway: GatewayDep, operator: KeyDep) -> Response:

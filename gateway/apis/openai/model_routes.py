@@ -17,10 +17,14 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.get("/v1/models", openapi_extra=shows("ModelList"))
 async def list_models(gateway: GatewayDep, key: KeyDep) -> dict[str, Any]:
-    """The models that the key may use. `flotilla` in each entry has the state of its pool."""
+    """The models that the key may use, ready ones first.
+
+    `flotilla` in each entry has the state of its pool.
+    """
     await gateway.fleet.refresh()
     models = gateway.fleet.models.items()
     data = [card_of(gateway.fleet, model) for name, model in models if key.may_use(name)]
+    data.sort(key=lambda card: not card["flotilla"]["ready"])
     return {"object": "list", "data": data}
 
 

@@ -101,8 +101,36 @@ class Registry:
     async def forget_queues(self, queues: Collection[str]) -> None:
         """The models with these queues are not served any more: adapters that were unloaded."""
         names = [name for name, model in (await self.models()).items() if model.pool in queues]
-        if names:
-            await self._redis.hdel(keys.MODELS, *names)
+        await self.forget_models(names)
+
+    async def forget_models(self, names: Collection[str]) -> None:
+        """These models are not known any more, until a worker announces them again."""
+        if not names:
+            return
+        models = await self.models()
+        left = {model.served_name for name, model in models.items() if name not in names}
+        gone = {models[name].served_name for name in names if name in models} - left
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hdel(keys.MODELS, *names)
+        pipe.hdel(keys.UNUSED_MODELS, *names)
+        if gone:
+            pipe.hdel(keys.DEFAULT_VERSIONS, *gone)
+        await pipe.execute()
+
+    async def unused_for(self, names: Collection[str], seconds: float) -> list[str]:
+        """Those of `names` that each call has had for so long. They are the models out of use."""
+        now_s, _ = await self._redis.time()
+        since = await self._redis.hgetall(keys.UNUSED_MODELS)
+        raw_names = {name.encode() for name in names}
+        if used := since.keys() - raw_names:
+            await self._redis.hdel(keys.UNUSED_MODELS, *used)
+        for name in raw_names - since.keys():
+            await self._redis.hset(keys.UNUSED_MODELS, name, now_s)
+        return [
+            name
+            for name in names
+            if (at := since.get(name.encode())) is not None and now_s - float(at) >= seconds
+        ]
 
     async def set_default_version(self, served_name: str, version: str) -> None:
         """Send requests that name no version to this one; empty: by the versions' weights again."""

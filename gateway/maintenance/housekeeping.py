@@ -85,8 +85,8 @@ class Housekeeping:
         `pools` are the names of the autoscaled pools, `tasks` the names of all tasks.
         Raises StoreError.
         """
-        forgotten = await UnusedModels(self._queue, self._registry).expire(pools)
         before = await self._registry.known_workers()
+        forgotten = await UnusedModels(self._queue, self._registry).expire(pools)
         workers = await self._registry.workers()  # removes those that have expired
         used = {worker.pool for worker in workers} | set(pools)
         used |= {model.pool for model in (await self._registry.models()).values()}

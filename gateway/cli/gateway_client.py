@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -85,9 +85,9 @@ def proxy_of(url: str) -> str | None:
         host = parts.hostname or ""
     except ValueError:  # the client says what is wrong with it
         return None
-    if is_loopback(host) or proxy_bypass_environment(parts.netloc.rpartition("@")[2]):
+    if is_loopback(host) or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
-    proxies = getproxies_environment()
+    proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     return proxy if not proxy or "://" in proxy else f"http://{proxy}"
 

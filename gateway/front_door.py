@@ -14,11 +14,12 @@ from functools import partial
 from fastapi import FastAPI
 from starlette.responses import Response
 from starlette.routing import Route, compile_path
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.context import Gateway
 from gateway.core.plain_route import PlainApplication, PlainApplications, PlainRoute
 from gateway.http.cors import Cors, add_headers, preflight_headers
+from gateway.http import held_bytes
 from gateway.http.web_pages import WebPages
 from gateway.ops.overview.sampler import Sampler
 from shared.job.errors import FlotillaError
@@ -84,14 +85,18 @@ class FrontDoor:
         except FlotillaError as error:
             await self._shared.refuse(error, scope, receive, send, time.monotonic())
             return
+        application: ASGIApp = self.fastapi
         if row is not None and row[0] == scope["method"]:
-            await row[1](scope, receive, send)
-            return
-        for route, application in self._others:
-            if route.is_for(scope):
-                await application(scope, receive, send)
-                return
-        await self.fastapi(scope, receive, send)
+            application = row[1]
+        else:
+            for route, other in self._others:
+                if route.is_for(scope):
+                    application = other
+                    break
+        try:
+            await application(scope, receive, send)
+        finally:
+            held_bytes.release(scope)
 
     def _takes_form(self, scope: Scope) -> bool:
         return scope["method"] == "POST" and any(match(scope["path"]) for match in self._forms)

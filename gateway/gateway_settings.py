@@ -44,7 +44,16 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         description="a job counts as queued once so many replicas of its Redis have it; else 503 "
         "after 1 s, and it may be queued all the same",
     )
-    max_body_bytes: int = Field(8 << 20, ge=1024, description="size limit of a JSON body")
+    max_body_bytes: int = Field(
+        32 << 20, ge=1024, description="size limit of a JSON body; of a compressed one, unpacked"
+    )
+    max_held_body_bytes: int = Field(
+        128 << 20,
+        ge=1024,
+        description="bytes of all bodies above 64 KiB that a gateway holds at a time, until their "
+        "jobs are queued; half of them for one tenant. One body always fits; further ones wait up "
+        "to 5 s, then 503",
+    )
     max_upload_bytes: int = Field(
         26 << 20,
         ge=1024,

@@ -15,6 +15,7 @@ from gateway.core.new_call import NewCall, Unwrap
 from gateway.core.rate_limiter import LimitedAnswer, RateLimiter
 from gateway.core.received_events import StreamPosition
 from gateway.http.error_response import to_flotilla_error
+from gateway.http.held_bytes import BODIES
 from gateway.http.prefer import Prefer
 from shared.api.endpoint import Endpoint
 from shared.job.errors import StreamReset
@@ -61,6 +62,8 @@ async def _answer(
     # Not awaited: if the queue refuses the job, the reader fails.
     queued = gateway.submitter.submit(job, on_error=on_error)
     reader.queued = queued
+    if BODIES.has(incoming.scope):  # a stream may be long
+        queued.add_done_callback(lambda _: BODIES.release(incoming.scope))
     if call.keyed:
         await asyncio.wait({queued})
         joined_id = None if queued.exception() else queued.result()

@@ -40,7 +40,15 @@ from gateway.core.new_call import NO_OPTIONS, JobOptions, NewCall, Unwrap, Wrapp
 from gateway.core.prompt_prefixes import conversation_start, prompt_prefixes
 from gateway.core.rate_limiter import RateLimiter
 from gateway.gateway_settings import GatewaySettings
-from gateway.http.body import SMALL_BYTES, Limits, check_size, in_thread, parse_json, read_body
+from gateway.http.body import (
+    SMALL_BYTES,
+    BodyLimit,
+    Limits,
+    check_size,
+    in_thread,
+    parse_json,
+    read_body,
+)
 from gateway.http.form import parse_form, without_boundary
 from gateway.http.prefer import Prefer
 from gateway.http.refused_routes import refuse_hosting_headers
@@ -214,8 +222,10 @@ async def read_object(
 
     Raises as read_body, parse_json and `use`.
     """
-    most_bytes = max_bytes or settings.max_body_bytes
-    raw = await read_body(scope, receive, BodyKind.JSON, most_bytes, settings.body_timeout_s)
+    limit = _body_limit(settings)
+    if max_bytes is not None:
+        limit = limit._replace(max_bytes=max_bytes, setting="")
+    raw = await read_body(scope, receive, BodyKind.JSON, limit)
     return await parse_json(raw, _limits(settings), use)
 
 
@@ -224,17 +234,14 @@ async def _read(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap)
     scope, receive = incoming.scope, incoming.receive
     settings = gateway.settings
     if not isinstance(source, Endpoint):
-        raw = await read_body(
-            scope, receive, BodyKind.JSON, settings.max_body_bytes, settings.body_timeout_s
-        )
+        raw = await read_body(scope, receive, BodyKind.JSON, _body_limit(settings))
         return await parse_json(
             raw, _limits(settings), lambda fields: _check(gateway, source(raw, fields), raw)
         )
     if source.path == _INVOCATIONS:
         refuse_hosting_headers(scope["headers"])
     with_file = source.body is BodyKind.MULTIPART
-    most_bytes = settings.max_upload_bytes if with_file else settings.max_body_bytes
-    raw = await read_body(scope, receive, source.body, most_bytes, settings.body_timeout_s)
+    raw = await read_body(scope, receive, source.body, _body_limit(settings, with_file))
 
     def check(fields: dict[str, Any]) -> _Read:
         return _check(gateway, Wrapped(source, fields, raw), raw)
@@ -296,6 +303,14 @@ def _applicable(prefer: Prefer | None, request: CheckedRequest) -> Prefer | None
     if prefer is None or (request.prepared is not None and request.prepared.background):
         return None
     return None if request.stream and not prefer.respond_async else prefer
+
+
+def _body_limit(settings: GatewaySettings, with_file: bool = False) -> BodyLimit:
+    if with_file:
+        most_bytes, setting = settings.max_upload_bytes, "FLOTILLA_MAX_UPLOAD_BYTES"
+    else:
+        most_bytes, setting = settings.max_body_bytes, "FLOTILLA_MAX_BODY_BYTES"
+    return BodyLimit(most_bytes, setting, settings.body_timeout_s, settings.max_held_body_bytes)
 
 
 def _limits(settings: GatewaySettings) -> Limits:

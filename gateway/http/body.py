@@ -22,8 +22,16 @@ from starlette.types import Receive, Scope
 
 from gateway.http import memory
 from gateway.http.asgi_io import buffered_body
+from gateway.http.content_coding import Unpacker, coding_of
+from gateway.http.held_bytes import BODIES, Most
 from shared.api.endpoint import BodyKind
-from shared.job.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
+from shared.job.errors import (
+    BadRequest,
+    BodyTimeout,
+    BodyTooLarge,
+    TooManyBodies,
+    UnsupportedMediaType,
+)
 
 T = TypeVar("T")
 
@@ -34,9 +42,38 @@ SMALL_BYTES = 1 << 16
 """A smaller body is parsed on the event loop: in 4 ms at most, and a thread costs time, too."""
 _COUNT_BYTES = 1 << 18
 """Bytes whose values are counted at once."""
+_WAIT_S = 5.0
+"""For room for a body, before it is refused."""
 MAX_DEPTH = 128
 """Levels of objects and lists in a body, which vLLM and our checks walk through recursively."""
 _thread = ThreadPoolExecutor(1, "bodies")
+
+
+_unpacking = asyncio.Lock()
+"""One body is unpacked at a time, so that it is known what those that have been take."""
+
+
+class BodyLimit(NamedTuple):
+    """What one body may cost before it is parsed."""
+
+    max_bytes: int
+    """Of the body, unpacked."""
+    setting: str
+    """The name of the setting that says so; empty: none does."""
+    timeout_s: float
+    """For receiving it."""
+    held_bytes: int
+    """Of all bodies of the process."""
+
+    @property
+    def most(self) -> Most:
+        """One tenant may hold a half."""
+        return Most(self.held_bytes, self.held_bytes // 2)
+
+    def too_large(self) -> BodyTooLarge:
+        """The error of a larger body."""
+        name = f" ({self.setting})" if self.setting else ""
+        return BodyTooLarge(f"The body is larger than {self.max_bytes} bytes{name}.")
 
 
 class Limits(NamedTuple):
@@ -48,28 +85,29 @@ class Limits(NamedTuple):
     can run; between numbers one can (see `_integer`)."""
 
 
-async def read_body(
-    scope: Scope, receive: Receive, kind: BodyKind, max_bytes: int, timeout_s: float
-) -> bytes:
-    """The whole body without a byte order mark, if its content type is that of `kind`.
+async def read_body(scope: Scope, receive: Receive, kind: BodyKind, limit: BodyLimit) -> bytes:
+    """The whole body, unpacked and without a byte order mark, if its type is that of `kind`.
 
-    Raises UnsupportedMediaType, BodyTooLarge, BodyTimeout, and BadRequest.
+    A large one is counted in BODIES until the request ends, or `release` is called. Raises
+    UnsupportedMediaType, BodyTooLarge, BodyTimeout, TooManyBodies, and BadRequest.
     """
     headers = dict(scope["headers"])
     check_type(headers, kind)
-    announced = headers.get(b"content-length", b"0")
-    if announced.isdigit() and int(announced) > max_bytes:
-        raise _too_large(max_bytes)
-    whole = buffered_body(receive)
-    if whole is not None:  # the usual case, and a timeout costs more than all of this
-        if len(whole) > max_bytes:
-            raise _too_large(max_bytes)
-        return whole.removeprefix(codecs.BOM_UTF8)
-    try:
-        async with asyncio.timeout(timeout_s):
-            return (await _received(receive, max_bytes)).removeprefix(codecs.BOM_UTF8)
-    except TimeoutError as error:
-        raise BodyTimeout(f"The body did not arrive within {timeout_s:.0f} s.") from error
+    coding = coding_of(headers)
+    announced = headers.get(b"content-length", b"")
+    size = int(announced) if announced.isdigit() and len(announced) < 20 else 0
+    if size > limit.max_bytes:
+        raise limit.too_large()
+    body = buffered_body(receive)
+    if body is None:  # rare, and a timeout costs more than all of this
+        body = await _received(scope, receive, limit, size)
+    elif len(body) > limit.max_bytes:
+        raise limit.too_large()
+    elif len(body) > SMALL_BYTES:
+        await _hold(scope, len(body), limit)
+    if coding:
+        body = await _unpacked(scope, body, coding, limit)
+    return body.removeprefix(codecs.BOM_UTF8)
 
 
 def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -81,9 +119,9 @@ def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def check_type(headers: Mapping[bytes, bytes], kind: BodyKind) -> None:
-    """Raise UnsupportedMediaType or BadRequest for a body that can't be read."""
+    """Raise UnsupportedMediaType for a body of another type."""
     header = headers.get(b"content-type", b"")
-    if header == _MEDIA_TYPES[kind] and b"content-encoding" not in headers:
+    if header == _MEDIA_TYPES[kind]:
         return  # the usual case
     media_type = header.split(b";")[0].strip().lower()
     if media_type != _MEDIA_TYPES[kind]:
@@ -96,30 +134,82 @@ def check_type(headers: Mapping[bytes, bytes], kind: BodyKind) -> None:
             f"Send the body as {form}, with the header `Content-Type: {expected}`; "
             f"the content type of this request is {sent}."
         )
-    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
-    if encoding != "identity":
-        raise BadRequest(
-            f"`Content-Encoding: {encoding[:32]}` is not supported; send the body uncompressed."
-        )
 
 
-async def _received(receive: Receive, max_bytes: int) -> bytes:
-    """The parts of a body that comes in several. Raises BodyTooLarge and BadRequest."""
-    parts, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise BadRequest("The client closed the connection before the body was complete.")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        more = message.get("more_body", False)
+async def _received(scope: Scope, receive: Receive, limit: BodyLimit, announced: int) -> bytes:
+    """A body that comes in several parts. Raises as `read_body`."""
+    parts: list[bytes] = []
+    size, counted, more = 0, False, True
+    until = asyncio.get_running_loop().time() + limit.timeout_s
+    try:
+        while more:
+            async with asyncio.timeout_at(until):
+                message = await receive()
+            if message["type"] == "http.disconnect":
+                raise BadRequest("The client closed the connection before the body was complete.")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit.max_bytes:
+                raise limit.too_large()
+            more = message.get("more_body", False)
+            if size > SMALL_BYTES and not counted:
+                counted, expected = True, announced or limit.max_bytes
+                await _hold(scope, expected, limit)
+    except TimeoutError as error:
+        raise BodyTimeout(f"The body did not arrive within {limit.timeout_s:.0f} s.") from error
+    if counted:
+        BODIES.hold(scope, size)
     return b"".join(parts)
 
 
-def _too_large(max_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
+async def _hold(scope: Scope, n_bytes: int, limit: BodyLimit) -> None:
+    """Count so many bytes as held. Raises TooManyBodies if there is no room, even after a wait."""
+    await _room(scope, n_bytes, limit)
+    BODIES.hold(scope, n_bytes)
+
+
+async def _room(scope: Scope, n_bytes: int, limit: BodyLimit) -> None:
+    try:
+        await BODIES.room(scope, n_bytes, limit.most, _WAIT_S)
+    except TimeoutError as error:
+        raise TooManyBodies(
+            "This gateway receives as many large bodies as it may hold at a time; try again."
+        ) from error
+
+
+async def _unpacked(scope: Scope, body: bytes, coding: str, limit: BodyLimit) -> bytes:
+    """A compressed body. Raises BadRequest, BodyTooLarge, and TooManyBodies."""
+    if len(body) <= SMALL_BYTES:
+        try:
+            return _unpack(body, coding, min(SMALL_BYTES, limit.max_bytes))
+        except _More:
+            pass
+    while True:
+        await _room(scope, limit.max_bytes, limit)
+        async with _unpacking:
+            if BODIES.fits(scope, limit.max_bytes, limit.most):
+                try:
+                    found = await in_thread(lambda: _unpack(body, coding, limit.max_bytes))
+                except _More:
+                    raise limit.too_large() from None
+                BODIES.hold(scope, len(found))
+                return found
+
+
+class _More(Exception):
+    """A body has more bytes than were asked for."""
+
+
+def _unpack(body: bytes, coding: str, most_bytes: int) -> bytes:
+    """Raises BadRequest, and _More."""
+    unpacker, parts, size = Unpacker(coding), [], 0
+    for piece in unpacker.unpack(body):
+        size += len(piece)
+        if size > most_bytes:
+            raise _More
+        parts.append(piece)
+    unpacker.check_ended()
+    return b"".join(parts)
 
 
 async def parse_json(body: bytes, limits: Limits, use: Callable[[dict[str, Any]], T]) -> T:

@@ -23,7 +23,7 @@ class StreamedForm:
     def __init__(self, scope: Scope, receive: Receive, file_field: str, silence_s: float) -> None:
         """`file_field`: the name of its file. `silence_s`: longest time without a byte."""
         self._scope = scope
-        self.body = BodyParts(receive, silence_s)
+        self.body = BodyParts(scope, receive, silence_s)
         self._form = _FormWithFile(file_field)
 
     @property
@@ -47,8 +47,7 @@ class StreamedForm:
         if not boundary:
             raise BadRequest("The header `Content-Type` names no boundary of the form's parts.")
         parser = form.parser(boundary)
-        while not self.body.ended:
-            data = await self.body.next()
+        async for data in self.body.all():
             with valid_form():
                 parser.write(data)
             if len(form.data) >= _CHUNK_BYTES:

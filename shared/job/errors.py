@@ -259,6 +259,12 @@ class TooManyConnections(FlotillaError):
     status, code, retry_after_s = 503, "too_many_connections", 2
 
 
+class TooManyBodies(FlotillaError):
+    """The gateway holds as many bytes of bodies as it may."""
+
+    status, code, retry_after_s = 503, "too_many_bodies", 1
+
+
 class GatewayStopped(FlotillaError):
     """The gateway was stopped before the answer was complete."""
 
@@ -269,6 +275,14 @@ class UnsupportedMediaType(FlotillaError):
     """The body has another content type than the endpoint's."""
 
     status, code, type = 415, "unsupported_media_type", "invalid_request_error"
+
+
+class UnsupportedCoding(UnsupportedMediaType):
+    """The body is compressed in another way than the gateway unpacks."""
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """See FlotillaError."""
+        return [(b"accept-encoding", b"gzip, deflate, zstd")]
 
 
 class AnswerTooLarge(FlotillaError):

@@ -173,6 +173,7 @@ ERRORS = """
 503 redis_memory_full
 503 redis_unavailable
 503 storage_unavailable
+503 too_many_bodies
 504 deadline_exceeded
 504 operation_incomplete
 504 queue_deadline_exceeded
@@ -185,7 +186,7 @@ host port worker_host worker_port worker_memory_bytes worker_id pool model serve
 engine engine_args
 redis_url shards durable redis_high_watermark storage_url maintenance_redis_url
 api_keys api_keys_file admin_keys tenants allowed_hosts cors_origins allow_fields share_prompt_cache
-max_body_bytes max_upload_bytes max_body_values max_inputs max_choices max_file_bytes
+max_body_bytes max_held_body_bytes max_upload_bytes max_body_values max_inputs max_choices max_file_bytes
 max_stored_bytes max_kept_jobs max_kept_bytes max_waiting_jobs max_queue_depth max_attempts
 result_ttl_s stream_ttl_s response_ttl_s conversation_ttl_s usage_days
 keepalive_s idle_connection_s disconnect_grace_s grace_s wait_replicas

@@ -59,8 +59,7 @@ class BatchRequests:
     async def lines(self, body: BodyParts) -> AsyncIterator[bytes]:
         """The lines, some at a time. Raises BadRequest, BodyTooLarge, and BodyTimeout."""
         found, size, n_bytes = [], 0, 0
-        while not body.ended:
-            data = await body.next()
+        async for data in body.all():
             n_bytes += len(data)
             check_size(n_bytes)
             for at in range(0, len(data), _STEP_BYTES):

@@ -61,7 +61,7 @@ router = APIRouter(
 )
 async def create(request: Request, gateway: GatewayDep) -> Response:
     """Run requests at their own pace, for 24 hours at most. At most 100,000, in 256 MiB."""
-    body = BodyParts(request.receive, gateway.settings.body_timeout_s)
+    body = BodyParts(request.scope, request.receive, gateway.settings.body_timeout_s)
 
     async def store() -> Response:
         check_type(dict(request.scope["headers"]), BodyKind.JSON)

@@ -13,7 +13,15 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from gateway.http import body as body_module
-from gateway.http.body import Limits, check_size, parse_json, parse_object, raw_member, read_body
+from gateway.http.body import (
+    BodyLimit,
+    Limits,
+    check_size,
+    parse_json,
+    parse_object,
+    raw_member,
+    read_body,
+)
 from shared.api.endpoint import BodyKind
 from shared.job.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
 
@@ -41,7 +49,8 @@ def request(parts: Iterable[bytes], *, end: str = "", **headers: str) -> Request
 
 
 async def read(given: Request, timeout_s: float = 30.0) -> bytes:
-    return await read_body(given.scope, given.receive, BodyKind.JSON, LIMIT, timeout_s)
+    limit = BodyLimit(LIMIT, "FLOTILLA_X", timeout_s, held_bytes=LIMIT)
+    return await read_body(given.scope, given.receive, BodyKind.JSON, limit)
 
 
 async def test_a_body_whose_content_length_is_too_large_is_not_read() -> None:
@@ -64,11 +73,11 @@ async def test_a_slow_body_times_out() -> None:
         await read(request([b"{"], end="hangs"), timeout_s=0.01)
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "gzip, gzip", "GZIP", "x" * 9999])
-async def test_compressed_bodies_are_refused_before_they_are_read(encoding: str) -> None:
-    with pytest.raises(BadRequest, match="Content-Encoding") as caught:
+@pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "x" * 9999])
+async def test_other_codings_are_refused_before_the_body_is_read(encoding: str) -> None:
+    with pytest.raises(UnsupportedMediaType, match="Content-Encoding") as caught:
         await read(request([], content_encoding=encoding))
-    assert len(str(caught.value)) < 200
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ async def lines_of(requests: BatchRequests, *pieces: bytes) -> list[bytes]:
     async def receive() -> Any:
         return messages.pop(0)
 
-    body = BodyParts(receive, 5)
+    body = BodyParts({"headers": []}, receive, 5)
     return b"".join([chunk async for chunk in requests.lines(body)]).splitlines(keepends=True)
 
 

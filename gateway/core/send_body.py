@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.asgi_io import Headers, ResponseWriter, on_disconnect
+from gateway.http.asgi_io import PIECE_BYTES, Headers, ResponseWriter, in_pieces, on_disconnect
 from shared.job.job import Job, NewJob
 from shared.store.stored_body import Body
 
@@ -26,18 +26,19 @@ async def send_body(
     Raises as `Body.parts`; once the response has begun, the connection has to be closed then.
     """
     headers = [*headers, (b"content-length", str(body.size).encode())]
-    if body.whole is not None:
+    if body.whole is not None and body.size <= PIECE_BYTES:
         await response.start(status, headers, body.whole, more=False)
         return
     to_send = body.size
     async for part in body.parts():
-        if client_left():
-            return
-        to_send -= len(part)
-        if response.started:
-            await response.write(part, more=to_send > 0)
-        else:
-            await response.start(status, headers, part, more=to_send > 0)
+        for piece in in_pieces(part):
+            if client_left():
+                return
+            to_send -= len(piece)
+            if response.started:
+                await response.write(piece, more=to_send > 0)
+            else:
+                await response.start(status, headers, piece, more=to_send > 0)
 
 
 async def _send_watched(

@@ -9,12 +9,22 @@ uvicorn; otherwise the calls that ASGI defines.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 
 from gateway.http import uvicorn_fastpath
+
+PIECE_BYTES = 1 << 16
+"""Of stored bytes, written at once: the server buffers all that it is given, and waits then."""
+
+
+def in_pieces(data: bytes) -> Iterator[bytes]:
+    """Parts of at most PIECE_BYTES, at least one. Send each by itself: it waits for the reader."""
+    yield data[:PIECE_BYTES]
+    for at in range(PIECE_BYTES, len(data), PIECE_BYTES):
+        yield data[at : at + PIECE_BYTES]
 
 
 class ChunkWriter(Protocol):

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.access_log import AccessLog
+from gateway.http.asgi_io import PIECE_BYTES, in_pieces
 from gateway.http.auth import Authenticator
 from gateway.http.error_response import ERROR_CODE, error_response, to_flotilla_error
 from gateway.http.route_scopes import PUBLIC_PATHS, check_route
@@ -62,6 +63,11 @@ class RequestId:
                 status = message["status"]
                 job_id = dict(message["headers"]).get(b"x-flotilla-job-id", job_id)
                 message["headers"] = [*message["headers"], identity]
+            elif len(message.get("body", b"")) > PIECE_BYTES:
+                *pieces, last = in_pieces(message["body"])
+                for piece in pieces:
+                    await send({**message, "body": piece, "more_body": True})
+                message = {**message, "body": last}
             await send(message)
 
         try:

@@ -28,8 +28,9 @@ from shared.platform.settings import SettingsError
 
 _Store: TypeAlias = LocalStore | S3Store | GCSStore | AzureStore
 
-CHUNK_BYTES = 1 << 20
-"""What is read at once, and about the most that one upload should pass on at once."""
+CHUNK_BYTES = 1 << 18
+"""What is read at once, and about what one upload should pass on at once. Each slow reader of a
+file holds a chunk."""
 _PART_BYTES = 5 << 20
 """Of one blob that is written in parts: the least that S3 takes. It takes 10,000 of them."""
 MAX_BLOB_BYTES = 10_000 * _PART_BYTES

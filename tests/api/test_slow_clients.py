@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,6 +171,67 @@ def test_a_slow_reader_is_served_to_the_end(fleet: Stack, connect: Connect) -> N
         data += more
     assert b"data: [DONE]\n\n" in data
     assert time.monotonic() - began > timeout_s, "it was not slow"
+
+
+# --- what is stored ---
+
+SILENT, STORED_BYTES = 30, 6 << 20
+
+
+def put_request(gateway: Process) -> str:
+    body = {"body": chat("x" * STORED_BYTES, model=FAST, max_tokens=1)}
+    answer = http.post(gateway.url + "/jobs", json=body)
+    return f"/jobs/{answer.json()['id']}/request"
+
+
+def put_item(gateway: Process) -> str:
+    items = [{"role": "user", "content": "x" * STORED_BYTES}]
+    answer = http.post(gateway.url + "/v1/conversations", json={"items": items})
+    return f"/v1/conversations/{answer.json()['id']}/items"
+
+
+def put_single_item(gateway: Process) -> str:
+    page = put_item(gateway)
+    return f"{page}/{http.get(gateway.url + page).json()['first_id']}"
+
+
+def put_input(gateway: Process) -> str:
+    body = {"model": FAST, "input": "x" * STORED_BYTES, "background": True}
+    answer = http.post(gateway.url + "/v1/responses", json=body)
+    return f"/v1/responses/{answer.json()['id']}/input_items"
+
+
+def put_file(gateway: Process) -> str:
+    form = {"file": ("x", b"x" * STORED_BYTES)}
+    answer = http.post(gateway.url + "/v1/files", files=form, data={"purpose": "user_data"})
+    return f"/v1/files/{answer.json()['id']}/content"
+
+
+@pytest.mark.parametrize("put", [put_request, put_item, put_single_item, put_input, put_file])
+def test_what_is_stored_is_not_held_for_clients_that_never_read(
+    fleet: Stack, connect: Connect, tmp_path: Path, put: Callable[[Process], str]
+) -> None:
+    gateway = fleet.gateway(storage_url=str(tmp_path), **patience(write_s=600))
+    path = put(gateway)
+    whole = http.get(gateway.url + path).content
+    before = anonymous_bytes(gateway)
+    silent = [connect(gateway, request("GET", path, KEY, None)) for _ in range(SILENT)]
+    wait_for(lambda: gateway.metric("flotilla_connections") >= SILENT, "all are there")
+    small = http.post(gateway.url + "/v1/conversations", json={"items": chat()["messages"]}).json()
+    assert http.get(f"{gateway.url}/v1/conversations/{small['id']}/items").is_success
+    answer = http.post(gateway.url + CHAT, json=endless(FAST, 50), timeout=60)
+    assert answer.content.endswith(b"data: [DONE]\n\n")
+    assert anonymous_bytes(gateway) - before < SILENT * STORED_BYTES / 2
+    # One that waits for its turn gets all of it when the others have left.
+    last = silent.pop()
+    for client in silent:
+        client.close()
+    data = b""
+    while len(data) < len(whole):
+        more = last.recv(1 << 20)
+        assert more, "the gateway has closed the connection"
+        data += more
+    assert whole.startswith(data.partition(b"\r\n\r\n")[2])
 
 
 # --- half-open connections ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.apis.jobs.timeline import Timeline, timeline
@@ -15,6 +15,7 @@ from gateway.core.job_lookup import any_job_of, job_of
 from gateway.core.job_object import summaries
 from gateway.core.waiting import waiting
 from gateway.description.schema import shows
+from gateway.http.held_bytes import hold_answer
 from gateway.http.query import known_only
 from shared.api.endpoint import BodyKind, StreamFormat
 from shared.api.endpoints import ENDPOINTS
@@ -40,9 +41,12 @@ async def get_why(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Why:
 @router.get(
     "/jobs/{job_id}/request", openapi_extra=shows("JobRequestKept", errors=(NotRepeatable,))
 )
-async def get_request(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
+async def get_request(
+    job_id: str, request: Request, gateway: GatewayDep, tenant: TenantDep
+) -> Response:
     """The job's request as it was sent, as long as it is kept: to submit it again with changes."""
     job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
+    await hold_answer(request.scope, await gateway.queue.request_bytes(job.id))
     raw, _ = await gateway.queue.stored_request(job.id)
     endpoint = ENDPOINTS.get(job.endpoint)
     if not raw:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -17,6 +18,7 @@ from gateway.core.admission import check_stored_items
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.description.schema import errors_in, ref, shows, takes
+from gateway.http.held_bytes import hold_answer
 from shared.job.errors import BadRequest
 
 router = APIRouter(
@@ -104,6 +106,7 @@ async def add_items(
 @router.get("/{conversation_id}/items", response_model=None, openapi_extra=shows("ItemList"))
 async def list_items(
     conversation_id: str,
+    request: Request,
     gateway: GatewayDep,
     tenant: TenantDep,
     query: ItemQueryDep,
@@ -112,13 +115,18 @@ async def list_items(
     conversation = await gateway.of(Conversations).get(tenant, conversation_id)
     return json_answer(
         await gateway.of(Conversations).items(
-            conversation, after=query.after, limit=query.limit, descending=query.descending
+            conversation,
+            after=query.after,
+            limit=query.limit,
+            descending=query.descending,
+            hold=partial(hold_answer, request.scope),
         )
     )
 
 
 @router.get("/{conversation_id}/items/{item_id}", response_model=None, openapi_extra=shows("Item"))
 async def get_item(
+    request: Request,
     conversation_id: str,
     item_id: str,
     gateway: GatewayDep,
@@ -127,7 +135,8 @@ async def get_item(
 ) -> Response:
     """One item of a conversation."""
     conversation = await gateway.of(Conversations).get(tenant, conversation_id)
-    return json_answer(await gateway.of(Conversations).item(conversation, item_id))
+    hold = partial(hold_answer, request.scope)
+    return json_answer(await gateway.of(Conversations).item(conversation, item_id, hold))
 
 
 @router.delete(

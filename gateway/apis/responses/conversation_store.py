@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gateway.apis.responses.response_items import History, Item, page, stored_item
@@ -39,6 +39,10 @@ from shared.store.redis.stored_conversations import StoredConversations
 
 _READ_ITEMS = 256
 """Items of one command: Redis serves no other client meanwhile."""
+
+
+Hold = Callable[[int], Awaitable[None]]
+"""Waits until so many bytes may be read for an answer."""
 
 
 class Conversation(NamedTuple):
@@ -116,12 +120,13 @@ class Conversations:
         after: str,
         limit: int,
         descending: bool,
+        hold: Hold,
         up_to: str = "+inf",
     ) -> bytes:
         """A page of its items, as JSON. Raises NotFound if `after` is not among them.
 
         `after`: the id of the last item of the page before; empty: none. `up_to`: number of the
-        last item that counts.
+        last item that counts. `hold` gets its size before it is read.
         """
         await self._free(conversation, running=True)
         ids = await self._stored.item_ids(
@@ -129,13 +134,15 @@ class Conversations:
         )
         if ids is None:
             raise _no_item(after)
+        await hold(await self._stored.items_bytes(conversation.id, ids[:limit]))
         found = await self._stored.items(conversation.id, ids[:limit])
         await self._stored.keep(conversation.id)
         return page(found, more=len(ids) > limit)
 
-    async def item(self, conversation: Conversation, item_id: str) -> bytes:
-        """One item, as JSON. Raises NotFound."""
+    async def item(self, conversation: Conversation, item_id: str, hold: Hold) -> bytes:
+        """One item, as JSON. `hold` gets its size before it is read. Raises NotFound."""
         await self._free(conversation, running=True)
+        await hold(await self._stored.items_bytes(conversation.id, [item_id.encode()]))
         found = await self._stored.items(conversation.id, [item_id.encode()])
         if not found:
             raise _no_item(item_id)

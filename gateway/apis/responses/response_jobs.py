@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from gateway.apis.responses.conversation_store import Conversations
+from gateway.apis.responses.conversation_store import Conversations, Hold
 from gateway.apis.responses.response_items import (
     History,
     find_items,
@@ -59,21 +59,33 @@ class ResponseJobs:
             return joined
 
     async def input_page(
-        self, stored: StoredResponse, *, after: str, limit: int, descending: bool
+        self, stored: StoredResponse, *, after: str, limit: int, descending: bool, hold: Hold
     ) -> bytes:
-        """A page of the items that a response was made from. Raises NotFound and StreamReset."""
+        """A page of the items that a response was made from. Raises NotFound and StreamReset.
+
+        `hold` gets the size of what is read further, then that of the page.
+        """
         if stored.up_to.isdecimal():
             conversation = await self._conversations.get(
                 stored.job.tenant, stored.options.conversation
             )
             return await self._conversations.items(
-                conversation, after=after, limit=limit, descending=descending, up_to=stored.up_to
+                conversation,
+                after=after,
+                limit=limit,
+                descending=descending,
+                hold=hold,
+                up_to=stored.up_to,
             )
+        if stored.up_to:
+            await hold(self._settings.max_body_bytes)
         text = await self._input_of(stored)
         # In a thread, which holds the interpreter's lock for one item at a time.
-        return await asyncio.to_thread(
+        found = await asyncio.to_thread(
             page_of, text, stored.job.id, after=after, limit=limit, descending=descending
         )
+        await hold(len(found))
+        return found
 
     async def delete(self, stored: StoredResponse) -> None:
         """Cancel a response if it has not ended, and delete it. Before that its items are added to

@@ -6,9 +6,10 @@ does; a retrieve with `stream=true` is in response_stream.py.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from gateway.apis.responses import conversation_routes
@@ -26,7 +27,9 @@ from gateway.core.send_body import BodyResponse
 from gateway.description.api import Api
 from gateway.description.endpoint_route import endpoint_routes
 from gateway.description.schema import errors_in, shows
+from gateway.http.held_bytes import hold_answer
 from shared.job.errors import BadRequest, NotFound, StreamReset
+from shared.job.response_id import job_id_of
 
 router = APIRouter(
     prefix="/v1/responses",
@@ -74,15 +77,23 @@ async def delete(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> di
 @router.get("/{response_id}/input_items", response_model=None, openapi_extra=shows("ItemList"))
 async def input_items(
     response_id: str,
+    request: Request,
     gateway: GatewayDep,
     tenant: TenantDep,
     query: ItemQueryDep,
 ) -> Response:
     """The items that the response was made from, with those of the responses before it."""
+    hold, job_id = partial(hold_answer, request.scope), job_id_of(response_id)
+    if job_id:
+        await hold(await gateway.queue.request_bytes(job_id))
     stored = await stored_response(gateway.queue, tenant, response_id)
     return json_answer(
         await gateway.of(ResponseJobs).input_page(
-            stored, after=query.after, limit=query.limit, descending=query.descending
+            stored,
+            after=query.after,
+            limit=query.limit,
+            descending=query.descending,
+            hold=hold,
         )
     )
 

@@ -79,6 +79,12 @@ class JobReader:
         body, up_to = await self.servers.of(shard).hmget(keys.job(shard, job_id), "body", "upto")
         return body or b"", (up_to or b"").decode()
 
+    async def request_bytes(self, job_id: str) -> int:
+        """The size of the body that `stored_request` has; 0: it is not kept."""
+        shard = checked_shard(job_id)
+        n_bytes: int = await self.servers.of(shard).hstrlen(keys.job(shard, job_id), "body")
+        return n_bytes
+
     async def find_keyed(self, job: NewJob) -> JoinedJob | None:
         """The job that a call with this one's idempotency key has made; None if there is none.
 

@@ -116,6 +116,15 @@ class StoredConversations:
         found = zip(ids, values, strict=True)
         return [(item_id.decode(), value) for item_id, value in found if value is not None]
 
+    async def items_bytes(self, conversation: str, ids: Sequence[bytes]) -> int:
+        """The size of these items together."""
+        shard = _shard(conversation)
+        pipeline = self._queue.servers.of(shard).pipeline(transaction=False)
+        for item_id in ids:
+            pipeline.hstrlen(keys.conversation_items(shard, conversation), item_id)
+        sizes: list[int] = await pipeline.execute()
+        return sum(sizes)
+
     async def extend(
         self,
         conversation: str,

@@ -43,6 +43,12 @@ from tests.harness.settings import Settings
 from tests.redis.conftest import POOL, TENANT, answer, claim, finish, open_queue
 
 ENDPOINT = ENDPOINTS["/v1/responses"]
+
+
+async def at_once(n_bytes: int) -> None:
+    """There is room."""
+
+
 SETTINGS = Settings(max_body_bytes=8 << 20, max_messages=100)
 MANY_OBJECTS = "[" + ",".join(["[]"] * 190_000) + "]"
 
@@ -90,13 +96,17 @@ class Side:
         """A page."""
         options: dict[str, Any] = {"after": "", "limit": 100, "descending": False} | query
         now = await self.conversations.get(TENANT, conversation.id)
-        page: dict[str, Any] = json.loads(await self.conversations.items(now, **options))
+        page: dict[str, Any] = json.loads(
+            await self.conversations.items(now, hold=at_once, **options)
+        )
         return page
 
     async def input_texts(self, job_id: str) -> list[str]:
         """What a response was made from."""
         stored = await stored_response(self.queue, TENANT, response_id(job_id))
-        page = await self.responses.input_page(stored, after="", limit=100, descending=False)
+        page = await self.responses.input_page(
+            stored, after="", limit=100, descending=False, hold=at_once
+        )
         return [item["content"][0]["text"] for item in json.loads(page)["data"]]
 
     async def texts(self, conversation: Conversation) -> list[str]:
@@ -169,7 +179,9 @@ async def test_a_page_reads_a_page(
     with parsed_on_the_loop(monkeypatch) as sizes:
         before = sent_by_redis()
         now = await side.conversations.get(TENANT, conversation.id)
-        page = await side.conversations.items(now, after="", limit=1, descending=False)
+        page = await side.conversations.items(
+            now, after="", limit=1, descending=False, hold=at_once
+        )
         assert sent_by_redis() - before < 50_000
         assert b"first" in page
         before = sent_by_redis()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
@@ -10,6 +11,7 @@ from gateway.core.fleet_view import FleetView
 from gateway.core.job_factory import JobFactory
 from gateway.files.files import Files
 from gateway.gateway_settings import GatewaySettings
+from shared.batches.line_check import MOST_LINE_BYTES
 from shared.fleet.pools import load_pools
 from shared.job.lanes import pool_of
 from shared.platform.malformed import MalformedValues
@@ -31,6 +33,8 @@ class BatchContext(NamedTuple):
     max_depths: Mapping[str, int]
     """By pool; of other pools, the settings' `max_queue_depth`."""
     memory: MemoryMonitor
+    large_line: asyncio.Lock
+    """Held while a large line is read, parsed and submitted: one at a time in a process."""
     steps: Mapping[str, EndpointStep] = {}
 
     @classmethod
@@ -49,6 +53,7 @@ class BatchContext(NamedTuple):
             records=BatchRecords(queue),
             max_depths=pools.max_depths,
             memory=MemoryMonitor(queue, settings.redis_high_watermark, fleet.mean_tokens),
+            large_line=asyncio.Lock(),
         )
 
     def max_depth(self, pool: str) -> int:
@@ -58,4 +63,4 @@ class BatchContext(NamedTuple):
     @property
     def most_line_bytes(self) -> int:
         """Of one line: a body, and what is around it."""
-        return self.settings.max_body_bytes + 4096
+        return min(self.settings.max_body_bytes, MOST_LINE_BYTES) + 4096

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 
 from gateway.batches.duplicates import Duplicates, key
 from gateway.batches.input_lines import InputLine, input_lines
+from gateway.http.body import SMALL_BYTES, in_thread
 from shared.batches.batch import Batch, LineError
 from shared.batches.line_check import MOST_ERRORS, MOST_LINES, BadLine, check_line, parse_line
 from shared.files.storage import Storage
@@ -14,6 +17,7 @@ from shared.files.stored_file import StoredFile
 
 MOST_SUSPECTS = 10_000
 """More ids are not compared: the batch fails anyway."""
+_STEP_S = 0.005
 
 
 class InputCheck:
@@ -51,7 +55,7 @@ class InputCheck:
             self._look_for_suspects(self._parts)
             return
         lines = await anext(self._lines, None)
-        self._check(lines or ())
+        await self._check(lines or ())
         if self._is_hopeless() or (lines is None and self._check == self._compare):
             self.complete = True
         elif lines is None:
@@ -71,8 +75,10 @@ class InputCheck:
     def _is_hopeless(self) -> bool:
         return len(self.errors) >= MOST_ERRORS or self.total > MOST_LINES
 
-    def _check_lines(self, lines: Iterable[InputLine]) -> None:
-        for line in lines:
+    async def _check_lines(self, lines: Iterable[InputLine]) -> None:
+        async for line in _in_steps(lines):
+            if self._is_hopeless():
+                return
             self.total += 1
             try:
                 if line.length > self._most_bytes:
@@ -81,18 +87,18 @@ class InputCheck:
                     )
                 if self.total > MOST_LINES:
                     raise BadLine("too_many_lines", f"A file may have {MOST_LINES} lines at most.")
-                custom_id, model = check_line(line.data, self._endpoint, self._is_known)
+                check = partial(check_line, line.data, self._endpoint, self._is_known)
+                custom_id, model = await in_thread(check) if line.length > SMALL_BYTES else check()
             except BadLine as error:
-                if len(self.errors) < MOST_ERRORS:
-                    self.errors.append(error.at(line.number))
+                self.errors.append(error.at(line.number))
                 continue
             self._ids.add(custom_id)
             if len(self.models) < 2:
                 self.models.add(model)
 
-    def _compare(self, lines: Iterable[InputLine]) -> None:
+    async def _compare(self, lines: Iterable[InputLine]) -> None:
         """Whether lines have the id of an earlier one, if its hash is that of another one."""
-        for line in lines:
+        async for line in _in_steps(lines):
             custom_id = parse_line(line.data).custom_id
             if key(custom_id) not in self._suspects:
                 continue
@@ -101,3 +107,13 @@ class InputCheck:
                 message = f"The `custom_id` {custom_id[:100]!r} of line {first} is there again."
                 error = LineError("duplicate_custom_id", message, line.number, "custom_id")
                 self.errors.append(error)
+
+
+async def _in_steps(lines: Iterable[InputLine]) -> AsyncIterator[InputLine]:
+    """The same; other work goes on after every few milliseconds."""
+    until = time.monotonic() + _STEP_S
+    for line in lines:
+        yield line
+        if time.monotonic() > until:
+            await asyncio.sleep(0)
+            until = time.monotonic() + _STEP_S

@@ -34,36 +34,43 @@ async def input_lines(
 
     `most_bytes`: of one line. Raises StorageUnavailable.
     """
-    begun, size = b"", 0  # of a line that goes on in the next chunk
+    begun: list[bytes] = []  # of a line that goes on in the next chunk
+    size, blank = 0, True
     async for chunk in storage.read(segments, offset):
         first, *rest = chunk.split(b"\n")
+        blank = blank and not (first if size else _without_mark(offset, first)).strip()
         size += len(first)
-        begun = begun + first if size <= most_bytes else b""
+        begun.append(first)
+        if size > most_bytes:
+            begun.clear()
         if not rest:
             continue
-        found = _lines(number, offset, size, begun, most_bytes)
+        found = _lines(number, offset, size, begun, blank)
         offset += size + 1
         number += 1
         for data in rest[:-1]:
             size = len(data)
-            if size > most_bytes:
-                found.append(InputLine(number, offset, size, b""))
-            elif data.strip():
-                found.append(InputLine(number, offset, size, data))
+            if data.strip():
+                kept = data if size <= most_bytes else b""
+                found.append(InputLine(number, offset, size, kept))
             offset += size + 1
             number += 1
-        begun, size = rest[-1], len(rest[-1])
-        if size > most_bytes:
-            begun = b""
+        size, blank = len(rest[-1]), not rest[-1].strip()
+        begun = [rest[-1]] if size <= most_bytes else []
         yield found
-    if last := _lines(number, offset, size, begun, most_bytes):
+    if last := _lines(number, offset, size, begun, blank):
         yield last
 
 
-def _lines(number: int, offset: int, size: int, data: bytes, most_bytes: int) -> list[InputLine]:
-    """A line that began in an earlier chunk, or at the beginning; empty if it is blank."""
-    data = _without_mark(offset, data)
-    is_there = data.strip() or size > most_bytes
+def _lines(
+    number: int, offset: int, size: int, parts: Sequence[bytes], blank: bool
+) -> list[InputLine]:
+    """A line that began in an earlier chunk, or at the beginning; empty if it is blank.
+
+    `parts`: none if it is longer than allowed; `blank`: whether it is then.
+    """
+    data = _without_mark(offset, b"".join(parts))
+    is_there = data.strip() if parts else not blank
     return [InputLine(number, offset, size, data)] if is_there else []
 
 

@@ -34,6 +34,8 @@ from shared.store.redis.batch_records import Change, LinePlace, OwnedBatch
 _MOST_LINES = 8192
 MOST_BYTES = 32 << 20
 """Of the lines of all batches of a process that are in flight."""
+_LARGE_BYTES = 1 << 18
+"""A larger line is not read before it is submitted, and submitted by itself."""
 _AT_ONCE = 64
 """Lines that are submitted or collected in one call."""
 _COMMIT_BYTES = 4 << 20
@@ -78,7 +80,7 @@ class Window:
         self._lines = input_lines(
             context.files.storage,
             file.segments,
-            context.most_line_bytes,
+            _LARGE_BYTES,
             owned.next_line,
             owned.next_offset,
         )
@@ -118,7 +120,7 @@ class Window:
         await self._owner.change(Change(set=self._behind(lines[-1]), lines=places))
         self._places |= places
         self._bytes += sum(line.length for line in lines)
-        self._unsent |= {line.number: line.data for line in lines}
+        self._unsent |= {line.number: line.data or None for line in lines}
         return True
 
     async def _take(self, most: int) -> list[InputLine]:
@@ -143,6 +145,9 @@ class Window:
         sent = False
         for number in list(islice(self._unsent, _AT_ONCE)):
             self._unsent[number] = self._unsent.pop(number)  # behind the others, if it has to wait
+            if self._places[number].length > _LARGE_BYTES:
+                sent = await self._submit_large(number) or sent
+                continue
             made = await self._made_of(number)
             if isinstance(made, LineResult):
                 self._finish(made)
@@ -155,6 +160,19 @@ class Window:
         if not sent:
             self._tried_at = time.monotonic()  # no worker, or lanes or Redis are full
         return sent
+
+    async def _submit_large(self, number: int) -> bool:
+        """Submit a line that is not kept in memory if it has to wait."""
+        async with self._context.large_line:
+            made = await self._made_of(number)
+            self._unsent[number] = None
+            if isinstance(made, LineResult):
+                self._finish(made)
+                return True
+            if made is None or not self._context.memory.take_job(made):
+                return False
+            depth = self._context.max_depth(made.pool)
+            return await self._submit_to(made.shard, depth, [(number, made)])
 
     async def _made_of(self, number: int) -> NewJob | LineResult | None:
         """The job of a line that is not submitted, or its result; None: it has to wait."""
@@ -284,7 +302,8 @@ class Window:
         while lines and size < _COMMIT_BYTES:
             for line in lines:
                 job_id = self._jobs.id_of(line.number, 0)
-                result = given_up(line.number, parse_line(line.data).custom_id, job_id, *why)
+                custom_id = parse_line(await self._data_of(line)).custom_id
+                result = given_up(line.number, custom_id, job_id, *why)
                 results.append(result)
                 size += len(result.data)
             last = lines[-1]
@@ -292,3 +311,10 @@ class Window:
         if results:
             await self._store.store(results, Change(set=self._behind(last)))
         return bool(results)
+
+    async def _data_of(self, line: InputLine) -> bytes:
+        if line.data:
+            return line.data
+        async with self._context.large_line:
+            storage, segments = self._context.files.storage, self._file.segments
+            return await line_at(storage, segments, line.offset, line.length)

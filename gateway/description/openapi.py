@@ -113,6 +113,7 @@ def _errors_of(operation: Schema, method: str, path: str) -> Iterator[type[Floti
     if scope_of(method.upper(), path) is not None:
         yield errors.MissingScope
     if "requestBody" in operation:
-        yield from (errors.BodyTimeout, errors.BodyTooLarge, errors.TooManyBodies)
+        yield from (errors.BodyTimeout, errors.BodyTooLarge)
+        yield from (errors.TooManyBodies, errors.UnsupportedCoding)
     if "{" in path:
         yield errors.NotFound

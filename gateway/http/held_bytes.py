@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
+from gateway.http import memory
+
 SMALL_BYTES = 1 << 16
 """Less is not counted: the server's own buffers for one connection have as much."""
 _ANSWERS_BYTES = 32 << 20
@@ -99,6 +101,7 @@ async def hold_answer(scope: Scope, n_bytes: int) -> None:
     if n_bytes > SMALL_BYTES or _ANSWERS.has(scope):
         await _ANSWERS.room(scope, n_bytes, _MOST_ANSWERS)
         _ANSWERS.hold(scope, n_bytes)
+        memory.return_soon()
 
 
 def release(scope: Scope) -> None:

@@ -6,6 +6,7 @@ when it is submitted (`gateway/core/call.py`): what is wrong there is that line'
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -16,9 +17,13 @@ from shared.api.endpoints import ENDPOINTS
 from shared.batches.batch import LineError
 
 MOST_LINES = 50_000_000
+MOST_LINE_BYTES = 8 << 20
+"""Of the body in one line: maintenance parses it, with less memory than a gateway has."""
 MOST_ERRORS = 100
 """Of one file that are told."""
 _MOST_ID_CHARS = 512
+_SMALL_BYTES = 1 << 16
+"""A larger line is not decoded as a whole: its values could take forty times as much memory."""
 _DECODER = msgspec.json.Decoder()
 OUTER = ("custom_id", "method", "url")
 """The fields around the body."""
@@ -68,13 +73,14 @@ def check_line(
     # msgspec does not decode the texts that it skips, so they must have nothing to be decoded.
     if endpoint not in _WITH_STATE and data.isascii() and b"\\u" not in data:
         try:
-            line = _right_line(data)
+            right = _right_line(data)
         except (ValueError, RecursionError):
             pass
         else:
-            if line.url == endpoint and not line.body.stream and is_known(line.body.model):
-                return line.custom_id, line.body.model or None
-    custom_id, body = check_fields(line_object(data), endpoint)
+            if right.url == endpoint and not right.body.stream and is_known(right.body.model):
+                return right.custom_id, right.body.model or None
+    line = line_object(data) if len(data) <= _SMALL_BYTES else _large_line_object(data)
+    custom_id, body = check_fields(line, endpoint)
     model = body.get("model", "")
     if type(model) is str and not is_known(model):
         what = (
@@ -95,6 +101,55 @@ def line_object(data: bytes) -> dict[str, Any]:
     if type(line) is not dict:
         raise BadLine("invalid_json_line", "This line is not a JSON object.")
     return line
+
+
+class _LargeBody(msgspec.Struct):
+    model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    stream: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    background: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    conversation: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    previous_response_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _LargeLine(msgspec.Struct):
+    custom_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    method: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    url: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_large_line = msgspec.json.Decoder(_LargeLine).decode
+_large_body = msgspec.json.Decoder(_LargeBody).decode
+
+
+def _large_line_object(data: bytes) -> dict[str, Any]:
+    """The fields of a line that are checked, and in its body those of the body. Raises BadLine."""
+    try:
+        check_text = getincrementaldecoder("utf-8")()
+        for at in range(0, len(data), _SMALL_BYTES):
+            check_text.decode(data[at : at + _SMALL_BYTES])
+        check_text.decode(b"", final=True)
+        line = _fields(_large_line(data))
+        body = line.get("body")
+        if isinstance(body, msgspec.Raw) and memoryview(body)[:1] == b"{":
+            line["body"] = _fields(_large_body(body))
+    except msgspec.ValidationError as error:
+        raise BadLine("invalid_json_line", "This line is not a JSON object.") from error
+    except (ValueError, RecursionError) as error:
+        raise BadLine("invalid_json_line", f"This line is not valid JSON: {error}.") from error
+    return line
+
+
+def _fields(found: _LargeLine | _LargeBody) -> dict[str, Any]:
+    """Those that are there; large lists and objects as they were sent."""
+    raw = {name: getattr(found, name) for name in found.__struct_fields__}
+    return {
+        name: _DECODER.decode(value)
+        if len(value) <= _SMALL_BYTES or memoryview(value)[:1] == b'"'
+        else value
+        for name, value in raw.items()
+        if value is not msgspec.UNSET
+    }
 
 
 def check_fields(line: dict[str, Any], endpoint: str) -> tuple[str, dict[str, Any]]:

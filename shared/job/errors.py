@@ -280,6 +280,8 @@ class UnsupportedMediaType(FlotillaError):
 class UnsupportedCoding(UnsupportedMediaType):
     """The body is compressed in another way than the gateway unpacks."""
 
+    code = "unsupported_encoding"
+
     def headers(self) -> list[tuple[bytes, bytes]]:
         """See FlotillaError."""
         return [(b"accept-encoding", b"gzip, deflate, zstd")]

@@ -145,6 +145,7 @@ ERRORS = """
 409 model_in_use
 413 body_too_large
 413 file_too_large
+415 unsupported_encoding
 415 unsupported_media_type
 422 idempotency_key_reused
 429 budget_exceeded
@@ -186,8 +187,8 @@ host port worker_host worker_port worker_memory_bytes worker_id pool model serve
 engine engine_args
 redis_url shards durable redis_high_watermark storage_url maintenance_redis_url
 api_keys api_keys_file admin_keys tenants allowed_hosts cors_origins allow_fields share_prompt_cache
-max_body_bytes max_held_body_bytes max_upload_bytes max_body_values max_inputs max_choices max_file_bytes
-max_stored_bytes max_kept_jobs max_kept_bytes max_waiting_jobs max_queue_depth max_attempts
+max_body_bytes max_held_body_bytes max_upload_bytes max_body_values max_inputs max_choices
+max_file_bytes max_stored_bytes max_kept_jobs max_kept_bytes max_waiting_jobs max_queue_depth max_attempts
 result_ttl_s stream_ttl_s response_ttl_s conversation_ttl_s usage_days
 keepalive_s idle_connection_s disconnect_grace_s grace_s wait_replicas
 drain_deadline_s startup_timeout_s engine_stall_s worker_restart_after_s kv_high_watermark

@@ -125,6 +125,56 @@ def test_an_input_that_is_no_batch(client: OpenAI) -> None:
         assert [(each.line, each.code) for each in failed.errors.data] == codes
 
 
+def test_large_lines_are_requests_as_others_are(client: OpenAI) -> None:
+    nested = json.loads('{"":' * 50 + "0" + "}" * 50)
+    lines = [
+        line("a"),
+        line("text", user="é" * (1 << 20)),
+        line("objects", x=[nested] * 20_000),
+        b" " * (1 << 20),
+        line("b"),
+    ]
+    batch = created(client, *lines)
+    done = ended(client, batch)
+    assert done.status == "completed", done.errors
+    output = client.files.content(done.output_file_id).text.splitlines()
+    assert {json.loads(each)["custom_id"] for each in output} == {"a", "text", "b"}
+    (error,) = client.files.content(done.error_file_id).text.splitlines()
+    assert json.loads(error)["custom_id"] == "objects"
+    assert json.loads(error)["response"]["status_code"] == 413
+
+
+def test_large_lines_of_a_cancelled_batch_are_told_too(client: OpenAI) -> None:
+    batch = created(client, *(line(f"{n}", user="x" * (1 << 19)) for n in range(40)))
+    client.batches.cancel(batch.id)
+    done = ended(client, batch)
+    assert done.status == "cancelled"
+    counts = done.request_counts
+    assert counts.total in (0, 40)
+    assert counts.completed + counts.failed == counts.total
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (line("a", user="x" * (9 << 20)), "line_too_large"),
+        (line("a", user="é" * (1 << 20))[:-1], "invalid_json_line"),
+        (line("a", user="é" * (1 << 20)).replace(b"e9", b"\xff", 1), "invalid_json_line"),
+        (b"[" + b"{}," * (1 << 20) + b"{}]", "invalid_json_line"),
+        (line("a", stream=True, user="é" * (1 << 20)), "stream_not_supported"),
+        (line("a", model="x" * (1 << 20)), "model_not_found"),
+    ],
+)
+def test_what_is_wrong_with_a_large_line(client: OpenAI, wrong: bytes, code: str) -> None:
+    failed = ended(client, created(client, line("b"), wrong))
+    assert [(each.line, each.code) for each in failed.errors.data] == [(2, code)]
+
+
+def test_a_hopeless_file_is_not_read_to_its_end(client: OpenAI) -> None:
+    failed = ended(client, created(client, *([b"x"] * 500_000)))
+    assert [each.line for each in failed.errors.data] == list(range(1, 101))
+
+
 def test_pages(client: OpenAI) -> None:
     made = [created(client, line("a"), line("b")).id for _ in range(3)]
     first = client.batches.list(limit=2)

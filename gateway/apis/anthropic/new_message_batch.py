@@ -14,6 +14,7 @@ from gateway.core.receiver import quota_of
 from gateway.files.files import Files
 from gateway.http.body_parts import BodyParts
 from shared.batches.batch import MAX_OPEN, Batch, BatchStatus, new_message_batch_id
+from shared.batches.line_check import MOST_LINE_BYTES
 from shared.files.stored_file import Purpose, Segment, StoredFile, file_blob, new_file_id
 from shared.job.errors import FlotillaError
 from shared.store.redis.batch_records import BatchRecords
@@ -25,7 +26,7 @@ async def new_message_batch(gateway: Gateway, sent: Incoming, body: BodyParts) -
     await files.ready()
     await take_request(gateway, sent.key)
     await files.records.check_room(tenant, quota)
-    requests = BatchRequests(gateway.settings.max_body_bytes)
+    requests = BatchRequests(min(gateway.settings.max_body_bytes, MOST_LINE_BYTES))
     batch_id, file_id = new_message_batch_id(), new_file_id()
     blob, made = file_blob(file_id), []
 

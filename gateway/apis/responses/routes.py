@@ -84,8 +84,8 @@ async def input_items(
 ) -> Response:
     """The items that the response was made from, with those of the responses before it."""
     hold, job_id = partial(hold_answer, request.scope), job_id_of(response_id)
-    if job_id:
-        await hold(await gateway.queue.request_bytes(job_id))
+    if job_id:  # it is read and copied several times before there is a page
+        await hold(4 * await gateway.queue.request_bytes(job_id))
     stored = await stored_response(gateway.queue, tenant, response_id)
     return json_answer(
         await gateway.of(ResponseJobs).input_page(

@@ -43,7 +43,9 @@ async def lines_of(data: bytes, size: int, number: int = 1, offset: int = 0) -> 
     return found
 
 
-DATA = b"\xef\xbb\xbfone\r\n\r\n \n" + b"x" * (MOST + 1) + b"\n\ntwo\nthree" + b"y" * 200
+DATA = (
+    b"\xef\xbb\xbfone\r\n\r\n \n" + b"x" * (MOST + 1) + b"\n" + b" " * (MOST + 1) + b"\ntwo\nthree"
+) + b"y" * 200
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 10_000])

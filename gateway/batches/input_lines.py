@@ -9,6 +9,8 @@ from shared.files.storage import Storage
 from shared.files.stored_file import Segment
 
 _BOM = b"\xef\xbb\xbf"
+_AT_ONCE = 512
+"""Lines, at most: a chunk may have as many as half its bytes."""
 
 
 class InputLine(NamedTuple):
@@ -30,7 +32,7 @@ async def input_lines(
     number: int = 1,
     offset: int = 0,
 ) -> AsyncIterator[list[InputLine]]:
-    """All lines from the one with this number at this offset on, those of a chunk at a time.
+    """All lines from the one with this number at this offset on, some at a time.
 
     `most_bytes`: of one line. Raises StorageUnavailable.
     """
@@ -53,6 +55,9 @@ async def input_lines(
             if data.strip():
                 kept = data if size <= most_bytes else b""
                 found.append(InputLine(number, offset, size, kept))
+                if len(found) >= _AT_ONCE:
+                    yield found
+                    found = []
             offset += size + 1
             number += 1
         size, blank = len(rest[-1]), not rest[-1].strip()

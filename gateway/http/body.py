@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from starlette.types import Receive, Scope
@@ -100,7 +101,7 @@ async def read_body(scope: Scope, receive: Receive, kind: BodyKind, limit: BodyL
         raise limit.too_large()
     body = buffered_body(receive)
     if body is None:  # rare, and a timeout costs more than all of this
-        body = await _received(scope, receive, limit, size)
+        body = await _received(scope, receive, limit, size, coding)
     elif len(body) > limit.max_bytes:
         raise limit.too_large()
     elif len(body) > SMALL_BYTES:
@@ -136,7 +137,9 @@ def check_type(headers: Mapping[bytes, bytes], kind: BodyKind) -> None:
         )
 
 
-async def _received(scope: Scope, receive: Receive, limit: BodyLimit, announced: int) -> bytes:
+async def _received(
+    scope: Scope, receive: Receive, limit: BodyLimit, announced: int, coding: str
+) -> bytes:
     """A body that comes in several parts. Raises as `read_body`."""
     parts: list[bytes] = []
     size, counted, more = 0, False, True
@@ -155,10 +158,14 @@ async def _received(scope: Scope, receive: Receive, limit: BodyLimit, announced:
             if size > SMALL_BYTES and not counted:
                 counted, expected = True, announced or limit.max_bytes
                 await _hold(scope, expected, limit)
+                if coding:
+                    async with _unpacking:
+                        await in_thread(partial(_check_start, b"".join(parts), coding, limit))
     except TimeoutError as error:
         raise BodyTimeout(f"The body did not arrive within {limit.timeout_s:.0f} s.") from error
     if counted:
         BODIES.hold(scope, size)
+        return await in_thread(partial(b"".join, parts))
     return b"".join(parts)
 
 
@@ -188,12 +195,27 @@ async def _unpacked(scope: Scope, body: bytes, coding: str, limit: BodyLimit) ->
         await _room(scope, limit.max_bytes, limit)
         async with _unpacking:
             if BODIES.fits(scope, limit.max_bytes, limit.most):
-                try:
-                    found = await in_thread(lambda: _unpack(body, coding, limit.max_bytes))
-                except _More:
-                    raise limit.too_large() from None
+                found = await in_thread(partial(_unpack_large, body, coding, limit))
                 BODIES.hold(scope, len(found))
                 return found
+
+
+def _check_start(start: bytes, coding: str, limit: BodyLimit) -> None:
+    """Raise BodyTooLarge if the start of a compressed body is too large by itself already."""
+    size = 0
+    for piece in Unpacker(coding).unpack(start):
+        size += len(piece)
+        if size > limit.max_bytes:
+            raise limit.too_large()
+
+
+def _unpack_large(body: bytes, coding: str, limit: BodyLimit) -> bytes:
+    """Raises BadRequest and BodyTooLarge."""
+    _check_start(body[:SMALL_BYTES], coding, limit)
+    try:
+        return _unpack(body, coding, limit.max_bytes)
+    except _More:
+        raise limit.too_large() from None
 
 
 class _More(Exception):

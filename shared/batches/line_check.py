@@ -131,7 +131,7 @@ def _large_line_object(data: bytes) -> dict[str, Any]:
         check_text.decode(b"", final=True)
         line = _fields(_large_line(data))
         body = line.get("body")
-        if isinstance(body, msgspec.Raw) and memoryview(body)[:1] == b"{":
+        if isinstance(body, msgspec.Raw) and bytes(memoryview(body)[:1]) == b"{":
             line["body"] = _fields(_large_body(body))
     except msgspec.ValidationError as error:
         raise BadLine("invalid_json_line", "This line is not a JSON object.") from error
@@ -145,7 +145,7 @@ def _fields(found: _LargeLine | _LargeBody) -> dict[str, Any]:
     raw = {name: getattr(found, name) for name in found.__struct_fields__}
     return {
         name: _DECODER.decode(value)
-        if len(value) <= _SMALL_BYTES or memoryview(value)[:1] == b'"'
+        if len(value) <= _SMALL_BYTES or bytes(memoryview(value)[:1]) == b'"'
         else value
         for name, value in raw.items()
         if value is not msgspec.UNSET

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from gateway.apis.jobs.timeline import Timeline, timeline
 from gateway.apis.jobs.why import PoolSituation, Why, explain
@@ -56,9 +57,15 @@ async def get_request(
     if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
         raise NotRepeatable("The request of a response is kept with its history, not as sent.")
     head = {"object": "job.request", "job": job.id, "endpoint": job.endpoint}
-    # The body is JSON already, and may be large.
-    content = json.dumps(head)[:-1].encode() + b', "body": ' + raw + b"}"
-    return Response(content, media_type="application/json")
+    begin, end = json.dumps(head)[:-1].encode() + b', "body": ', b"}"
+
+    async def parts() -> AsyncIterator[bytes]:  # not joined: the body may be large
+        yield begin
+        yield raw
+        yield end
+
+    size = {"content-length": str(len(begin) + len(raw) + len(end))}
+    return StreamingResponse(parts(), headers=size, media_type="application/json")
 
 
 @router.get("/admin/jobs/{job_id}", tags=["operators"], openapi_extra=shows("Job"))

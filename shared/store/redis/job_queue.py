@@ -37,6 +37,8 @@ from shared.tenants.usage import MOST_ENTRIES
 
 # An idle worker asks for work every few seconds; this is far longer than any pause of a live one.
 _DEAD_CONSUMER_S = 600.0
+_LARGE_BYTES = 1 << 20
+"""A job with a larger body is packed in a thread, in 50 ms and more."""
 
 
 class JobQueue(JobReader, Store):
@@ -72,11 +74,21 @@ class JobQueue(JobReader, Store):
         return parse_submit(jobs, reply)
 
     def start_submit(self, shard: int, jobs: Sequence[NewJob], max_depth: int) -> Future[Any]:
+        if len(jobs) == 1 and len(jobs[0].body) > _LARGE_BYTES:
+            return asyncio.ensure_future(self._submit_large(shard, jobs, max_depth))
         arguments = pack_submit(jobs, max_depth, self.quotas, self.share_rules.lift)
         scripts = self.scripts(shard)
         if self.replicated is not None:
             return asyncio.ensure_future(self.replicated.submit(scripts, shard, arguments))
         return scripts.start("submit", shard, arguments)
+
+    async def _submit_large(self, shard: int, jobs: Sequence[NewJob], max_depth: int) -> Any:
+        arguments = await asyncio.to_thread(
+            pack_submit, jobs, max_depth, self.quotas, self.share_rules.lift
+        )
+        if self.replicated is not None:
+            return await self.replicated.submit(self.scripts(shard), shard, arguments)
+        return await self.scripts(shard).start("submit", shard, arguments)
 
     parse_submit = staticmethod(parse_submit)
 

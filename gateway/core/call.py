@@ -50,6 +50,7 @@ from gateway.http.body import (
     read_body,
 )
 from gateway.http.form import parse_form, without_boundary
+from gateway.http.held_bytes import BODIES
 from gateway.http.prefer import Prefer
 from gateway.http.refused_routes import refuse_hosting_headers
 from shared.api.endpoint import BodyKind, Endpoint
@@ -155,6 +156,8 @@ async def _checked_call(
     if prepared.has_history:
         # The limits hold for what the worker gets, not only for what was sent last.
         limits, whole = _limits(gateway.settings), made.body
+        if len(whole) > SMALL_BYTES:
+            BODIES.hold(incoming.scope, len(whole))
         await in_thread(lambda: check_size(whole, limits))
         if not gateway.admission.memory.take(made.shard, len(whole)):
             raise gateway.admission.memory.refusal(made.shard)

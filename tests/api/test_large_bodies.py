@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.harness.client import CHAT, MODEL, chat, http
@@ -113,6 +114,33 @@ def test_other_apis_take_compressed_bodies(
     coding, pack = PACKERS[packer]
     answer = send(gateway, path, pack(json.dumps(body).encode()), coding)
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("packer", CODINGS)
+def test_a_compressed_form_is_stored_unpacked(gateway: Process, packer: str) -> None:
+    coding, pack = PACKERS[packer]
+    content = json.dumps(LARGE).encode()
+    form = httpx.Request("POST", "http://x", files={"file": content}, data={"purpose": "user_data"})
+    kind, packed = {"content-type": form.headers["content-type"]}, pack(form.read())
+    answer = send(gateway, "/v1/files", packed, coding, **kind)
+    assert answer.status_code == 200, answer.text
+    url = f"{gateway.url}/v1/files/{answer.json()['id']}/content"
+    assert http.get(url, headers=ANN).content == content
+    for wrong in (packed[:-1], packed[:100], form.read()):
+        assert send(gateway, "/v1/files", wrong, coding, **kind).status_code == 400
+
+
+@pytest.mark.parametrize("packer", CODINGS)
+def test_a_batch_of_messages_may_be_compressed(gateway: Process, packer: str) -> None:
+    coding, pack = PACKERS[packer]
+    params = {"model": MODEL, "max_tokens": 2, "messages": LARGE["messages"]}
+    requests = [{"custom_id": f"{n}", "params": params} for n in range(3)]
+    packed = pack(json.dumps({"requests": requests}).encode())
+    answer = send(gateway, "/v1/messages/batches", packed, coding)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["request_counts"]["processing"] == 3
+    wrong = send(gateway, "/v1/messages/batches", packed[:-1], coding)
+    assert (wrong.status_code, wrong.json()["type"]) == (400, "error")
 
 
 def test_a_coding_of_several_members_is_one_body(gateway: Process) -> None:

@@ -131,7 +131,7 @@ async def test_a_short_or_simple_body_is_not_tried(patient: Checker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behave", "text"), [("hang", "0.2 s to read"), ("sleep", "0.2 s"), ("memory", "200 MiB")]
+    ("behave", "text"), [("hang", "0.2 s to read"), ("sleep", "0.2 s"), ("memory", "400 MiB")]
 )
 async def test_what_can_not_be_read_is_an_error_of_the_request(
     checker: Checker, patient: Checker, behave: str, text: str

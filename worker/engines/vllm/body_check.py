@@ -31,7 +31,8 @@ MANY_VALUES = 2000
 FEW_VALUES = 32
 """Above it, a body is tried first that may have ended a worker, or whose route collects all errors.
 """
-_MEMORY_BYTES = 200 << 20
+_MEMORY_BYTES = 400 << 20
+"""A body of 32 MiB takes 290 MiB if one of its characters takes four bytes."""
 _PATIENCE = 4
 """A child may take so many times the limit, so that what it took can be compared with it."""
 _SLOW = "slow"

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.context import Gateway
 from gateway.core.plain_route import PlainApplication, PlainApplications, PlainRoute
-from gateway.http.cors import Cors, add_headers, preflight_headers
 from gateway.http import held_bytes
+from gateway.http.cors import Cors, add_headers, preflight_headers
 from gateway.http.web_pages import WebPages
 from gateway.ops.overview.sampler import Sampler
 from shared.job.errors import FlotillaError

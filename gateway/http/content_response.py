@@ -9,6 +9,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from gateway.http import memory
 from gateway.http.middleware import IS_HEAD
 from shared.job.errors import RangeNotSatisfiable
 
@@ -48,9 +49,12 @@ async def streamed(
     first = await anext(chunks, b"")  # an error has a status of its own until here
 
     async def rest() -> AsyncIterator[bytes]:
-        yield first
-        async for chunk in chunks:
-            yield chunk
+        try:
+            yield first
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            memory.return_soon()
 
     return StreamingResponse(rest(), status, headers, media_type)
 

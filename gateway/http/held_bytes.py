@@ -85,6 +85,7 @@ class Held:
         """The request needs them no more."""
         if self.has(scope):
             self.hold(scope, 0)
+            memory.return_soon()
             del scope["state"][self._key]
 
 
@@ -101,7 +102,6 @@ async def hold_answer(scope: Scope, n_bytes: int) -> None:
     if n_bytes > SMALL_BYTES or _ANSWERS.has(scope):
         await _ANSWERS.room(scope, n_bytes, _MOST_ANSWERS)
         _ANSWERS.hold(scope, n_bytes)
-        memory.return_soon()
 
 
 def release(scope: Scope) -> None:

@@ -64,10 +64,11 @@ class RequestId:
                 job_id = dict(message["headers"]).get(b"x-flotilla-job-id", job_id)
                 message["headers"] = [*message["headers"], identity]
             elif len(message.get("body", b"")) > PIECE_BYTES:
-                *pieces, last = in_pieces(message["body"])
-                for piece in pieces:
-                    await send({**message, "body": piece, "more_body": True})
-                message = {**message, "body": last}
+                to_send, more = len(message["body"]), message.get("more_body", False)
+                for piece in in_pieces(message["body"]):
+                    to_send -= len(piece)
+                    await send({**message, "body": piece, "more_body": more or to_send > 0})
+                return
             await send(message)
 
         try:

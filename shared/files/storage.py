@@ -130,10 +130,12 @@ class Storage:
         for at in range(start, end, CHUNK_BYTES):
             until = min(end, at + CHUNK_BYTES)
             with _errors(name):
-                data = await obstore.get_range_async(self._store, name, start=at, end=until)
+                found = await obstore.get_range_async(self._store, name, start=at, end=until)
+            data = bytes(found)
+            del found  # who takes the data may be slow
             if len(data) < until - at:
                 raise _missing(name)
-            yield bytes(data)
+            yield data
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete these blobs; those that are not there are no error."""

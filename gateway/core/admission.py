@@ -102,7 +102,7 @@ def lane_of(fields: Mapping[str, Any]) -> str:
     if not isinstance(tier, str | None) or tier not in _LANE_OF_TIER:
         known = ", ".join(name for name in _LANE_OF_TIER if name)
         raise BadRequest(
-            f"`service_tier` must be one of {known}, not {sent(tier)}.", "service_tier"
+            f"`service_tier` must be one of: {known}; not {sent(tier)}.", "service_tier"
         )
     return _LANE_OF_TIER[tier]
 

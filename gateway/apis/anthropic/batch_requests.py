@@ -33,6 +33,9 @@ class _Params(msgspec.Struct):
     model: str = ""
 
 
+_JSON_TYPES = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean"}
+_TYPE = re.compile(f"`({'|'.join(_JSON_TYPES)})`")
+"""A type in a message of msgspec's."""
 _request = msgspec.json.Decoder(_Request).decode
 _params = msgspec.json.Decoder(_Params).decode
 
@@ -83,20 +86,18 @@ class BatchRequests:
         name = f"requests.{number}"
         try:
             request = _request(data)
-        except msgspec.ValidationError as error:
-            message = "must be an object with a string `custom_id` and `params`, and no other field"
-            raise BadRequest(f"`{name}` {message}.", name) from error
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"`{name}` is not valid JSON: {error}", name) from error
+            words = _TYPE.sub(lambda found: _JSON_TYPES[found[1]], str(error))
+            raise BadRequest(f"{name}: {words}", name) from error
         custom_id, params = request.custom_id, bytes(request.params)
         if not _ID.fullmatch(custom_id):
-            raise BadRequest(f"`{name}.custom_id` must match {_ID.pattern}.", f"{name}.custom_id")
+            raise BadRequest(f"{name}.custom_id: must match {_ID.pattern}.", f"{name}.custom_id")
         if custom_id in self._ids:
             raise BadRequest(
-                f"`{name}.custom_id` {custom_id!r} is there twice.", f"{name}.custom_id"
+                f"{name}.custom_id: {custom_id!r} is there twice.", f"{name}.custom_id"
             )
         if not params.startswith(b"{"):
-            raise BadRequest(f"`{name}.params` must be an object.", f"{name}.params")
+            raise BadRequest(f"{name}.params: must be an object.", f"{name}.params")
         self._ids.add(custom_id)
         self._note_model(params)
         # Within texts they would be escaped.

@@ -86,7 +86,7 @@ class RequestSplitter:
         if char not in self._expected:
             name = f"requests.{self._found}"
             if _OPEN in self._expected:
-                raise BadRequest(f"`{name}` must be an object.", name)
+                raise BadRequest(f"{name}: must be an object.", name)
             if _COMMA in self._expected:
                 raise BadRequest(f"The body is not valid JSON before {name}.", "requests")
             raise _no_list()

@@ -232,11 +232,11 @@ def _call_in(raw: bytes, fields: dict[str, Any]) -> Wrapped:
     if asked.endpoint not in _JSON_ENDPOINTS:
         known = ", ".join(_JSON_ENDPOINTS)
         raise BadRequest(
-            f"`endpoint` must be one of {known}, not {sent(asked.endpoint)}.", "endpoint"
+            f"`endpoint` must be one of: {known}; not {sent(asked.endpoint)}.", "endpoint"
         )
     if asked.lane is not None and asked.lane not in CLIENT_LANES:
         known = ", ".join(CLIENT_LANES)
-        raise BadRequest(f"`lane` must be one of {known}, not {sent(asked.lane)}.", "lane")
+        raise BadRequest(f"`lane` must be one of: {known}; not {sent(asked.lane)}.", "lane")
     if asked.on_disconnect is not None:
         keep_s(asked.on_disconnect, "on_disconnect")
     options = JobOptions(

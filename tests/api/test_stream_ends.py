@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.harness.client import CHAT, MODEL, Call, chat
+from tests.harness.client import MODEL, Call, chat
 from tests.harness.fleet import Stack
 from tests.harness.waiting import wait_for
 
@@ -70,11 +70,19 @@ def test_a_prompt_that_ends_its_workers(stack: Stack, stream: bool) -> None:
     assert sum(worker.popen.poll() is None for worker in workers) == 1
 
 
-@pytest.mark.parametrize(("wait_s", "status"), [(30, 400), (0, 200)])
+@pytest.mark.parametrize(("wait_s", "status"), [(60, 400), (0, 200)])
 def test_until_when_a_refusal_has_its_own_status(stack: Stack, wait_s: float, status: int) -> None:
-    stack.worker(**SIMULATED)
+    stack.worker(**SIMULATED, sim_max_num_seqs=1)
     gateway = stack.gateway(stream_status_wait_s=wait_s)
-    body = chat(max_tokens=10**9, stream=True)
-    answer = httpx.post(gateway.url + CHAT, json=body, timeout=60)
-    assert answer.status_code == status
-    assert '"error"' in answer.text
+    with httpx.Client(base_url=gateway.url, timeout=60) as api:
+        running = api.post("/jobs", json={"body": chat(max_tokens=6000, ignore_eos=True)}).json()
+        found = f"/jobs/{running['id']}"
+        wait_for(lambda: api.get(found).json()["state"] == "in_progress", "the slot is taken")
+        call = Call(gateway, chat(max_tokens=10**9, stream=True))
+        wait_for(lambda: api.get("/jobs?state=queued").json()["data"], "the call waits")
+        if wait_s == 0:
+            wait_for(lambda: call.status, "its stream has begun")
+        api.post(f"{found}/cancel")
+    call.join()
+    assert call.status == status
+    assert '"error"' in call.lines[-1]

@@ -212,7 +212,7 @@ class FleetView:
         """
         pool = pool_of(pool)
         if pool in self.switches.paused:
-            return WaitEstimate(None, "an operator has paused the pool")
+            return WaitEstimate(None, self.wait_reason(pool) or "paused by an operator")
         workers, scale = self.workers_of(pool), self.scales.get(pool)
         if pool not in self._turnovers:
             self._turnovers[pool] = self._turnover(pool, workers)

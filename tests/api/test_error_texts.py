@@ -38,7 +38,7 @@ def api(module_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ("path", "body", "names"),
     [
         (CHAT, chat(model=3), ["`model`", "3"]),
-        (CHAT, chat(stream="yes"), ["`stream`", '"yes"', "true or false"]),
+        (CHAT, chat(stream="soon"), ["`stream`", '"soon"', "true or false"]),
         (CHAT, chat(service_tier="gold"), ["`service_tier`", '"gold"', "flex"]),
         (CHAT, {"model": MODEL, "messages": [None]}, ["`messages[0]`", "null", "object"]),
         (

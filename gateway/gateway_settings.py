@@ -126,6 +126,13 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
     keepalive_s: float = Field(
         10.0, gt=0, description="a stream without data gets a comment after this time"
     )
+    stream_status_wait_s: float = Field(
+        2.0,
+        ge=0,
+        le=60,
+        description="a stream without data begins with a comment after this time. Until then an "
+        "error is answered with its own status, afterwards as an event in a 200",
+    )
     stream_pace_s: float = Field(
         0.0,
         ge=0,

@@ -38,7 +38,7 @@ def follow_job(session: Session, job_id: str, after: str = "", *, raw: bool = Fa
             after = event.id or after
             if output.interrupted(event):
                 break
-            if event.comment:
+            if not event.name:  # a comment
                 continue
             output.write(event)
             if event.name in _ENDS:

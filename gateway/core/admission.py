@@ -19,6 +19,7 @@ from gateway.core.message_shapes import check_items
 from gateway.core.prompt_limits import PromptSize, check_input, check_prompt_size, prompt_size
 from gateway.gateway_settings import GatewaySettings
 from gateway.http.route_scopes import check_scope
+from gateway.http.wrong_fields import sent
 from shared.api.endpoint import Endpoint, ModelField
 from shared.api.field_policy import check_fields, check_permission, restricted_parts
 from shared.fleet.registry import ModelInfo
@@ -68,10 +69,14 @@ def check_request(
     model = fields.get("model")
     model = "" if model is None else model
     if not isinstance(model, str) or (required and not model):
-        raise BadRequest("`model` must be the name of a model; GET /v1/models lists them.", "model")
+        found = sent(model) if model else "missing"
+        raise BadRequest(
+            f"`model` must be the name of a model, and is {found}; GET /v1/models lists them.",
+            "model",
+        )
     stream = fields.get("stream") if endpoint.stream else None
     if not (stream is None or isinstance(stream, bool)):  # 1 is equal to True
-        raise BadRequest("`stream` must be true or false.", "stream")
+        raise BadRequest(f"`stream` must be true or false, not {sent(stream)}.", "stream")
     lane = lane_of(fields) if policy.service_tier else DEFAULT
     check_input(policy, fields, settings)
     check_shapes(policy.input, fields)
@@ -96,7 +101,9 @@ def lane_of(fields: Mapping[str, Any]) -> str:
     tier = fields.get("service_tier")
     if not isinstance(tier, str | None) or tier not in _LANE_OF_TIER:
         known = ", ".join(name for name in _LANE_OF_TIER if name)
-        raise BadRequest(f"`service_tier` must be one of: {known}.", "service_tier")
+        raise BadRequest(
+            f"`service_tier` must be one of: {known}; not {sent(tier)}.", "service_tier"
+        )
     return _LANE_OF_TIER[tier]
 
 

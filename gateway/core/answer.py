@@ -8,8 +8,11 @@ connection's ChunkWriter directly.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,6 +21,12 @@ from gateway.core.log_event import LogEvent
 from gateway.core.progress import Progress, ToldWait, read_progress
 from gateway.core.reader import Reader
 from gateway.core.received_events import ReceivedEvents, StreamPosition
+from gateway.core.response_errors import (
+    error_object,
+    failed_response,
+    number_behind,
+    stream_error,
+)
 from gateway.core.send_body import send_body
 from gateway.core.stream_context import StreamContext
 from gateway.core.whole_answer import WholeAnswer, answer_at_end
@@ -27,19 +36,32 @@ from gateway.http.asgi_io import ChunkWriter, ResponseWriter, completes_at_once,
 from gateway.http.error_response import to_flotilla_error
 from shared.api.endpoint import ErrorStyle
 from shared.api.error_shapes import error_body, error_style
-from shared.job.errors import FlotillaError, JobFailed, StreamReset
+from shared.job.errors import NO_RETRY, FlotillaError, JobFailed, StreamReset, is_final
 from shared.job.frames import FrameKind
 from shared.job.job import Job, NewJob
 from shared.platform import request_span
+from shared.store.interface import StoreError
 from shared.store.stored_body import Body
-
-_FIRST_COMMENT_S = 0.4
-"""A stream whose first chunk takes longer begins with a comment. Until then an error is answered
-with its own status; afterwards it comes as an event in the stream."""
-
 
 _END = LogEvent(0, FrameKind.ENDED, b"")
 """For a job that had ended when it was read."""
+
+
+class _NotingWriter:
+    """A ChunkWriter that keeps the last chunk, which has the number of the stream's last event."""
+
+    __slots__ = ("last", "writer")
+
+    def __init__(self) -> None:
+        self.last = b""
+        self.writer: ChunkWriter
+
+    def write(self, data: bytes, /) -> bool:
+        """See ChunkWriter."""
+        written = self.writer.write(data)
+        if written:
+            self.last = data
+        return written
 
 
 class JobAnswer:
@@ -52,10 +74,12 @@ class JobAnswer:
         "_errors",
         "_had",
         "_headers",
+        "_notes",
         "_opening",
         "_queued",
         "_reader",
         "_received",
+        "_repeatable",
         "_request_id",
         "_response",
         "_span",
@@ -84,7 +108,10 @@ class JobAnswer:
         # Not the job itself: its body may be large, and a stream long.
         self.job_id, self.tenant, self._streams = job.id, job.tenant, job.stream
         self._errors = error_style(job.endpoint)
+        self._notes = _NotingWriter() if self._errors is ErrorStyle.RESPONSE else None
         self._ended = isinstance(job, Job) and job.state.terminal
+        # Without an idempotency key a repetition of the request makes another job.
+        self._repeatable = isinstance(job, NewJob) and job.idempotency is None
         self._had = None if resumed_at is None else ReceivedEvents(resumed_at)
         self._headers = headers
         self._opening = resumed_at.opening if resumed_at else b""
@@ -140,7 +167,7 @@ class JobAnswer:
         while True:
             silence_s = settings.keepalive_s
             if not self._response.started:
-                silence_s = min(silence_s, _FIRST_COMMENT_S)
+                silence_s = min(silence_s, settings.stream_status_wait_s)
             events = await self._reader.next(silence_s, writer)
             if self._client_left:
                 return False
@@ -165,7 +192,7 @@ class JobAnswer:
             if settings.stream_pace_s:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes meanwhile is one write
             elif self._reader.last_write_at:
-                writer = self._response.chunk_writer()
+                writer = self._chunk_writer()
 
     def write(self, data: bytes) -> bool:
         """The ChunkWriter of the first chunk: starts the response without waking a task."""
@@ -173,8 +200,15 @@ class JobAnswer:
             return False
         if not self._reader.last_write_at:
             self._observe_first_write(self._context.relay.now)
-        self._reader.use_writer(self._response.chunk_writer())
+        self._reader.use_writer(self._chunk_writer())
         return True
+
+    def _chunk_writer(self) -> ChunkWriter:
+        writer = self._response.chunk_writer()
+        if self._notes is None:
+            return writer
+        self._notes.writer = writer
+        return self._notes
 
     def _observe_write(self, now: float) -> None:
         reader = self._reader
@@ -203,28 +237,65 @@ class JobAnswer:
             await self._response.write(data, more=more)
         else:
             await self._response.start(200, [*sse.HEADERS, *self._id_headers()], data, more=more)
+        if self._notes is not None and data and not data.startswith(b":"):
+            self._notes.last = data
 
     async def _end_stream(self, last: LogEvent) -> None:
         had = self._had
         try:
             whole = await answer_at_end(self._context.queue, self.job_id, last)
         except JobFailed as failure:
-            if had is None or self._response.started or not had.stream_begun:
+            if not (self._response.started or (had and had.stream_begun)):
                 raise
             # The client has begun to read a stream, so the error is a part of it.
             self.error = failure.code or failure.type
-            data = sse.error(failure, self._errors)
+            data = await self._error_event(failure)
         else:
             if whole is not None and not self._response.started and not (had and had.stream_begun):
-                await self._send_whole(whole)  # vLLM refused the request before it streamed
+                await self._send_end(whole)  # vLLM refused the request before it streamed
                 return
             data = b""
             if whole is not None:  # an error, which is short
-                data = sse.error_event(whole.body.whole or b"", self._errors)
-        if had is not None and not had.position.awaited:
+                data = await self._refusal_event(whole)
+        if had is not None and not self._opening:
             data = had.behind(data)
             had.check_end()
         await self._send_chunk(data, more=False)
+
+    async def _error_event(self, failure: FlotillaError) -> bytes:
+        """An error as the end of a stream that has begun."""
+        if self._errors is not ErrorStyle.RESPONSE:
+            return sse.error(failure, self._errors)
+        error = json.loads(failure.to_openai())["error"]
+        if isinstance(failure, JobFailed):
+            return await self._failed_response(error, failure.status)
+        after = self._had.position.after if self._had else 0
+        return stream_error(error, max(self._next_number(), after))
+
+    async def _refusal_event(self, whole: WholeAnswer) -> bytes:
+        """As `_error_event`, of the engine's own error."""
+        body = whole.body.whole or b""
+        if self._errors is not ErrorStyle.RESPONSE:
+            return sse.error_event(body, self._errors)
+        error = {}
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            error = dict(json.loads(body)["error"])
+        return await self._failed_response(error, whole.status)
+
+    async def _failed_response(self, error: Mapping[str, Any], status: int) -> bytes:
+        queue, shown, number = self._context.queue, error_object(error, status), self._next_number()
+        with contextlib.suppress(StoreError):
+            job = await queue.get(self.job_id)
+            body, _ = await queue.stored_request(self.job_id)
+            if job is not None and body:
+                return failed_response(job, body, shown, number)
+        return stream_error(shown | {"type": "server_error", "param": None}, number)
+
+    def _next_number(self) -> int:
+        """Of the next event in the stream of a response."""
+        if self._notes is not None and self._notes.last:
+            return number_behind(self._notes.last)
+        return self._had.taken if self._had else 0
 
     # --- an answer in one piece ---
 
@@ -243,7 +314,7 @@ class JobAnswer:
             whole = await answer_at_end(self._context.queue, self.job_id, events[-1])
             if whole is None:
                 raise StreamReset("The job has ended without an answer.")
-            await self._send_whole(whole)
+            await self._send_end(whole)
             return True
 
     def _silence_s(self) -> float:
@@ -254,6 +325,11 @@ class JobAnswer:
         """There is no answer yet; True if the request is answered without it."""
         await read_progress(self._context, self.job_id, self._queued)
         return False
+
+    async def _send_end(self, whole: WholeAnswer) -> None:
+        """Send the answer of the engine, which may be an error."""
+        final = whole.status >= 400 and (not self._repeatable or is_final(whole.status))
+        await self._send_whole(whole, *([NO_RETRY] if final else []))
 
     async def _send_whole(self, whole: WholeAnswer, *headers: tuple[bytes, bytes]) -> None:
         if self._span is not None:
@@ -281,8 +357,10 @@ class JobAnswer:
         if self._response.started and not self._streams:
             raise failure  # a part of the answer is missing: the server closes the connection
         if self._response.started:
-            await self._response.write(sse.error(failure, self._errors), more=False)
+            await self._response.write(await self._error_event(failure), more=False)
             return
+        if isinstance(failure, JobFailed) and not self._repeatable:
+            failure.final = True
         body = Body(error_body(failure, self._errors))
         whole = WholeAnswer(failure.status, "application/json", body)
         await self._send_whole(whole, *failure.headers())

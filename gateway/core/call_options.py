@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gateway.core.on_disconnect import keep_s
 from gateway.http.prefer import Prefer, parse_prefer
+from gateway.http.wrong_fields import sent
 from shared.job.errors import BadRequest
 
 _IDEMPOTENCY_KEY, _ON_DISCONNECT = b"idempotency-key", b"x-flotilla-on-disconnect"
@@ -85,7 +86,7 @@ def _seconds(values: Mapping[bytes, bytes], header: bytes) -> float | None:
         name = header.decode()
         raise BadRequest(
             f"`{name}` must be a number of seconds, above 0 and at most {MAX_DEADLINE_S}, with at "
-            "most three decimals.",
+            f"most three decimals, not {sent(value.decode('latin-1'))}.",
             name,
         )
     return float(value)
@@ -111,16 +112,20 @@ def member_in(fields: Mapping[str, Any]) -> Member:
         return _NO_MEMBER
     if not isinstance(member, dict) or not member.keys() <= set(Member._fields):
         known = "` and `".join(Member._fields)
-        raise BadRequest(f"`{MEMBER}` must be an object; its fields are `{known}`.", MEMBER)
+        found = ", ".join(member)[:200] if isinstance(member, dict) else sent(member)
+        raise BadRequest(
+            f"`{MEMBER}` must be an object, whose fields are `{known}`, not {found}.", MEMBER
+        )
     on_disconnect, max_wait_s = member.get("on_disconnect"), member.get("max_wait_s")
     if on_disconnect is not None:
-        text = on_disconnect if isinstance(on_disconnect, str) else ""
+        text = on_disconnect if isinstance(on_disconnect, str) else sent(on_disconnect)
         keep_s(text, f"{MEMBER}.on_disconnect")
     if max_wait_s is not None and not (
         type(max_wait_s) in (int, float) and 0.001 <= max_wait_s <= MAX_DEADLINE_S
     ):
         raise BadRequest(
-            f"`{MEMBER}.max_wait_s` must be a number of seconds, from 0.001 to {MAX_DEADLINE_S}.",
+            f"`{MEMBER}.max_wait_s` must be a number of seconds, from 0.001 to {MAX_DEADLINE_S}, "
+            f"not {sent(max_wait_s)}.",
             f"{MEMBER}.max_wait_s",
         )
     return Member(on_disconnect or "", max_wait_s)

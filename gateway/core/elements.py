@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gateway.http.wrong_fields import sent
 from shared.job.errors import BadRequest
 
 ABSENT = object()
@@ -65,29 +66,64 @@ def token_ids(value: Any) -> bool:
     return integers(value) and (not value or (min(value) >= 0 and max(value) < _TOKEN_LIMIT))
 
 
+_words: dict[Kind, str] = {}
+"""What the kinds made below are, for messages; of those above it is in their first line."""
+
+
+def words_of(kind: Kind) -> str:
+    """What a value of this kind is: `a text or null`."""
+    words = _words.get(kind) or (kind.__doc__ or "valid").rstrip(".")
+    return words[0].lower() + words[1:]
+
+
 def optional(kind: Kind) -> Kind:
     """It may be missing."""
-    return lambda value: value is ABSENT or kind(value)
+
+    def made(value: Any) -> bool:
+        return value is ABSENT or kind(value)
+
+    _words[made] = words_of(kind)
+    return made
 
 
 def maybe(kind: Kind) -> Kind:
     """It may be missing or null."""
-    return lambda value: value is ABSENT or value is None or kind(value)
+
+    def made(value: Any) -> bool:
+        return value is ABSENT or value is None or kind(value)
+
+    _words[made] = f"{words_of(kind)} or null"
+    return made
 
 
 def either(one: Kind, other: Kind) -> Kind:
     """Of one of two kinds."""
-    return lambda value: one(value) or other(value)
+
+    def made(value: Any) -> bool:
+        return one(value) or other(value)
+
+    _words[made] = f"{words_of(one)} or {words_of(other)}"
+    return made
 
 
 def one_of(*words: str) -> Kind:
     """One of these texts."""
-    return lambda value: type(value) is str and value in words
+
+    def made(value: Any) -> bool:
+        return type(value) is str and value in words
+
+    _words[made] = "one of " + ", ".join(words)
+    return made
 
 
 def with_fields(fields: Fields) -> Kind:
     """An object with these fields, and any others."""
-    return lambda value: type(value) is dict and wrong_field(value, fields) is None
+
+    def made(value: Any) -> bool:
+        return type(value) is dict and wrong_field(value, fields) is None
+
+    _words[made] = "an object with " + ", ".join(fields)
+    return made
 
 
 def typed(known: Mapping[str, Fields]) -> Kind:
@@ -99,12 +135,18 @@ def typed(known: Mapping[str, Fields]) -> Kind:
         fields = known.get(value["type"])
         return fields is not None and wrong_field(value, fields) is None
 
+    _words[kind] = "an object whose type is one of " + ", ".join(known)
     return kind
 
 
 def list_of(kind: Kind) -> Kind:
     """A list whose elements are of this kind."""
-    return lambda value: type(value) is list and all(map(kind, value))
+
+    def made(value: Any) -> bool:
+        return type(value) is list and all(map(kind, value))
+
+    _words[made] = f"a list, of which each element is {words_of(kind)}"
+    return made
 
 
 def wrong_field(value: Mapping[str, Any], fields: Fields) -> str | None:
@@ -115,18 +157,23 @@ def wrong_field(value: Mapping[str, Any], fields: Fields) -> str | None:
     return None
 
 
-def refusal(at: str, what: str) -> BadRequest:
+def refusal(at: str, what: str, value: Any = ABSENT) -> BadRequest:
     """The error for what is at this place, such as `messages[3].role`."""
+    found = "" if value is ABSENT else sent(value)
+    if not found:
+        what += ", and is missing"
+    elif not what.startswith(found):  # else it is a list, but not one of these elements
+        what += f", not {found}"
     return BadRequest(f"`{at}` must be {what}.", at)
 
 
 def objects(name: str, value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
     """The elements of a list of objects, each with its place. Raises BadRequest."""
     if type(value) is not list:
-        raise refusal(name, "a list of objects")
+        raise refusal(name, "a list of objects", value)
     for index, each in enumerate(value):
         if type(each) is not dict:
-            raise refusal(f"{name}[{index}]", "an object")
+            raise refusal(f"{name}[{index}]", "an object", each)
         yield f"{name}[{index}]", each
 
 
@@ -134,15 +181,14 @@ def check_fields(at: str, value: Mapping[str, Any], fields: Fields) -> None:
     """Raises BadRequest for the first field whose value is of another kind."""
     name = wrong_field(value, fields)
     if name is not None:
-        what = "given" if name not in value else "of another kind: its value is not valid"
-        raise refusal(f"{at}.{name}", what)
+        raise refusal(f"{at}.{name}", words_of(fields[name]), value.get(name, ABSENT))
 
 
 def check_typed(at: str, value: Mapping[str, Any], known: Mapping[str, Fields]) -> None:
     """Raises BadRequest if an object's `type` is not known, or its fields are not that type's."""
     kind = value.get("type")
     if type(kind) is not str or kind not in known:
-        raise refusal(f"{at}.type", "one of " + ", ".join(known))
+        raise refusal(f"{at}.type", "one of " + ", ".join(known), value.get("type", ABSENT))
     check_fields(at, value, known[kind])
 
 
@@ -153,7 +199,8 @@ def each_is(kind: Kind, what: str) -> Callable[[str, Any], None]:
         named = type(value) is dict
         for place, each in value.items() if named else enumerate(value):
             if not kind(each):
-                raise refusal(f"{name}.{str(place)[:64]}" if named else f"{name}[{place}]", what)
+                at = f"{name}.{str(place)[:64]}" if named else f"{name}[{place}]"
+                raise refusal(at, what, each)
 
     return check
 
@@ -163,6 +210,6 @@ def all_are(kind: Kind, what: str) -> Callable[[str, Any], None]:
 
     def check(name: str, value: Any) -> None:
         if not kind(value):
-            raise refusal(name, what)
+            raise refusal(name, what, value)
 
     return check

@@ -179,6 +179,8 @@ class FleetView:
             return (
                 f"The model {name[:100]!r} has no version {version[:32]!r}; versions: {there_are}."
             )
+        if version and name in self.models:
+            return f"The model {name[:100]!r} has no version {version[:32]!r}, nor any other."
         near = ", ".join(self.names.nearest(name[:200]))
         return f"The model {name[:100]!r} does not exist; the nearest names are: {near}."
 
@@ -209,6 +211,8 @@ class FleetView:
         `tenant`: whose job it is, for the range.
         """
         pool = pool_of(pool)
+        if pool in self.switches.paused:
+            return WaitEstimate(None, self.wait_reason(pool) or "paused by an operator")
         workers, scale = self.workers_of(pool), self.scales.get(pool)
         if pool not in self._turnovers:
             self._turnovers[pool] = self._turnover(pool, workers)

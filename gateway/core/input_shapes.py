@@ -111,7 +111,7 @@ def _check_format(name: str, value: Any) -> None:
     for inner, kind in _FORMAT_LISTS.items():
         found = value.get(inner) if type(value) is dict else None
         if type(found) is list and not kind(found):
-            raise refusal(f"{name}.{inner}", "a list of texts, or of structures")
+            raise refusal(f"{name}.{inner}", "a list of texts, or of structures", found)
 
 
 _FORMAT_LISTS = {

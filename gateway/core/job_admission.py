@@ -32,8 +32,10 @@ from shared.store.redis.next_place import NextPlace, next_place
 _NO_BOUNDS: Final = (None, None, None)
 _READ_AGAIN_S: Final = 0.25
 _MOST_PLACES: Final = 1_000
-_LEAST_S, _MOST_S = 1.0, 120.0
-"""Of `retry-after`. OpenAI's SDK does not try again after a longer one."""
+_LEAST_S: Final = 1.0
+"""Of `retry-after`."""
+_MOST_PROMISED_S: Final = 120.0
+"""Nobody who is told a longer time is expected back then."""
 
 
 class _Place:
@@ -109,7 +111,7 @@ class JobAdmission:
                 f"Calls to {job.model!r} would wait for {duration(wait_s)}, and for longer than "
                 f"{duration(self._max_call_wait_s)} all the time: this one is refused. Jobs of "
                 "POST /jobs and of the lane flex are not."
-            ).after(_bounded(wait_s - self._max_call_wait_s))
+            ).after(max(_LEAST_S, wait_s - self._max_call_wait_s))
         expected.place.since += 1
         return None
 
@@ -131,9 +133,10 @@ class JobAdmission:
         wait_s = self._fleet.wait_estimate(job.pool, position).wait_s
         if wait_s is None:
             return error
-        self._promised.promise(queue, now_s + _bounded(wait_s))
+        wait_s = max(_LEAST_S, wait_s)
+        self._promised.promise(queue, now_s + min(_MOST_PROMISED_S, wait_s))
         error.args = (f"{error} There will be room in about {duration(wait_s)}.",)
-        return error.after(_bounded(wait_s))
+        return error.after(wait_s)
 
     async def _expected(self, job: NewJob) -> _Expected:
         place = self._place(job)
@@ -172,8 +175,4 @@ def _unreachable(job: NewJob, limit_s: float, wait_s: float) -> DeadlineUnreacha
     return DeadlineUnreachable(
         f"A job for {job.model!r} would wait for about {duration(wait_s)} now, and this one must "
         f"not wait for longer than {duration(limit_s)}."
-    ).after(_bounded(wait_s - limit_s))
-
-
-def _bounded(seconds: float) -> float:
-    return min(_MOST_S, max(_LEAST_S, seconds))
+    ).after(max(_LEAST_S, wait_s - limit_s))

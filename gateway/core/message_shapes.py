@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.core.elements import (
+    ABSENT,
     Fields,
     check_fields,
     check_typed,
@@ -227,7 +228,7 @@ def check_messages(name: str, messages: Any) -> None:
             check_fields(at, message, _HARMONY)
             continue
         if type(role) is not str:
-            raise refusal(f"{at}.role", "a text")
+            raise refusal(f"{at}.role", "a text", message.get("role", ABSENT))
         own = _OWN_FIELDS.get(role)
         if own is None or wrong_field(message, own) is not None:
             check_fields(at, message, _ANY_ROLE)
@@ -244,10 +245,10 @@ def _is_plain(message: Any) -> bool:
 def check_conversations(name: str, conversations: Any) -> None:
     """Raises BadRequest for the first conversation that is empty, or has a wrong message."""
     if type(conversations) is not list:
-        raise refusal(name, "a list of conversations")
+        raise refusal(name, "a list of conversations", conversations)
     for index, each in enumerate(conversations):
         if type(each) is not list or not each:
-            raise refusal(f"{name}[{index}]", "a list of at least one message")
+            raise refusal(f"{name}[{index}]", "a list of at least one message", each)
         check_messages(f"{name}[{index}]", each)
 
 

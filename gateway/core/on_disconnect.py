@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from gateway.http.wrong_fields import sent
 from shared.job.errors import BadRequest
 
 HEADER = "x-flotilla-on-disconnect"
@@ -24,7 +25,7 @@ def keep_s(on_disconnect: str, param: str = HEADER) -> float | None:
     if match is None or float(match[1]) > MAX_KEEP_S:
         raise BadRequest(
             f"`{param}` must be `cancel`, `keep`, or `keep_for=<seconds>` with at most "
-            f"{MAX_KEEP_S} seconds.",
+            f"{MAX_KEEP_S} seconds, not {sent(on_disconnect)}.",
             param,
         )
     return float(match[1])

@@ -108,7 +108,7 @@ def _refusal(found: TooMuch, wanted: int) -> RateLimited:
         error: RateLimited = BudgetExceeded(found.message(wanted), headers=headers)
     else:
         error = RateLimited(found.message(wanted), found.limit, headers)
-    return error.after(found.wait_ms / 1000 if found.wait_ms else None)
+    return error.after(found.wait_ms / 1000) if found.wait_ms else error
 
 
 async def take_request(gateway: Gateway, key: ApiKey) -> None:

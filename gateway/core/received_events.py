@@ -41,7 +41,13 @@ class ReceivedEvents:
     @property
     def stream_begun(self) -> bool:
         """The client reads a stream already, so an error has to come inside it."""
-        return self.position.after > 0 or self.position.crc32 is not None
+        position = self.position
+        return position.after > 0 or position.crc32 is not None or position.awaited
+
+    @property
+    def taken(self) -> int:
+        """How many events were taken off."""
+        return self.position.after - self._left
 
     @property
     def complete(self) -> bool:
@@ -84,8 +90,9 @@ class ReceivedEvents:
         """Call it at the stream's end. Raises StreamReset or BadRequest if the client has more."""
         if self.complete or self.position.awaited:
             return
-        after, there = self.position.after, self.position.after - self._left
-        message = f"`after` is {after}, but the stream of this job has {there} events"
+        message = (
+            f"`after` is {self.position.after}, but the stream of this job has {self.taken} events"
+        )
         if self.position.crc32 is not None:
             raise StreamReset.refused(f"{message}: Redis has lost what came behind them.")
         raise BadRequest(f"{message}.", "after")

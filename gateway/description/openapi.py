@@ -23,7 +23,11 @@ from shared.job import errors
 from shared.job.errors import FlotillaError
 
 _JSON = "application/json"
-_ERRORS = {ErrorStyle.OPENAI: "Error", ErrorStyle.ANTHROPIC: "AnthropicError"}
+_ERRORS = {
+    ErrorStyle.OPENAI: "Error",
+    ErrorStyle.RESPONSE: "Error",
+    ErrorStyle.ANTHROPIC: "AnthropicError",
+}
 _EVERYWHERE = (
     errors.BadRequest,
     errors.UnknownHost,

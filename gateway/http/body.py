@@ -129,7 +129,7 @@ def check_type(headers: Mapping[bytes, bytes], kind: BodyKind) -> None:
         # vLLM accepts no other type either; and a page of another site can't send JSON without a
         # CORS preflight request, which is answered with keys only.
         expected = _MEDIA_TYPES[kind].decode()
-        sent = repr(media_type[:64]) if media_type else "none"
+        sent = repr(media_type[:64].decode("latin-1")) if media_type else "none"
         form = "a form with a file" if kind is BodyKind.MULTIPART else "JSON"
         raise UnsupportedMediaType(
             f"Send the body as {form}, with the header `Content-Type: {expected}`; "

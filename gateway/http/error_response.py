@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.http.refused_routes import not_supported
+from gateway.http.wrong_fields import wrong_field
 from shared.api.endpoint import ErrorStyle
 from shared.api.error_shapes import error_body, error_style
 from shared.job.errors import (
@@ -79,10 +80,7 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        param = ".".join(str(name) for name in first["loc"][1:])
-        failure = BadRequest(f"{param}: {first['msg']}", param or None)
-        return error_response(failure, metrics, request.scope)
+        return error_response(wrong_field(error), metrics, request.scope)
 
     app.add_exception_handler(FlotillaError, on_error)
     app.add_exception_handler(StoreError, on_error)

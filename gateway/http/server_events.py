@@ -17,8 +17,11 @@ HEADERS = [
 
 
 def comment(text: str) -> bytes:
-    """A line that clients ignore; it keeps proxies from closing a silent connection."""
-    return f": {text}\n\n".encode()
+    """A line that clients ignore; it keeps proxies from closing a silent connection.
+
+    No empty line follows: clients of some SDKs would take the two for an event without data.
+    """
+    return f": {text}\n".encode()
 
 
 def error(failure: FlotillaError, style: ErrorStyle = ErrorStyle.OPENAI) -> bytes:

@@ -65,7 +65,7 @@ async function failure(response) {
   return new ApiError(response.status, body?.error?.message || `The gateway answered with status ${response.status}.`);
 }
 
-/** Each block of a response of server-sent events: `{raw, event, id, data, comment}`. */
+/** Each event and comment of a response of server-sent events: `{raw, event, id, data, comment}`. */
 export async function* events(response) {
   const reader = response.body.getReader();
   const decoder = new TextDecoder();
@@ -75,9 +75,12 @@ export async function* events(response) {
       const { value, done } = await reader.read();
       if (done) return;
       rest += decoder.decode(value, { stream: true }).replaceAll("\r\n", "\n");
-      for (let end = rest.indexOf("\n\n"); end >= 0; end = rest.indexOf("\n\n")) {
+      for (;;) {
+        const tail = rest.startsWith(":") ? "\n" : "\n\n"; // a comment has no empty line behind it
+        const end = rest.indexOf(tail);
+        if (end < 0) break;
         const raw = rest.slice(0, end);
-        rest = rest.slice(end + 2);
+        rest = rest.slice(end + tail.length);
         if (raw) yield parsed(raw);
       }
     }

@@ -43,6 +43,8 @@ class ErrorStyle(StrEnum):
     """Whose shape the errors of an endpoint have."""
 
     OPENAI = "openai"
+    RESPONSE = "response"
+    """OpenAI's too; inside a stream an error is an event of the response."""
     ANTHROPIC = "anthropic"
 
 

@@ -32,6 +32,7 @@ _CHAT = (
     Endpoint(
         path="/v1/responses",
         task=Task.GENERATE,
+        errors=ErrorStyle.RESPONSE,
         stream=StreamFormat.RESPONSE_EVENTS,
         policy=Policy(InputKind.RESPONSE, service_tier=True),
         summary="Answer a conversation, and keep the answer (OpenAI responses)",

@@ -35,9 +35,9 @@ def error_style(path: str) -> ErrorStyle:
 
 def error_body(failure: FlotillaError, style: ErrorStyle) -> bytes:
     """The body of the answer to a request that failed with this error."""
-    if style is ErrorStyle.OPENAI:
-        return failure.to_openai()
-    return _anthropic(failure.status, str(failure), failure.code)
+    if style is ErrorStyle.ANTHROPIC:
+        return _anthropic(failure.status, str(failure), failure.code)
+    return failure.to_openai()
 
 
 def as_anthropic(body: bytes, status: int) -> bytes:

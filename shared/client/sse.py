@@ -6,6 +6,8 @@ import json
 import re
 
 _BLOCK_END = re.compile(rb"\r?\n\r?\n")
+_IGNORED = re.compile(rb"(?::[^\r\n]*)?\r?\n")
+"""A comment, or an empty line. Before an event they are no part of it."""
 _BEFORE_END = 3
 """Bytes of a block's end that may have come without its last one."""
 _LAST_DATA = b"[DONE]"
@@ -16,18 +18,21 @@ _LAST_NAMES = frozenset(
 
 
 class EventSplitter:
-    """Returns complete blocks, each with its empty line; keeps what is not complete yet."""
+    """Returns complete events, each with its empty line, and comments, each a line before an
+    event; keeps what is not complete yet."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
         """The beginning of a block that is not complete."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The blocks that are complete with these bytes."""
+        """The events and comments that are complete with these bytes."""
         searched = max(0, len(self.rest) - _BEFORE_END)  # an event may come in very many parts
         self.rest += data
         start, blocks = 0, []
-        for match in _BLOCK_END.finditer(self.rest, searched):
+        while match := _IGNORED.match(self.rest, start) or _BLOCK_END.search(
+            self.rest, max(start, searched)
+        ):
             blocks.append(bytes(self.rest[start : match.end()]))
             start = match.end()
         del self.rest[:start]
@@ -35,10 +40,8 @@ class EventSplitter:
 
 
 def is_comment(block: bytes) -> bool:
-    """Whether all lines of the block are comments, so that it is no event."""
-    return block.startswith(b":") and all(
-        line.startswith(b":") for line in block.splitlines() if line
-    )
+    """Whether a block of EventSplitter's is a comment or an empty line, not an event."""
+    return block.startswith((b":", b"\r", b"\n"))
 
 
 def is_last(event: bytes) -> bool:

@@ -11,6 +11,15 @@ from collections.abc import Sequence
 from math import ceil
 from typing import ClassVar, Self
 
+NO_RETRY = (b"x-should-retry", b"false")
+_LONGEST_SLEEP_S = 120
+"""Of a client. After a longer `retry-after` OpenAI's SDK does not try again; Anthropic's sleeps."""
+
+
+def is_final(status: int) -> bool:
+    """Whether a repetition can't change an answer of the engine, or a plug-in, with this status."""
+    return status == 501 or (400 <= status < 500 and status not in (408, 409, 429))
+
 
 class FlotillaError(Exception):
     """`str(error)` is the message for the client: what is wrong and what to do."""
@@ -19,10 +28,10 @@ class FlotillaError(Exception):
     code: ClassVar[str | None] = None
     type: str = "server_error"
     retry_after_s: float | None = None
-    """Seconds for the header `retry-after`; OpenAI's SDK follows it up to 120 s, and does not try
-    again if it is longer. None: not known, and no header; who knows it calls `after`."""
+    """Seconds for the header `retry-after`. None: no header; who knows it calls `after`."""
     final: bool = False
-    """A retry can't succeed: a header stops OpenAI's SDK, which would repeat this status."""
+    """A repetition of the request can't succeed. A header says so to the SDKs of OpenAI and
+    Anthropic, which would repeat 408, 409, 429 and 5xx."""
     param: str | None = None
 
     def to_openai(self) -> bytes:
@@ -37,13 +46,13 @@ class FlotillaError(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of the answer, in lower case, other than its content type."""
-        if self.final:
-            return [(b"x-should-retry", b"false")]
-        if self.retry_after_s is None:
-            return []
-        fields = [(b"retry-after", b"%d" % max(1, ceil(self.retry_after_s)))]
-        if self.retry_after_s < 1:  # a header of OpenAI's SDK, which goes before the other
-            fields.append((b"retry-after-ms", b"%d" % max(1, ceil(1000 * self.retry_after_s))))
+        fields, wait_s = [], self.retry_after_s
+        if wait_s is not None:
+            fields.append((b"retry-after", b"%d" % max(1, ceil(wait_s))))
+            if wait_s < 1:  # a header of OpenAI's SDK, which goes before the other
+                fields.append((b"retry-after-ms", b"%d" % max(1, ceil(1000 * wait_s))))
+        if self.final or (wait_s or 0) > _LONGEST_SLEEP_S:
+            fields.append(NO_RETRY)
         return fields
 
     def after(self, seconds: float | None) -> Self:
@@ -55,7 +64,7 @@ class FlotillaError(Exception):
 class BadRequest(FlotillaError):
     """The request is invalid. `param` names the field, if one is to blame."""
 
-    status, type = 400, "invalid_request_error"
+    status, type, final = 400, "invalid_request_error", True
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -71,7 +80,7 @@ class PreviousResponseNotFound(BadRequest):
 class ConversationLocked(BadRequest):
     """A response that belongs to the conversation is being made."""
 
-    code = "conversation_locked"
+    code, final = "conversation_locked", False
 
 
 class WebhookUrlRefused(BadRequest):
@@ -86,53 +95,54 @@ class WebhookUrlRefused(BadRequest):
 class WebhookUnreachable(BadRequest):
     """A test event got no answer from its webhook endpoint."""
 
-    code = "webhook_unreachable"
+    code, final = "webhook_unreachable", False
 
 
 class Unauthorized(FlotillaError):
     """The request has no API key, or an unknown one."""
 
-    status, code, type = 401, "invalid_api_key", "invalid_request_error"
+    status, code, type, final = 401, "invalid_api_key", "invalid_request_error", True
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """See FlotillaError."""
-        return [(b"www-authenticate", b"Bearer")]
+        return [*super().headers(), (b"www-authenticate", b"Bearer")]
 
 
 class MissingScope(FlotillaError):
     """The API key lacks the scope that the route needs."""
 
-    status, code, type = 403, "missing_scope", "invalid_request_error"
+    status, code, type, final = 403, "missing_scope", "invalid_request_error", True
 
 
 class UnknownHost(FlotillaError):
     """A gateway without keys was addressed by a name that may be a web page's own."""
 
-    status, code, type = 403, "unknown_host", "invalid_request_error"
+    status, code, type, final = 403, "unknown_host", "invalid_request_error", True
 
 
 class ForeignSite(FlotillaError):
     """A web page of another site tries to change something."""
 
-    status, code, type = 403, "foreign_site", "invalid_request_error"
+    status, code, type, final = 403, "foreign_site", "invalid_request_error", True
 
 
 class NotFound(FlotillaError):
     """There is no such job, or it is another tenant's."""
 
-    status, code, type = 404, "not_found", "invalid_request_error"
+    status, code, type, final = 404, "not_found", "invalid_request_error", True
 
 
 class ModelNotFound(FlotillaError):
     """No worker has ever registered a model of this name."""
 
-    status, code, type, param = 404, "model_not_found", "invalid_request_error", "model"
+    status, code, type, final = 404, "model_not_found", "invalid_request_error", True
+    param = "model"
 
 
 class UnknownRoute(FlotillaError):
     """There is no such route. Another code than an unknown model's."""
 
-    status, code, type = 404, "unknown_route", "invalid_request_error"
+    status, code, type, final = 404, "unknown_route", "invalid_request_error", True
 
 
 class NotSupported(FlotillaError):
@@ -145,7 +155,7 @@ class NotSupported(FlotillaError):
 class MethodNotAllowed(FlotillaError):
     """The path exists, but not for this method."""
 
-    status, code, type = 405, "method_not_allowed", "invalid_request_error"
+    status, code, type, final = 405, "method_not_allowed", "invalid_request_error", True
 
 
 class BodyTimeout(FlotillaError):
@@ -157,7 +167,7 @@ class BodyTimeout(FlotillaError):
 class BodyTooLarge(FlotillaError):
     """The body has too many bytes or values."""
 
-    status, code, type = 413, "body_too_large", "invalid_request_error"
+    status, code, type, final = 413, "body_too_large", "invalid_request_error", True
 
 
 class HeadersTimeout(FlotillaError):
@@ -169,13 +179,13 @@ class HeadersTimeout(FlotillaError):
 class HeadersTooLarge(FlotillaError):
     """The headers have too many bytes or lines."""
 
-    status, code, type = 431, "headers_too_large", "invalid_request_error"
+    status, code, type, final = 431, "headers_too_large", "invalid_request_error", True
 
 
 class TooManyWrongKeys(FlotillaError):
     """Too many wrong API keys were sent from one address."""
 
-    status, code, type = 429, "too_many_wrong_keys", "invalid_request_error"
+    status, code, type, final = 429, "too_many_wrong_keys", "invalid_request_error", True
     retry_after_s = 10
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -204,21 +214,14 @@ class RateLimited(FlotillaError):
 class BudgetExceeded(RateLimited):
     """The API key or its tenant has used the tokens that it may use in a day or a month."""
 
-    code, type = "budget_exceeded", "insufficient_quota"
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """See FlotillaError. OpenAI's SDK does not wait for so long."""
-        return [*super().headers(), (b"x-should-retry", b"false")]
+    code, type, final = "budget_exceeded", "insufficient_quota", True
 
 
 class QuotaExceeded(FlotillaError):
     """The tenant has as many jobs, conversations or bytes in Redis as it may keep."""
 
     status, code, type, retry_after_s = 429, "quota_exceeded", "insufficient_quota", 60
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """See FlotillaError. OpenAI's SDK does not wait for so long."""
-        return [*super().headers(), (b"x-should-retry", b"false")]
+    final = True
 
     @classmethod
     def of(cls, what: str, number: int) -> QuotaExceeded:
@@ -233,6 +236,7 @@ class TooManyWaiting(FlotillaError):
     """As many jobs of the tenant wait in the lane as may."""
 
     status, code, type = 429, "too_many_waiting", "invalid_request_error"
+    retry_after_s = 5
 
 
 class BatchEnded(FlotillaError):
@@ -274,7 +278,7 @@ class GatewayStopped(FlotillaError):
 class UnsupportedMediaType(FlotillaError):
     """The body has another content type than the endpoint's."""
 
-    status, code, type = 415, "unsupported_media_type", "invalid_request_error"
+    status, code, type, final = 415, "unsupported_media_type", "invalid_request_error", True
 
 
 class UnsupportedCoding(UnsupportedMediaType):
@@ -290,7 +294,7 @@ class UnsupportedCoding(UnsupportedMediaType):
 class AnswerTooLarge(FlotillaError):
     """The answer is larger than a job may store."""
 
-    status, code, type = 400, "answer_too_large", "invalid_request_error"
+    status, code, type, final = 400, "answer_too_large", "invalid_request_error", True
 
 
 class NotRepeatable(FlotillaError):
@@ -338,7 +342,7 @@ class ContextChanged(JobFailed):
 class TooManyAttempts(JobFailed):
     """Every worker that tried the job was lost."""
 
-    code = "too_many_attempts"
+    code, final = "too_many_attempts", True
 
 
 class RecordDamaged(JobFailed):
@@ -350,7 +354,7 @@ class RecordDamaged(JobFailed):
 class LogLost(JobFailed):
     """Redis has lost tokens of the job's log."""
 
-    code = "log_lost"
+    code, final = "log_lost", True
 
 
 class HookFailed(JobFailed):
@@ -362,11 +366,12 @@ class HookFailed(JobFailed):
 class Refused(JobFailed):
     """A hook of the pool refused the request or its answer; it may give another status and code."""
 
-    status, code, type = 400, "refused", "invalid_request_error"
+    status, code, type, final = 400, "refused", "invalid_request_error", True
 
     def __init__(self, message: str, status: int = 400, code: str = "refused") -> None:
         super().__init__(message)
         self.status = status
+        self.final = is_final(status)
         self._code = code
 
     def to_openai(self) -> bytes:
@@ -420,7 +425,7 @@ class OperationIncomplete(OperationFailed):
 class QueueFull(FlotillaError):
     """The lane has reached its limit of queued jobs."""
 
-    status, code = 503, "queue_full"
+    status, code, retry_after_s = 503, "queue_full", 5
 
 
 class RedisMemoryFull(FlotillaError):
@@ -432,13 +437,13 @@ class RedisMemoryFull(FlotillaError):
 class DeadlineUnreachable(FlotillaError):
     """The job would wait for longer than its deadline, or its client, allows."""
 
-    status, code = 503, "deadline_unreachable"
+    status, code, retry_after_s = 503, "deadline_unreachable", 5
 
 
 class Overloaded(FlotillaError):
     """Calls have waited for too long for some time, and this one would, too."""
 
-    status, code = 503, "overloaded"
+    status, code, retry_after_s = 503, "overloaded", 5
 
 
 class IntakeStopped(FlotillaError):
@@ -509,14 +514,14 @@ class BlobMissing(FlotillaError):
 class FileTooLarge(FlotillaError):
     """The file has more bytes than a file may have."""
 
-    status, code, type = 413, "file_too_large", "invalid_request_error"
+    status, code, type, final = 413, "file_too_large", "invalid_request_error", True
     param = "file"
 
 
 class StorageQuotaExceeded(FlotillaError):
     """The tenant has as many files or bytes in the storage as it may keep."""
 
-    status, code, type = 403, "storage_quota_exceeded", "insufficient_quota"
+    status, code, type, final = 403, "storage_quota_exceeded", "insufficient_quota", True
 
 
 class FileInUse(FlotillaError):
@@ -528,7 +533,7 @@ class FileInUse(FlotillaError):
 class RangeNotSatisfiable(FlotillaError):
     """The range begins behind the end of the file."""
 
-    status, code, type = 416, "range_not_satisfiable", "invalid_request_error"
+    status, code, type, final = 416, "range_not_satisfiable", "invalid_request_error", True
 
     def __init__(self, message: str, total: int = 0) -> None:
         super().__init__(message)
@@ -541,19 +546,19 @@ class RangeNotSatisfiable(FlotillaError):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """See FlotillaError."""
-        return [(b"content-range", b"bytes */%d" % self._total)]
+        return [*super().headers(), (b"content-range", b"bytes */%d" % self._total)]
 
 
 class StreamReset(FlotillaError):
     """Redis has lost a part of the answer that was sent already."""
 
-    code = "stream_reset"
+    code, final = "stream_reset", True
 
     @classmethod
     def refused(cls, message: str) -> StreamReset:
-        """For a client that has another beginning of the stream than Redis: 409, final."""
+        """For a client that has another beginning of the stream than Redis: 409."""
         error = cls(message)
-        error.status, error.type, error.final = 409, "invalid_request_error", True
+        error.status, error.type = 409, "invalid_request_error"
         return error
 
 

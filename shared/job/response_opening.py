@@ -57,12 +57,13 @@ def unfinished(job_id: str, body: bytes, status: str) -> dict[str, Any]:
     }
 
 
-def opening(job_id: str, body: bytes) -> bytes:
-    """The event `response.created` of a response in the background."""
-    event = {
-        "type": "response.created",
-        "sequence_number": 0,
-        "response": unfinished(job_id, body, "queued"),
-    }
+def opening(job_id: str, body: bytes, created_at: int = 0) -> bytes:
+    """The event `response.created` of a response in the background.
+
+    `created_at`: of one that is not, whose options do not have it.
+    """
+    response = unfinished(job_id, body, "queued")
+    response["created_at"] = response["created_at"] or created_at
+    event = {"type": "response.created", "sequence_number": 0, "response": response}
     data = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
     return b"event: response.created\ndata: %b\n\n" % data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from typing import Any
 
@@ -46,8 +47,7 @@ def replayed(answer: httpx.Response) -> bool:
 
 
 def without_comments(body: bytes) -> bytes:
-    blocks = [block + b"\n\n" for block in body.split(b"\n\n")[:-1]]
-    return b"".join(block for block in blocks if not block.startswith(b":"))
+    return re.sub(rb"(?m)^:.*\n", b"", body)
 
 
 @pytest.mark.parametrize("stream", [True, False])

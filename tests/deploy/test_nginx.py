@@ -175,8 +175,8 @@ def test_without_comments_nginx_would_cut_it(fleet: Fleet) -> None:
 
 def events_in(body: bytes) -> list[bytes]:
     """The complete events, without comments."""
-    blocks = [block + b"\n\n" for block in body.split(b"\n\n")[:-1]]
-    return [block for block in blocks if not block.startswith(b":")]
+    data = re.sub(rb"(?m)^:.*\n", b"", body)
+    return [block + b"\n\n" for block in data.split(b"\n\n")[:-1]]
 
 
 def rest_of(api: httpx.Client, job_id: str, had: list[bytes]) -> httpx.Response:

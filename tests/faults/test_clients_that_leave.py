@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -66,8 +67,8 @@ def reading(
 
 
 def events_in(body: bytes) -> list[bytes]:
-    blocks = [block + b"\n\n" for block in body.split(b"\n\n")[:-1]]
-    return [block for block in blocks if not block.startswith(b":")]
+    data = re.sub(rb"(?m)^:.*\n", b"", body)
+    return [block + b"\n\n" for block in data.split(b"\n\n")[:-1]]
 
 
 def resume_path(gateway: Process, job_id: str, had: list[bytes]) -> str:

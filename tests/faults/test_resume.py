@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -44,8 +45,8 @@ def request(max_tokens: int, **fields: Any) -> dict[str, Any]:
 
 def events_in(body: bytes) -> list[bytes]:
     """The events of a stream with their empty lines, without comments."""
-    blocks = [block + b"\n\n" for block in body.split(b"\n\n")[:-1]]
-    return [block for block in blocks if not block.startswith(b":")]
+    data = re.sub(rb"(?m)^:.*\n", b"", body)
+    return [block + b"\n\n" for block in data.split(b"\n\n")[:-1]]
 
 
 def submit(api: httpx.Client, max_tokens: int, **fields: Any) -> str:

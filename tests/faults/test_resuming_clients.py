@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -46,8 +47,7 @@ def body(n: int) -> tuple[str, dict[str, Any]]:
 
 
 def without_comments(data: bytes) -> bytes:
-    blocks = data.split(b"\n\n")
-    return b"\n\n".join(block for block in blocks if not block.startswith(b":"))
+    return re.sub(rb"(?m)^:.*\n", b"", data)
 
 
 class DroppingTransport(httpx.AsyncBaseTransport):

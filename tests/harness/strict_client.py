@@ -82,7 +82,7 @@ class StrictClient:
         if not data.endswith(b"\r\n"):
             raise ProtocolViolation(f"not the end of a chunk: {data!r}")
         data = data[:-2]
-        if data and not re.fullmatch(rb"((data: [^\n]+|: [^\n]*)\n\n)+", data):
+        if data and not re.fullmatch(rb"(data: [^\n]+\n\n|: [^\n]*\n)+", data):
             raise ProtocolViolation(f"not events: {data!r}")
         others = set(CHUNK_ID.findall(data)) - {job_id}
         if others:

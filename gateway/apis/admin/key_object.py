@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.core.limits_object import LimitsObject, UsedObject, limits_object
-from shared.job.errors import BadRequest
+from gateway.http.wrong_fields import wrong_field
 from shared.tenants.api_key import ApiKey
 from shared.tenants.peppers import Peppers
 from shared.tenants.scopes import TENANT_SCOPES, Scope
@@ -44,9 +44,7 @@ def checked(kind: type[M], fields: dict[str, Any]) -> M:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        param = ".".join(str(name) for name in first["loc"])[:200]
-        raise BadRequest(f"{param}: {first['msg']}", param or None) from error
+        raise wrong_field(error) from error
 
 
 class KeyCreate(BaseModel):

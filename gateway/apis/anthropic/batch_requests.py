@@ -33,6 +33,9 @@ class _Params(msgspec.Struct):
     model: str = ""
 
 
+_JSON_TYPES = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean"}
+_TYPE = re.compile(f"`({'|'.join(_JSON_TYPES)})`")
+"""A type in a message of msgspec's."""
 _request = msgspec.json.Decoder(_Request).decode
 _params = msgspec.json.Decoder(_Params).decode
 
@@ -83,7 +86,8 @@ class BatchRequests:
         try:
             request = _request(data)
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"{name}: {error}", name) from error
+            words = _TYPE.sub(lambda found: _JSON_TYPES[found[1]], str(error))
+            raise BadRequest(f"{name}: {words}", name) from error
         custom_id, params = request.custom_id, bytes(request.params)
         if not _ID.fullmatch(custom_id):
             raise BadRequest(f"{name}.custom_id: must match {_ID.pattern}.", f"{name}.custom_id")

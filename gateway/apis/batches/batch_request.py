@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gateway.http.wrong_fields import sent, wrong_field
 from shared.api.endpoint import BodyKind
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest
@@ -67,12 +68,12 @@ class BatchRequest(BaseModel):
         try:
             request = cls.model_validate(fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            param = ".".join(str(name) for name in first["loc"])
-            raise BadRequest(f"{param[:200]}: {first['msg']}", param[:200]) from error
+            raise wrong_field(error) from error
         if request.endpoint not in ENDPOINT_PATHS:
             known = ", ".join(ENDPOINT_PATHS)
-            raise BadRequest(f"`endpoint` must be one of {known}.", "endpoint")
+            raise BadRequest(
+                f"`endpoint` must be one of {known}, not {sent(request.endpoint)}.", "endpoint"
+            )
         return request
 
 

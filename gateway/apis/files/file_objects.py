@@ -19,6 +19,7 @@ from gateway.description.schema import (
     obj,
     ref,
 )
+from gateway.http.wrong_fields import sent
 from shared.files.stored_file import UPLOADED, Purpose, StoredFile
 from shared.files.upload import Upload, UploadStatus
 from shared.job.errors import (
@@ -72,7 +73,7 @@ def purpose_in(value: object) -> Purpose:
     if value in UPLOADED:
         return Purpose(str(value))
     these = " or ".join(f"`{purpose}`" for purpose in UPLOADED)
-    problem = "is missing" if value is None else f"{str(value)[:64]!r} is not supported"
+    problem = "is missing" if value is None else f"{sent(value)} is not supported"
     raise BadRequest(f"`purpose` {problem}; it must be {these}.", "purpose")
 
 
@@ -81,11 +82,15 @@ def ttl_in(purpose: Purpose, anchor: object, seconds: object) -> float | None:
     if anchor is None and seconds is None:
         return _BATCH_TTL_S if purpose is Purpose.BATCH else None
     if anchor != "created_at":
-        raise BadRequest("The anchor must be `created_at`.", "expires_after[anchor]")
+        raise BadRequest(
+            f"`expires_after[anchor]` must be `created_at`, not {sent(anchor)}.",
+            "expires_after[anchor]",
+        )
     digits = str(seconds)
     if not digits.isdecimal() or not _SHORTEST_S <= int(digits[:9]) <= _LONGEST_S:
         raise BadRequest(
-            f"The seconds must be a whole number from {_SHORTEST_S} to {_LONGEST_S}.",
+            f"`expires_after[seconds]` must be a whole number from {_SHORTEST_S} to {_LONGEST_S}, "
+            f"not {sent(seconds)}.",
             "expires_after[seconds]",
         )
     return float(digits)

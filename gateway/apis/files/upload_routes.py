@@ -28,6 +28,7 @@ from gateway.core.receiver import Receiver, quota_of
 from gateway.description.schema import errors_in, ref, shows, takes
 from gateway.files.files import Files
 from gateway.http.streamed_form import StreamedForm
+from gateway.http.wrong_fields import wrong_field
 from shared.files.stored_file import StoredFile, total_bytes
 from shared.files.upload import (
     MAX_PART_BYTES,
@@ -228,8 +229,6 @@ async def _body(request: Request, gateway: Gateway, kind: type[T]) -> T:
         try:
             return kind.model_validate(fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            param = ".".join(str(name) for name in first["loc"])
-            raise BadRequest(f"{param}: {first['msg']}", param) from error
+            raise wrong_field(error) from error
 
     return await read_object(gateway.settings, request.scope, request.receive, checked)

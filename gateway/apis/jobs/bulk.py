@@ -14,7 +14,7 @@ from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.operator_body import optional_body, taken_reason
 from gateway.description.schema import MAYBE_TEXT, takes
 from gateway.http.query import known_only
-from shared.job.errors import BadRequest
+from gateway.http.wrong_fields import wrong_field
 from shared.job.place import PLACE, Place
 from shared.tenants.api_key import ApiKey
 
@@ -59,9 +59,7 @@ async def _run(action: BulkAction, request: Request, gateway: Gateway, operator:
     try:
         asked = BulkRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        param = ".".join(str(name) for name in first["loc"])
-        raise BadRequest(f"{param}: {first['msg']}", param or None) from error
+        raise wrong_field(error) from error
     job_filter = parse_filter(asked.filter, gateway.fleet.now_s())
     tenants = tenants_of(job_filter, operator.tenant, [each.name for each in gateway.keys.tenants])
     bulk = BulkActions(gateway)

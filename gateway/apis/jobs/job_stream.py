@@ -18,6 +18,7 @@ from gateway.core.received_events import StreamPosition
 from gateway.description.endpoint_route import ANSWER_ERRORS
 from gateway.description.schema import TEXT, Schema, errors_in
 from gateway.http.body import has_body
+from gateway.http.wrong_fields import sent
 from shared.job.errors import BadRequest
 from shared.store.interface import StoreUnavailable
 
@@ -70,7 +71,7 @@ def stream_position(query: bytes) -> StreamPosition:
             raise BadRequest(f"`{name}` is there twice.", name)
         if not re.fullmatch(_SYNTAX[name], value):
             kind = "a whole number" if name == "after" else "at most eight hex digits"
-            raise BadRequest(f"`{name}` must be {kind}.", name)
+            raise BadRequest(f"`{name}` must be {kind}, not {sent(value)}.", name)
         found[name] = value
     crc32 = found.get("crc32")
     return StreamPosition(int(found.get("after", "0")), None if crc32 is None else int(crc32, 16))

@@ -35,9 +35,10 @@ from gateway.http import server_events as sse
 from gateway.http.body import raw_member
 from gateway.http.query import known_only
 from gateway.http.route_scopes import check_scope
+from gateway.http.wrong_fields import sent, wrong_field
 from shared.api.endpoint import BodyKind
 from shared.api.endpoints import ENDPOINTS
-from shared.job.errors import BadRequest
+from shared.job.errors import BadRequest, JobFailed
 from shared.job.frames import DeltaDecoder
 from shared.job.job import Job
 from shared.job.lanes import CLIENT_LANES
@@ -157,9 +158,15 @@ async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Res
     if not job.state.terminal:
         body, headers = await gateway.streams.job_object(job)
         return BodyResponse(body, 202, headers | _job_header(job) | {"retry-after": "1"})
-    whole = whole_answer(gateway.queue, job)
+    try:
+        whole = whole_answer(gateway.queue, job)
+    except JobFailed as failure:
+        failure.final = True  # it stays so
+        raise
     if whole is not None:
         headers = {**job.headers, **_job_header(job), "content-type": whole.content_type}
+        if whole.status >= 400:
+            headers["x-should-retry"] = "false"
         return BodyResponse(whole.body, whole.status, headers)
     chunks = _chunks(gateway.queue, job)
     first = await anext(chunks)  # a short log's errors have their own status
@@ -221,18 +228,15 @@ def _call_in(raw: bytes, fields: dict[str, Any]) -> Wrapped:
     try:
         asked = JobRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        param = ".".join(str(name) for name in first["loc"])
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(JobRequest.model_fields)
-            message = f"There is no field `{param[:64]}`; known: {known}."
-            raise BadRequest(message, param) from error
-        raise BadRequest(f"{param}: {first['msg']}", param) from error
+        raise wrong_field(error, ", ".join(JobRequest.model_fields)) from error
     if asked.endpoint not in _JSON_ENDPOINTS:
         known = ", ".join(_JSON_ENDPOINTS)
-        raise BadRequest(f"`endpoint` must be one of: {known}.", "endpoint")
+        raise BadRequest(
+            f"`endpoint` must be one of: {known}; not {sent(asked.endpoint)}.", "endpoint"
+        )
     if asked.lane is not None and asked.lane not in CLIENT_LANES:
-        raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")
+        known = ", ".join(CLIENT_LANES)
+        raise BadRequest(f"`lane` must be one of: {known}; not {sent(asked.lane)}.", "lane")
     if asked.on_disconnect is not None:
         keep_s(asked.on_disconnect, "on_disconnect")
     options = JobOptions(

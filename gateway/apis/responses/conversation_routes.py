@@ -19,6 +19,7 @@ from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.description.schema import errors_in, ref, shows, takes
 from gateway.http.held_bytes import hold_answer
+from gateway.http.wrong_fields import wrong_field
 from shared.job.errors import BadRequest
 
 router = APIRouter(
@@ -167,6 +168,4 @@ def _checked(fields: dict[str, Any], allowed: Sequence[str]) -> ConversationRequ
     try:
         return ConversationRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        param = ".".join(str(name) for name in first["loc"])
-        raise BadRequest(f"{param}: {first['msg']}", param) from error
+        raise wrong_field(error) from error

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from gateway.apis.responses.stored_response import StoredResponse
+from gateway.core.response_errors import error_object
 from gateway.core.transcripts import read_transcript
 from shared.job.errors import job_error
 from shared.job.job import Job
@@ -62,10 +63,9 @@ async def _output_so_far(queue: Store, stored: StoredResponse) -> list[dict[str,
 
 def _error(job: Job) -> dict[str, Any]:
     """OpenAI's error of a response, from vLLM's refusal or from the end of the job."""
-    message, code = str(job_error(job.error_code, job.id)), "server_error"
+    failure = job_error(job.error_code, job.id)
+    error, status = json.loads(failure.to_openai())["error"], failure.status
     if job.result:
         with contextlib.suppress(ValueError, LookupError, TypeError):
-            message = str(json.loads(job.result)["error"]["message"])
-        if 400 <= job.status < 500:
-            code = "invalid_prompt"
-    return {"code": code, "message": message}
+            error, status = dict(json.loads(job.result)["error"]), job.status
+    return error_object(error, status)

@@ -23,6 +23,7 @@ from gateway.apis.responses.response_items import (
     stored_item,
     without_empty,
 )
+from gateway.http.wrong_fields import sent
 from shared.job.conversation import StoredItem
 from shared.job.errors import BadRequest
 from shared.job.response_options import INPUT, ResponseOptions
@@ -155,7 +156,7 @@ def response_request(fields: Mapping[str, Any]) -> ResponseRequest:
 def _flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:
     value = fields.get(name)
     if not isinstance(value, bool | None):
-        raise BadRequest(f"`{name}` must be true or false.", name)
+        raise BadRequest(f"`{name}` must be true or false, not {sent(value)}.", name)
     return default if value is None else value
 
 
@@ -164,7 +165,7 @@ def _id(fields: Mapping[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise BadRequest(f"`{name}` must be the id of a stored object.", name)
+        raise BadRequest(f"`{name}` must be the id of a stored object, not {sent(value)}.", name)
     return value
 
 

@@ -17,6 +17,7 @@ from gateway.core.answer_call import answer_of
 from gateway.core.context import Gateway
 from gateway.core.incoming import Incoming
 from gateway.core.received_events import StreamPosition
+from gateway.http.wrong_fields import sent
 from shared.job.errors import BadRequest
 from shared.job.response_opening import opening
 from shared.job.states import JobState
@@ -58,5 +59,7 @@ def _starting_after(scope: Scope) -> int | None:
     if value is None:
         return None
     if not _NUMBER.fullmatch(value):
-        raise BadRequest("`starting_after` must be the number of an event.", "starting_after")
+        raise BadRequest(
+            f"`starting_after` must be the number of an event, not {sent(value)}.", "starting_after"
+        )
     return int(value)

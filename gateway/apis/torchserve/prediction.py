@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gateway.http.wrong_fields import sent
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, UnknownRoute
@@ -76,7 +77,8 @@ def endpoint_fields(
         return {**fields, "model": model}
     if not isinstance(fields.get("prompt"), str):
         raise BadRequest(
-            "`prompt` must be a text. For the body of another route add its path, as in "
+            f"`prompt` must be a text, not {sent(fields.get('prompt'))}. For the body of another "
+            "route add its path, as in "
             "/predictions/<model>/v1/chat/completions.",
             "prompt",
         )

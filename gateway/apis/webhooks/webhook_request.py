@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from shared.job.errors import BadRequest
+from gateway.http.wrong_fields import wrong_field
 from shared.webhooks.webhook_endpoint import EVENT_TYPES
 
 
@@ -30,9 +30,7 @@ class _Body(BaseModel):
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            param = ".".join(str(name) for name in first["loc"])[:200]
-            raise BadRequest(f"{param}: {first['msg']}", param or None) from error
+            raise wrong_field(error) from error
 
 
 class WebhookCreate(_Body):

@@ -36,7 +36,7 @@ GATEWAY = {"api_keys": "team:k-team", "max_body_bytes": 1 << 20}
         (b'{"requests": [{"params": {}}]}', 400, "missing required field `custom_id`"),
         (b'{"requests": [{"custom_id": "a"}]}', 400, "missing required field `params`"),
         (b'{"requests": [{"custom_id": "a", "params": []}]}', 400, "requests.0.params: must be"),
-        (b'{"requests": [{"custom_id": 1, "params": {}}]}', 400, "Expected `str`"),
+        (b'{"requests": [{"custom_id": 1, "params": {}}]}', 400, "Expected a string"),
         (b'{"requests": [{"custom_id": "", "params": {}}]}', 400, "requests.0.custom_id"),
         (b'{"requests": [{"custom_id": "a b", "params": {}}]}', 400, "requests.0.custom_id"),
         (b'{"requests": [{"custom_id": "%s", "params": {}}]}' % (b"x" * 65), 400, "custom_id"),

@@ -152,7 +152,7 @@ def openai_events(*texts: str) -> list[bytes]:
         for text in texts
     ]  # fmt: skip
     events = [f"data: {chunk}\n\n".encode() for chunk in chunks]
-    return [b": queued, position 1\n\n", *events, b": in_progress\n\n", b"data: [DONE]\n\n"]
+    return [b": queued, position 1\n", *events, b": in_progress\n", b"data: [DONE]\n\n"]
 
 
 ANTHROPIC_EVENTS = [

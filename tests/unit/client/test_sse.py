@@ -8,7 +8,15 @@ import pytest
 
 from shared.client import sse
 
-BLOCKS = [b"data: 1\n\n", b"data: 2\r\n\r\n", b": waits\n\r\n", b"event: a\ndata: 3\r\n\n"]
+BLOCKS = [
+    b"data: 1\n\n",
+    b": waits\n",
+    b": waits\r\n",
+    b"data: 2\r\n\r\n",
+    b": of an older gateway\n",
+    b"\n",
+    b"event: a\ndata: 3\r\n\n",
+]
 
 
 @pytest.mark.parametrize("size", range(1, 9))
@@ -20,15 +28,16 @@ def test_blocks_are_complete_with_their_last_byte(size: int) -> None:
         found += splitter.feed(stream[at : at + size])
         assert b"".join(found) + splitter.rest == stream[: at + size]
     assert found == BLOCKS
+    assert [block for block in found if sse.is_comment(block)] == [*BLOCKS[1:3], *BLOCKS[4:6]]
 
 
 def test_a_long_event_in_small_parts_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = []
 
     class Counting:
-        def finditer(self, data: bytes, begin: int = 0) -> Any:
+        def search(self, data: bytes, begin: int = 0) -> Any:
             searched.append(len(data) - begin)
-            return end.finditer(data, begin)
+            return end.search(data, begin)
 
     end = sse._BLOCK_END
     monkeypatch.setattr(sse, "_BLOCK_END", Counting())

@@ -12,7 +12,7 @@ from shared.job.errors import WorkerLost
 
 
 def test_a_comment_is_one_line_that_clients_ignore() -> None:
-    assert sse.comment("queued, position 3") == b": queued, position 3\n\n"
+    assert sse.comment("queued, position 3") == b": queued, position 3\n"
 
 
 def test_an_error_is_openais_object_without_done() -> None:

@@ -35,7 +35,7 @@ def test_other_tiers_are_refused(tier: Any) -> None:
     with pytest.raises(BadRequest) as refused:
         lane_of({"service_tier": tier})
     assert refused.value.param == "service_tier"
-    assert str(refused.value) == "`service_tier` must be one of: auto, default, flex, priority."
+    assert "`service_tier` must be one of: auto, default, flex, priority" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,9 @@ class EngineFaults(BaseModel, extra="forbid", frozen=True):
         try:
             faults = cls.model_validate(values)
         except ValidationError as error:
-            raise SettingsError(f"FLOTILLA_SIM_FAULTS: {error}") from error
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"]))
+            raise SettingsError(f"FLOTILLA_SIM_FAULTS: {name}: {first['msg']}") from error
         if len(values) < len(items):
             raise SettingsError("FLOTILLA_SIM_FAULTS: a fault is given twice")
         if faults.kill_after_tokens and not (faults.kill_on_prompt or faults.die_on_prompt):

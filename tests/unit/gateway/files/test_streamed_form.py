@@ -131,4 +131,4 @@ def test_one_range(header: str, expected: tuple[int, int] | None) -> None:
 def test_a_range_behind_the_end(header: str, total: int) -> None:
     with pytest.raises(RangeNotSatisfiable) as refused:
         byte_range(header, total)
-    assert refused.value.headers() == [(b"content-range", b"bytes */%d" % total)]
+    assert (b"content-range", b"bytes */%d" % total) in refused.value.headers()

@@ -22,7 +22,7 @@ class WorkerSettings(WorkerPlaceSettings, PoolSettings):
         120.0,
         gt=0,
         description="an engine with work that makes no step for this time counts as hung; after "
-        "10 s, or 20 times its longest step of late, unless it warms up or has a longer prompt",
+        "30 s, or 20 times its longest step of late, unless it warms up or has a longer prompt",
     )
 
     @field_validator("worker_id")

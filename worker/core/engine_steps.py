@@ -15,7 +15,7 @@ from worker.core.runs import Runs, WorkTotals
 from worker.core.slots import SlotAccounting
 from worker.engines.interface import Engine
 
-SHORTEST_S = 10.0
+SHORTEST_S = 30.0
 TIMES_LONGEST = 20
 """An engine may take so many times as long as its longest step of late."""
 WARM_UP_STEPS = 50

@@ -288,7 +288,7 @@ class UnsupportedCoding(UnsupportedMediaType):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """See FlotillaError."""
-        return [(b"accept-encoding", b"gzip, deflate, zstd")]
+        return [*super().headers(), (b"accept-encoding", b"gzip, deflate, zstd")]
 
 
 class AnswerTooLarge(FlotillaError):

@@ -175,7 +175,7 @@ def test_every_answer_carries_its_ids(fleet: tuple[Process, Process]) -> None:
         (b'{"model": 5}', 400),
         (b'{"model": "simulated", "stream": "yes"}', 400),
         (b"[" * 100_000, 400),
-        (b'{"model": "simulated", "x": "' + b"a" * (9 << 20) + b'"}', 413),
+        (b'{"model": "simulated", "x": "' + b"a" * (33 << 20) + b'"}', 413),
     ],
 )
 def test_bad_bodies(fleet: tuple[Process, Process], body: bytes, status: int) -> None:

@@ -88,7 +88,7 @@ class WholeCall(threading.Thread):
     @property
     def answer(self) -> bytes:
         """The answer without what is another's in each job, and without comments."""
-        body = re.sub(rb"(?m)^:.*\n\n", b"", self.body.replace(self.job_id.encode(), b"JOB"))
+        body = re.sub(rb"(?m)^:.*\n", b"", self.body.replace(self.job_id.encode(), b"JOB"))
         return re.sub(rb'"created": ?\d+', b"", body)
 
     def check_one_creation(self) -> None:

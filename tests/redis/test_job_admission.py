@@ -181,7 +181,7 @@ async def test_a_tenants_bound_says_when_there_is_room(door: Door, queue: JobQue
 async def test_without_an_estimate_there_is_no_time(queue: JobQueue) -> None:
     await fill(queue, 3)
     error = await Door(queue).admission.with_time(make_job(), QueueFull("full"))
-    assert error.headers() == []
+    assert error.headers() == QueueFull("full").headers()
 
 
 # --- memory ---

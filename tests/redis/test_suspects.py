@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -273,11 +274,17 @@ async def test_of_two_busy_workers_only_one_stops_claiming(queue: JobQueue, redi
         for job in leased:
             await lose(queue, job)
 
+        async def look() -> None:
+            while True:
+                alone.append((one.slots.isolated, two.slots.isolated))
+                await asyncio.sleep(0.002)
+
         async def over() -> bool:
-            alone.append((one.slots.isolated, two.slots.isolated))
             return all([await is_over(queue, job.id) for job in leased])
 
+        looking = asyncio.create_task(look())
         await eventually(over, "the suspects have ended")
+        looking.cancel()
         for job_id in ids:
             await eventually(partial(is_over, queue, job_id), "it has ended")
     # The first to be idle takes over from the other, which stops only for that moment.

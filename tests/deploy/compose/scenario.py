@@ -93,7 +93,7 @@ def test_the_images_are_built(fleet: Fleet) -> None:
     fleet.compose("build", "gateway", *(["worker"] if REAL else []))
     size, own = own_mb("flotilla-gateway:test", os.environ["PYTHON_IMAGE"])
     print(f"\nthe gateway's image: {size:.0f} MB, {own:.0f} MB above its base")
-    assert own < 120, "python:3.11-slim-bookworm has about 130 MB, and 300 MB are the limit"
+    assert own < 150, "python:3.11-slim-bookworm has about 130 MB, and 300 MB are the limit"
     config = inspect("flotilla-gateway:test")["Config"]
     assert config["Labels"]["org.opencontainers.image.version"] == "test"
     assert config["User"] == "10001:10001"

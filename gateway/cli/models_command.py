@@ -1,4 +1,4 @@
-"""`flotilla models`: list the models, forget one that nobody serves any more."""
+"""`flotilla models`: list the models, remove one that has no workers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _MOST_PLACES: Final = 1_000
 _LEAST_S: Final = 1.0
 """Of `retry-after`."""
 _MOST_PROMISED_S: Final = 120.0
-"""Nobody who is told a longer time is expected back then."""
+"""A client that is told a longer time gets no promise of room."""
 
 
 class _Place:
@@ -119,7 +119,7 @@ class JobAdmission:
         """The error of a job that was refused as too many wait, with the time until there is room.
 
         Each refused job gets a later time than those that were refused before it. Without an
-        estimate the error has no time.
+        estimate the error keeps the `retry_after_s` of its class.
         """
         own = isinstance(error, TooManyWaiting)
         queue = (job.pool, job.lane, job.tenant) if own else (job.pool, job.lane)

@@ -1,4 +1,4 @@
-"""Restarts workers of `flotilla up` that stand still: nobody else ends their processes.
+"""Kills workers of `flotilla up` that stand still, so that their services start them again.
 
 A worker counts as lost while its entry in the registry has expired, although its process runs. One
 that loads its model has an entry for an hour, and ends by itself if that takes too long.

@@ -40,8 +40,8 @@ def api(gateway: Process) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def busy(own_stack: Stack) -> Process:
-    """The gateway of a fleet whose only slot is taken. It has answered nothing yet, so nobody can
-    expect how long others wait."""
+    """The gateway of a fleet whose only slot is taken. It has answered nothing yet, so the
+    gateway has no estimate of a wait."""
     own_stack.worker(sim_step_ms=5, sim_step_us_per_seq=0, sim_max_num_seqs=1)
     gateway = own_stack.gateway()
     job_id = submit(gateway, body(8000, **LONG))

@@ -27,7 +27,7 @@ def served(stack: Stack, model: str) -> Process:
 
 
 def end(gateway: Process, worker: Process, model: str) -> None:
-    """Drain it and wait until the gateway knows that nobody serves the model."""
+    """Drain it and wait until the gateway lists the model without a worker."""
     worker.terminate()
     worker.popen.wait(30)
     wait_for(

@@ -109,7 +109,7 @@ async def drain(worker: str, request: Request, gateway: GatewayDep, operator: Ke
 async def forget_model(
     name: str, request: Request, gateway: GatewayDep, operator: KeyDep
 ) -> dict[str, Any]:
-    """Forget a model that nobody serves and that has no jobs: it is not listed any more.
+    """Remove a model without workers, jobs and open batches from the list of models.
 
     A worker that starts with it makes it known again.
     """

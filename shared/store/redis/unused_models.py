@@ -1,4 +1,4 @@
-"""When models are forgotten that nobody serves: a worker's models stay known after its end."""
+"""Removes the records of models that have no workers, which stay after a worker's end."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -12,35 +12,34 @@ from pydantic import ValidationError
 from shared.job.errors import BadRequest
 
 _MOST_CHARS = 64
-_Facts = Mapping[str, Any]
-_RULES: Mapping[str, Callable[[_Facts], str]] = {
-    "bool_type": lambda _: "be true or false",
-    "bool_parsing": lambda _: "be true or false",
-    "dict_type": lambda _: "be an object",
-    "model_type": lambda _: "be an object",
-    "model_attributes_type": lambda _: "be an object",
-    "enum": lambda facts: f"be {facts['expected']}",
-    "finite_number": lambda _: "be a finite number",
-    "float_type": lambda _: "be a number",
-    "float_parsing": lambda _: "be a number",
-    "greater_than": lambda facts: f"be above {facts['gt']}",
-    "greater_than_equal": lambda facts: f"be at least {facts['ge']}",
-    "int_type": lambda _: "be an integer",
-    "int_from_float": lambda _: "be an integer",
-    "int_parsing": lambda _: "be an integer",
-    "int_parsing_size": lambda _: "be a smaller integer",
-    "less_than": lambda facts: f"be below {facts['lt']}",
-    "less_than_equal": lambda facts: f"be at most {facts['le']}",
-    "list_type": lambda _: "be a list",
-    "literal_error": lambda facts: f"be {facts['expected']}",
-    "string_pattern_mismatch": lambda facts: f"match the pattern {facts['pattern']}",
-    "string_too_long": lambda facts: f"have at most {facts['max_length']} characters",
-    "string_too_short": lambda facts: f"have at least {facts['min_length']} characters",
-    "string_type": lambda _: "be a string",
-    "too_long": lambda facts: f"have at most {facts['max_length']} members",
-    "too_short": lambda facts: f"have at least {facts['min_length']} members",
+_RULES: Mapping[str, str] = {
+    "bool_type": "be true or false",
+    "bool_parsing": "be true or false",
+    "dict_type": "be an object",
+    "model_type": "be an object",
+    "model_attributes_type": "be an object",
+    "enum": "be {expected}",
+    "finite_number": "be a finite number",
+    "float_type": "be a number",
+    "float_parsing": "be a number",
+    "greater_than": "be above {gt}",
+    "greater_than_equal": "be at least {ge}",
+    "int_type": "be an integer",
+    "int_from_float": "be an integer",
+    "int_parsing": "be an integer",
+    "int_parsing_size": "be a smaller integer",
+    "less_than": "be below {lt}",
+    "less_than_equal": "be at most {le}",
+    "list_type": "be a list",
+    "literal_error": "be {expected}",
+    "string_pattern_mismatch": "match the pattern {pattern}",
+    "string_too_long": "have at most {max_length} characters",
+    "string_too_short": "have at least {min_length} characters",
+    "string_type": "be a string",
+    "too_long": "have at most {max_length} members",
+    "too_short": "have at least {min_length} members",
 }
-"""What a field must do, by the type of pydantic's error and its facts."""
+"""What a field must do, by the type of pydantic's error; in braces what the error says of it."""
 
 
 def sent(value: Any) -> str:
@@ -63,7 +62,8 @@ def wrong_field(error: ValidationError | RequestValidationError, known: str = ""
     elif kind == "extra_forbidden":
         message = f"There is no field `{param}`" + (f"; known: {known}." if known else ".")
     elif kind in _RULES:
-        message = f"`{param}` must {_RULES[kind](first.get('ctx', {}))}, not {sent(value)}."
+        rule = _RULES[kind].format_map(first.get("ctx", {}))
+        message = f"`{param}` must {rule}, not {sent(value)}."
     else:  # a rule of our own
         message = f"`{param}`: {first['msg'].removeprefix('Value error, ')}"
     return BadRequest(message, param or None)

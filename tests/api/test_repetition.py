@@ -82,7 +82,7 @@ def test_a_paused_pool_promises_nothing(api: httpx.Client) -> None:
         assert "in about" not in full.json()["error"]["message"]
     finally:
         api.post(PAUSE.replace("pause", "resume"), json={"reason": "x"}, headers=OPERATOR)
-    # Now they run, and a wait of minutes is known: too long for a client that is told to wait.
+    # They run now, so the estimate is some minutes: longer than an SDK waits before it repeats.
     hurried = {"x-flotilla-max-wait": "0.1"}
 
     def refused() -> Any:

@@ -91,20 +91,13 @@ def output_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobQueue, "start_emit", never)
 
 
-@pytest.mark.parametrize(
-    ("wedge", "logged"),
-    [
-        (claims_hang, "the claims on Redis server 0 have stood still"),
-        (output_hangs, "output of shard 0 was not sent"),
-    ],
-)
+@pytest.mark.parametrize("wedge", [claims_hang, output_hangs])
 async def test_a_worker_with_a_loop_that_stands_still_gives_its_jobs_up_and_exits(
     redis_url: str,
     queue: JobQueue,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     wedge: Callable[[pytest.MonkeyPatch], None],
-    logged: str,
 ) -> None:
     monkeypatch.setattr(stalls, "STALL_S", 2.0)
     monkeypatch.setattr("shared.store.redis.claim_connection.BLOCK_S", 0.5)
@@ -114,7 +107,7 @@ async def test_a_worker_with_a_loop_that_stands_still_gives_its_jobs_up_and_exit
     job = await submit(queue, pool="simulated", body=chat(8000, ignore_eos=True), stream=False)
     async with asyncio.timeout(DEADLINE_S):
         assert await running == 1
-    assert logged in caplog.text
+    assert "this worker ends" in caplog.text
     shown = await queue.get(job.id)
     assert shown is not None
     assert shown.state == "queued"

@@ -9,14 +9,11 @@ from typing import Protocol, cast
 from load_tests.autoscale import command as autoscale
 from load_tests.batches import command as batch
 from load_tests.bench import compare, run
-from load_tests.capacity import command as capacity
-from load_tests.dashboards import command as dashboards
 from load_tests.fairness import command as fairness
 from load_tests.faults import command as faults
 from load_tests.job_queue import command as queue
 from load_tests.overload import command as overload
 from load_tests.placement import command as placement
-from load_tests.rolling import command as rolling
 from load_tests.soak import command as soak
 from load_tests.vllm import command as vllm
 
@@ -38,15 +35,12 @@ COMMANDS = {
     "compare": cast(Command, compare),
     "queue": cast(Command, queue),
     "autoscale": cast(Command, autoscale),
-    "capacity": cast(Command, capacity),
-    "dashboards": cast(Command, dashboards),
     "soak": cast(Command, soak),
     "fairness": cast(Command, fairness),
     "placement": cast(Command, placement),
     "batch": cast(Command, batch),
     "overload": cast(Command, overload),
     "faults": cast(Command, faults),
-    "rolling": cast(Command, rolling),
     "vllm": cast(Command, vllm),
 }
 

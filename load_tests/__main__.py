@@ -6,12 +6,11 @@ import argparse
 import sys
 from typing import Protocol, cast
 
+from load_tests import job_queue
 from load_tests.autoscale import command as autoscale
-from load_tests.batches import command as batch
 from load_tests.bench import compare, run
 from load_tests.fairness import command as fairness
 from load_tests.faults import command as faults
-from load_tests.job_queue import command as queue
 from load_tests.overload import command as overload
 from load_tests.placement import command as placement
 from load_tests.soak import command as soak
@@ -33,12 +32,11 @@ class Command(Protocol):
 COMMANDS = {
     "run": cast(Command, run),
     "compare": cast(Command, compare),
-    "queue": cast(Command, queue),
+    "queue": cast(Command, job_queue),
     "autoscale": cast(Command, autoscale),
     "soak": cast(Command, soak),
     "fairness": cast(Command, fairness),
     "placement": cast(Command, placement),
-    "batch": cast(Command, batch),
     "overload": cast(Command, overload),
     "faults": cast(Command, faults),
     "vllm": cast(Command, vllm),

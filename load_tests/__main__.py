@@ -11,7 +11,6 @@ from load_tests.autoscale import command as autoscale
 from load_tests.bench import compare, run
 from load_tests.fairness import command as fairness
 from load_tests.faults import command as faults
-from load_tests.overload import command as overload
 from load_tests.placement import command as placement
 from load_tests.soak import command as soak
 from load_tests.vllm import command as vllm
@@ -37,7 +36,6 @@ COMMANDS = {
     "soak": cast(Command, soak),
     "fairness": cast(Command, fairness),
     "placement": cast(Command, placement),
-    "overload": cast(Command, overload),
     "faults": cast(Command, faults),
     "vllm": cast(Command, vllm),
 }

@@ -16,9 +16,6 @@ from typing import Any
 
 from load_tests.faults.batches.command import batch_options, run_batches
 from load_tests.faults.cluster.run import run_cluster
-from load_tests.faults.hostile.catalogue import HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS
-from load_tests.faults.hostile.row import hostile_table
-from load_tests.faults.hostile.run import HostileRun
 from load_tests.faults.injected.fault import FAULTS
 from load_tests.faults.injected.row import FaultRow, fault_table, make_row
 from load_tests.faults.injected.run import run_fault
@@ -51,28 +48,24 @@ _QUICK_ROWS = (
     "worker-kill,worker-stop,same-id,redis-stop,redis-evicts,job-deleted,log-deleted,flushall,"
     "lost-lease,silent-redis"
 )
-_AFTER_S, _QUICK_AFTER_S = 10.0, 2.0
-"""Seconds after a hostile request until memory is measured again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    rows, hostile, vllm = map(", ".join, (_ROWS, HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS))
     options: dict[str, tuple[Any, str]] = {
         "--table": (
             False,
             "a table with a row for each of many faults instead of kills (also with --only, "
             "--times or --quick)",
         ),
-        "--only": (str, f"of {rows}; with --hostile of {hostile}; with --hostile --vllm of {vllm}"),
+        "--only": (str, f"of {', '.join(_ROWS)}"),
         "--times": (int, "injections of each fault (default: depends on it)"),
         "--quick": (False, "some rows, one injection each, shorter answers"),
         "--cluster": (
             False,
             "give the shards of a Redis Cluster other masters instead, `--times` by each fault",
         ),
-        "--hostile": (False, "measure what one client's requests do to others instead"),
-        "--vllm": (False, "--hostile, or kills with --defaults, with vLLM and the demo model"),
+        "--vllm": (False, "kills with --defaults, with vLLM and the demo model"),
         "--schedule": (
             False,
             "random pauses of worker, Redis and gateway of about one lease instead",
@@ -92,8 +85,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status. Raises SystemExit if options exclude each other."""
     table = bool(arguments.table or arguments.only or arguments.times or arguments.quick)
     simulated_only = arguments.schedule or table or not arguments.defaults
-    if arguments.vllm and not arguments.hostile and simulated_only:
-        raise SystemExit("--vllm is for --hostile and for --defaults (kills) only")
+    if arguments.vllm and simulated_only:
+        raise SystemExit("--vllm is for --defaults (kills) only")
     with session() as processes:
         folder = processes.folder
         if arguments.schedule:
@@ -102,8 +95,6 @@ def main(arguments: argparse.Namespace) -> int:
             return run_batches(arguments, folder)
         if arguments.cluster:
             return run_cluster(arguments, folder)
-        if arguments.hostile:
-            return _hostile(arguments, folder)
         return _table(arguments, folder) if table else run_kills(arguments, folder)
 
 
@@ -176,20 +167,3 @@ async def _row(name: str, arguments: argparse.Namespace, folder: Path) -> FaultR
         tokens=_QUICK_TOKENS if quick else _TOKENS,
         timeout_s=_QUICK_TIMEOUT_S if quick else _TIMEOUT_S,
     )
-
-
-def _hostile(arguments: argparse.Namespace, folder: Path) -> int:
-    after_s = _QUICK_AFTER_S if arguments.quick else _AFTER_S
-    known = VLLM_HOSTILE_REQUESTS if arguments.vllm else HOSTILE_REQUESTS
-    names = parse_names(arguments.only or ",".join(known), known)
-    run = HostileRun(folder, after_s, vllm=arguments.vllm)
-    run.run(known, names)
-    rows = list(run.rows.values())
-    print_tables([hostile_table(rows, after_s)], arguments)
-    for name, lines in run.wrong.items():
-        for line in lines:
-            print(f"FAILED: {name}: {line}")
-    save_result(
-        arguments.json, "hostile", {"rows": [asdict(row) for row in rows], "failures": run.wrong}
-    )
-    return 1 if any(run.wrong.values()) else 0

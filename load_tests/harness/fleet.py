@@ -21,7 +21,7 @@ from load_tests.systems.engine import MODEL, EngineTiming
 from shared.job.states import WorkerState
 from shared.store.redis import keys
 from tests.harness.fleet import Stack
-from tests.harness.fork import DESCRIPTORS, START_AFTER_S, ForkServer
+from tests.harness.fork import START_AFTER_S, ForkServer
 from tests.harness.processes import Process
 from tests.harness.servers import RedisCluster, RedisServer, free_port
 from tests.harness.waiting import DEADLINE_S, ProcessError, wait_for
@@ -64,8 +64,6 @@ class FleetShape:
     """Real vLLM with the demo model instead of the simulated engine."""
     shards: int = 1
     """More than one: on a Redis Cluster with so many masters and a replica of each."""
-    descriptors: int | None = None
-    """The gateways' limit of open files."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of Flotilla."""
     redis: Mapping[str, str] = field(default_factory=dict)
@@ -221,26 +219,23 @@ class Fleet:
         return self.shape.lease_s - max(0, int(left_ms)) / 1e3
 
     def all_serve(self) -> bool:
-        """Return whether all workers run and have loaded their model; False without Redis."""
-        return not self.busy and self.serve(self.workers)
-
-    def serve(self, workers: list[Process]) -> bool:
-        """Return whether these workers are registered and take jobs; False without Redis."""
+        """Return whether all workers are registered and take jobs; False without Redis."""
+        if self.busy:
+            return False
         pipe = self.client.pipeline(transaction=False)
-        for worker in workers:
+        for worker in self.workers:
             pipe.hget(keys.worker(worker.name), "state")
         try:
             return _SERVING.issuperset(pipe.execute())
         except (RedisError, OSError):
             return False
 
-    def wait_until_ready(self, *more: Process) -> None:
-        """Wait until gateways, workers and `more` workers are ready. Raises ProcessError."""
+    def wait_until_ready(self) -> None:
+        """Wait until gateways and workers are ready. Raises ProcessError."""
         for gateway in self.gateways:
             wait_for(gateway.ready, f"{gateway.name} is ready", processes=[gateway])
-        workers = [*self.workers, *more]
         deadline_s = LOADED_S if self.shape.vllm else DEADLINE_S
-        wait_for(lambda: self.serve(workers), "all workers serve", deadline_s, workers)
+        wait_for(self.all_serve, "all workers serve", deadline_s, self.workers)
 
     def supervise(self) -> None:
         """Replace the workers and gateways that have ended; note those that were not killed."""
@@ -273,10 +268,8 @@ class Fleet:
         self._at_the_end.close()
 
     def _start_gateway(self, n: int) -> Process:
-        limit = self.shape.descriptors
-        variables = {DESCRIPTORS: str(limit)} if limit else {}
         name, port = f"gateway-{n + 1}", self.ports[n]
-        return self.stack.gateway(wait=False, name=name, port=port, variables=variables)
+        return self.stack.gateway(wait=False, name=name, port=port)
 
 
 def _engine_core(worker: int) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from load_tests import job_queue
 from load_tests.autoscale import command as autoscale
-from load_tests.bench import compare, run
+from load_tests.bench import run
 from load_tests.fairness import command as fairness
 from load_tests.faults import command as faults
 from load_tests.placement import command as placement
@@ -30,7 +30,6 @@ class Command(Protocol):
 
 COMMANDS = {
     "run": cast(Command, run),
-    "compare": cast(Command, compare),
     "queue": cast(Command, job_queue),
     "autoscale": cast(Command, autoscale),
     "soak": cast(Command, soak),

@@ -34,8 +34,6 @@ VLLM_SETTINGS: Mapping[str, Any] = {"served_model_name": MODEL, "engine_args": "
 that the requests have."""
 _ENGINE_SIGNAL = signal.SIGUSR1
 """Ends the simulated engine in a worker (its fault `die_on_signal`)."""
-_END_S = 40.0
-"""More than the 30 s that a worker has to drain."""
 _PRELOAD = "load_tests.harness.preload"
 _CONTROLS = "load_tests.faults.kills.controls"
 _REWRITE = {"auto_aof_rewrite_min_size": "16mb"}
@@ -112,8 +110,6 @@ class Fleet:
         """Start the fleet and wait until it is ready. Raises ProcessError."""
         folder.mkdir(parents=True)
         self.shape = shape
-        self.notes: list[str] = []
-        """Remarks of faults, printed below their table."""
         self.unexpected: list[str] = []
         """Processes that have ended by themselves, in words."""
         self.busy: set[int] = set()
@@ -132,7 +128,7 @@ class Fleet:
             self.ports = [free_port() for _ in range(shape.gateways)]
             """The gateways' ports."""
             self.gateways = [self._start_gateway(n) for n in range(shape.gateways)]
-            self.workers = [self.start_worker() for _ in range(shape.workers)]
+            self.workers = [self._start_worker() for _ in range(shape.workers)]
             self.wait_until_ready()
             self._at_the_end = at_the_end.pop_all()
 
@@ -159,15 +155,15 @@ class Fleet:
         """The processes that should run now."""
         return [*self.gateways, self.redis.process, *self.workers]
 
-    def start_worker(self, worker_id: str = "", **how: Any) -> Process:
+    def _start_worker(self, **how: Any) -> Process:
         """Start a worker that is not in `workers` yet; `how`: as in Stack.start."""
         self._n_started += 1
-        worker_id = worker_id or f"worker-{self._n_started}"
+        worker_id = f"worker-{self._n_started}"
         return self.stack.start("worker", name=worker_id, worker_id=worker_id, worker_port=0, **how)
 
     def replace_worker(self, n: int) -> None:
         """Start a worker in the place of the n-th."""
-        self.workers[n] = self.start_worker(variables=_LOADS_AFTER if self.shape.vllm else {})
+        self.workers[n] = self._start_worker(variables=_LOADS_AFTER if self.shape.vllm else {})
 
     def replace_gateway(self, n: int) -> None:
         """Start a gateway on the port of the n-th, which must have ended."""
@@ -198,17 +194,6 @@ class Fleet:
         self.redis.kill()
         time.sleep(down_s)
         self.redis.start()
-
-    def pause(self, process: Process, seconds: float) -> None:
-        """Stop a process with SIGSTOP for some seconds."""
-        process.stop(signal.SIGSTOP)
-        time.sleep(seconds)
-        process.stop(signal.SIGCONT)
-
-    def end(self, process: Process) -> None:
-        """Send SIGTERM and wait for the end."""
-        process.terminate()
-        process.popen.wait(_END_S)
 
     def since_renewal_s(self, n: int) -> float:
         """Return the seconds since the n-th worker renewed its leases.

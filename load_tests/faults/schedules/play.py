@@ -35,8 +35,6 @@ class Round:
     name: str
     schedule: PauseSchedule
     calls: Sequence[CheckedCall]
-    paused_at: float
-    """When its last pause began, on the monotonic clock."""
 
     def described(self, lines: Sequence[str]) -> list[str]:
         """Return one text that has these lines; empty without lines."""
@@ -138,7 +136,7 @@ async def _play(
             await asyncio.to_thread(trial.fleet.wait_until_ready)
             run = ScheduleRun(trial, schedule, name)
             await run.play()
-            played = Round(name, schedule, tuple(calls), run.paused_at)
+            played = Round(name, schedule, tuple(calls))
             results.rounds.append(played)
             complete = sum(call.seen.complete for call in calls)
             wrong = "".join(f"\n    WRONG {line}" for line in played.wrong)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Protocol, cast
+from types import ModuleType
 
 from load_tests import job_queue
 from load_tests.autoscale import command as autoscale
@@ -15,28 +15,15 @@ from load_tests.placement import command as placement
 from load_tests.soak import command as soak
 from load_tests.vllm import command as vllm
 
-
-class Command(Protocol):
-    """A module that implements a command."""
-
-    HELP: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the command's options."""
-
-    def main(self, arguments: argparse.Namespace) -> int:
-        """Run the command; return its exit status."""
-
-
-COMMANDS = {
-    "run": cast(Command, run),
-    "queue": cast(Command, job_queue),
-    "autoscale": cast(Command, autoscale),
-    "soak": cast(Command, soak),
-    "fairness": cast(Command, fairness),
-    "placement": cast(Command, placement),
-    "faults": cast(Command, faults),
-    "vllm": cast(Command, vllm),
+COMMANDS: dict[str, ModuleType] = {
+    "run": run,
+    "queue": job_queue,
+    "autoscale": autoscale,
+    "soak": soak,
+    "fairness": fairness,
+    "placement": placement,
+    "faults": faults,
+    "vllm": vllm,
 }
 
 
@@ -50,7 +37,8 @@ def main() -> int:
     if not given or (given[0].startswith("-") and given[0] not in ("-h", "--help")):
         given = ["run", *given]
     arguments = parser.parse_args(given)
-    return COMMANDS[arguments.command].main(arguments)
+    status: int = COMMANDS[arguments.command].main(arguments)
+    return status
 
 
 if __name__ == "__main__":

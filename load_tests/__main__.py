@@ -4,50 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Protocol, cast
+from types import ModuleType
 
+from load_tests import job_queue
 from load_tests.autoscale import command as autoscale
-from load_tests.batches import command as batch
-from load_tests.bench import compare, run
-from load_tests.capacity import command as capacity
-from load_tests.dashboards import command as dashboards
+from load_tests.bench import run
 from load_tests.fairness import command as fairness
 from load_tests.faults import command as faults
-from load_tests.job_queue import command as queue
-from load_tests.overload import command as overload
 from load_tests.placement import command as placement
-from load_tests.rolling import command as rolling
 from load_tests.soak import command as soak
 from load_tests.vllm import command as vllm
 
-
-class Command(Protocol):
-    """A module that implements a command."""
-
-    HELP: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the command's options."""
-
-    def main(self, arguments: argparse.Namespace) -> int:
-        """Run the command; return its exit status."""
-
-
-COMMANDS = {
-    "run": cast(Command, run),
-    "compare": cast(Command, compare),
-    "queue": cast(Command, queue),
-    "autoscale": cast(Command, autoscale),
-    "capacity": cast(Command, capacity),
-    "dashboards": cast(Command, dashboards),
-    "soak": cast(Command, soak),
-    "fairness": cast(Command, fairness),
-    "placement": cast(Command, placement),
-    "batch": cast(Command, batch),
-    "overload": cast(Command, overload),
-    "faults": cast(Command, faults),
-    "rolling": cast(Command, rolling),
-    "vllm": cast(Command, vllm),
+COMMANDS: dict[str, ModuleType] = {
+    "run": run,
+    "queue": job_queue,
+    "autoscale": autoscale,
+    "soak": soak,
+    "fairness": fairness,
+    "placement": placement,
+    "faults": faults,
+    "vllm": vllm,
 }
 
 
@@ -61,7 +37,8 @@ def main() -> int:
     if not given or (given[0].startswith("-") and given[0] not in ("-h", "--help")):
         given = ["run", *given]
     arguments = parser.parse_args(given)
-    return COMMANDS[arguments.command].main(arguments)
+    status: int = COMMANDS[arguments.command].main(arguments)
+    return status
 
 
 if __name__ == "__main__":

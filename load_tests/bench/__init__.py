@@ -1,1 +1,1 @@
-"""`run` and `compare`: each system's CPU time and latency at points of load, checked by targets."""
+"""`run`: each system's CPU time and latency at points of load, checked by targets."""

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from load_tests.clients.load_client import LoadResult
-
-VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +65,3 @@ class Results:
     """Private bytes that one open stream without tokens takes, by system and process."""
     log_bytes: dict[str, float] = field(default_factory=dict)
     """Bytes of Redis memory that a token takes in its job's log, by system."""
-
-
-def load_results(path: Path) -> Results:
-    """Read a result file. Raises OSError, ValueError."""
-    return parse_results(json.loads(path.read_text()))
-
-
-def parse_results(data: Mapping[str, Any]) -> Results:
-    """Make Results of decoded JSON. Raises ValueError for another format version."""
-    if data.get("version") != VERSION:
-        raise ValueError(f"format version {VERSION} expected, found {data.get('version')}")
-    measurements = [
-        Measurement(**{**item, "client": LoadResult(**item["client"])})
-        for item in data["measurements"]
-    ]
-    return Results(data["machine"], measurements, data["stream_memory"], data["log_bytes"])

@@ -1,13 +1,12 @@
 """Rounds of measurements: in each, all systems run a point one after the other.
 
 Every other round runs the systems in reverse order. A machine's speed changes from minute to
-minute, so figures are compared only within a round. A wrong answer of Flotilla or of `direct` ends
-the run: its speed would mean nothing.
+minute, so figures are compared only within a round. A wrong answer ends the run: its speed would
+mean nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from load_tests.bench.points import Point
 from load_tests.clients.load_client import LoadResult, LoadSpec
 from load_tests.clients.sse_parser import SseParser
 from load_tests.harness import machine
-from load_tests.harness.errors import RunError, WrongAnswerError
+from load_tests.harness.errors import WrongAnswerError
 from load_tests.harness.session import Progress
 from load_tests.oracle.answer import DONE
 from load_tests.systems.engine import request_body
@@ -31,7 +30,6 @@ from load_tests.systems.system import System
 from tests.harness.client import http
 from tests.harness.fleet import Stack
 from tests.harness.processes import python_command
-from tests.harness.waiting import ProcessError
 
 S = TypeVar("S", bound=System)
 _SETTLE_S = 0.05
@@ -58,33 +56,20 @@ def measure(
     systems, log_bytes, measurements = [], {}, []
     for name in names:
         system = SYSTEMS[name](processes, timing)
-        with tolerate_failure(system, progress):
-            system.start()
-            run_point(system, _LOG_SIZE, 0)
-            size = system.log_bytes()
-            if size is not None:
-                log_bytes[name] = size / (_LOG_SIZE.requests * _LOG_SIZE.tokens)
-            check_answers(system)
-            for point in _WARM_UP:
-                run_point(system, point, 0)
-            systems.append(system)
+        system.start()
+        run_point(system, _LOG_SIZE, 0)
+        size = system.log_bytes()
+        if size is not None:
+            log_bytes[name] = size / (_LOG_SIZE.requests * _LOG_SIZE.tokens)
+        check_answers(system)
+        for point in _WARM_UP:
+            run_point(system, point, 0)
+        systems.append(system)
     for round_index, point, system in schedule(systems, points, rounds):
-        with tolerate_failure(system, progress):
-            measurement = run_point(system, point, round_index)
-            progress(progress_line(measurement))
-            measurements.append(measurement)
+        measurement = run_point(system, point, round_index)
+        progress(progress_line(measurement))
+        measurements.append(measurement)
     return measurements, log_bytes
-
-
-@contextlib.contextmanager
-def tolerate_failure(system: System, progress: Progress) -> Iterator[None]:
-    """If a system with `may_fail` fails, print a line and go on; errors of others are raised."""
-    try:
-        yield
-    except (RunError, ProcessError) as error:
-        if not system.may_fail:
-            raise
-        progress(f"{system.name} is left out here: {' '.join(str(error).split())[:300]}")
 
 
 def schedule(

@@ -6,14 +6,13 @@ Exit status 0: all targets met. 1: a target missed, or a system failed.
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from load_tests.bench import report
 from load_tests.bench.figures import Figures
-from load_tests.bench.measurement import VERSION, Measurement, Results
+from load_tests.bench.measurement import Measurement, Results
 from load_tests.bench.open_streams import measure_open_streams
 from load_tests.bench.points import POINTS, Point
 from load_tests.bench.rounds import measure
@@ -29,8 +28,7 @@ from load_tests.harness.session import (
     session,
 )
 from load_tests.systems.engine import EngineTiming
-from load_tests.systems.registry import PEERS, SYSTEMS
-from load_tests.systems.system import UnavailableError
+from load_tests.systems.registry import SYSTEMS
 from tests.harness.fleet import Stack
 
 HELP = "measure systems and compare with the targets (the default command)"
@@ -40,16 +38,13 @@ _QUICK_POINTS = "c1,c64,req64"
 _QUICK_ROUNDS = 3
 # The ratios of one point differ by up to a tenth from round to round: a median of few says little.
 _ROUNDS = 9
-_WITH_PEERS = os.environ.get("PEERS") == "1"
-"""Measure other projects' proxies too, and check the targets that compare with them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    systems = f"(default {_SYSTEMS}; with PEERS=1 in the environment also the last two)"
     quick = f"{_QUICK_ROUNDS} rounds of {_QUICK_POINTS} with {_QUICK_SYSTEMS}: about a minute"
     options = {
-        "--systems": (str, f"of {', '.join(SYSTEMS)} {systems}"),
+        "--systems": (str, f"of {', '.join(SYSTEMS)} (default {_SYSTEMS})"),
         "--points": (str, f"of {', '.join(POINTS)} (default all)"),
         "--rounds": (int, f"slow points get fewer rounds (default {_ROUNDS})"),
         "--quick": (False, quick),
@@ -62,9 +57,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     quick = arguments.quick
     chosen = arguments.systems or (_QUICK_SYSTEMS if quick else _SYSTEMS)
-    if _WITH_PEERS and not arguments.systems:
-        chosen += "".join(f",{peer.name}" for peer in PEERS)
-    names = _available(parse_names(chosen, SYSTEMS))
+    names = parse_names(chosen, SYSTEMS)
     wanted = arguments.points or (_QUICK_POINTS if quick else ",".join(POINTS))
     points = [POINTS[name] for name in parse_names(wanted, POINTS)]
     rounds = arguments.rounds or (_QUICK_ROUNDS if quick else _ROUNDS)
@@ -105,21 +98,9 @@ def _report(results: Results, arguments: argparse.Namespace) -> int:
     target_results = evaluate(figures)
     print(f"\n{report.heading(figures)}")
     print_tables(report.tables(figures, target_results), arguments)
-    save_result(arguments.json, "", {"version": VERSION, **asdict(results)})
+    save_result(arguments.json, "", asdict(results))
     print(last_line(target_results))
     return 1 if any(item.verdict is Verdict.MISSED for item in target_results) else 0
-
-
-def _available(names: Sequence[str]) -> list[str]:
-    """Leave out the systems that can't be installed on this machine."""
-    found = []
-    for name in names:
-        try:
-            SYSTEMS[name].prepare()
-            found.append(name)
-        except UnavailableError as error:
-            print_progress(f"{name} is left out: {error}")
-    return found
 
 
 def _raise_file_limit() -> None:

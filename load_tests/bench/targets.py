@@ -1,7 +1,7 @@
 """The targets: a limit and a goal for each figure of `flotilla`. Pure.
 
 A target is met if the median over the rounds is at most the limit. A target is not evaluated if its
-peer or point was not measured, nor a wall time if the machine's host took too much CPU time.
+system or point was not measured, nor a wall time if the machine's host took too much CPU time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Target:
     figure: Figure
     unit: str = ""
     """Unit of the figure; empty for a ratio."""
-    peer: str = ""
+    beside: str = ""
     """The system with which the figure compares; empty: `direct`, or none."""
 
 
@@ -82,8 +82,6 @@ def _known(of: Callable[[Figures], Mapping[str, float]], name: str, unit: float)
     return lambda figures: spread(value / unit for key, value in of(figures).items() if key == name)
 
 
-RUST = "rust-router"
-"""A peer's name as a system."""
 BEFORE = "flotilla-before"
 """Another checkout of Flotilla as a system."""
 _REQUEST = "CPU per short request"
@@ -93,16 +91,9 @@ _STREAM = "gateway memory per open stream without tokens"
 TARGETS = (
     Target("CPU per token, front / direct", 0.50, 0.40, _front("c64")),
     Target("CPU per token, total / direct", 1.00, 0.70, _total("c64")),
-    Target(
-        f"CPU per token, front / {RUST}",
-        1.0,
-        0.78,
-        lambda figures: figures.ratio("c64", PRODUCT, "front_us", "front_us", RUST),
-        peer=RUST,
-    ),
     Target(f"{_REQUEST}, total / direct", 1.00, 0.70, _total("req64")),
-    Target("CPU per token, total / before", 1.03, 1.0, _total("c64", BEFORE), peer=BEFORE),
-    Target(f"{_REQUEST}, total / before", 1.03, 1.0, _total("req64", BEFORE), peer=BEFORE),
+    Target("CPU per token, total / before", 1.03, 1.0, _total("c64", BEFORE), beside=BEFORE),
+    Target(f"{_REQUEST}, total / before", 1.03, 1.0, _total("req64", BEFORE), beside=BEFORE),
     Target("TTFT p50 over direct, c=1", 1.0, 0.5, _added_ttft("c1"), "ms"),
     Target("TTFT p50 over direct, c=64", 0.0, -0.5, _added_ttft("c64"), "ms"),
     Target(
@@ -129,9 +120,9 @@ TARGETS = (
 
 
 def evaluate(figures: Figures) -> list[TargetResult]:
-    """Compare a run with all targets but those of a peer that was not measured."""
+    """Compare a run with all targets but those beside a system that was not measured."""
     measured = {"", *figures.systems}
-    return [_evaluate(target, figures) for target in TARGETS if target.peer in measured]
+    return [_evaluate(target, figures) for target in TARGETS if target.beside in measured]
 
 
 def last_line(results: list[TargetResult]) -> str:

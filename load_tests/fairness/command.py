@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from load_tests.fairness import scenarios
 from load_tests.fairness.difference import Call, differences
@@ -35,7 +35,6 @@ from load_tests.harness.session import (
 from load_tests.harness.spread import percentile
 from load_tests.harness.table import Table
 from load_tests.vllm.systems import VllmFleet, VllmServe
-from shared.fleet.told_waits import LEAST_S
 from shared.job.fair_shares import ShareRules
 
 HELP = "share a full pool between the tenants of a trace: service difference, waits"
@@ -49,6 +48,8 @@ _RULES = {
 }
 """Row -> its rules."""
 _NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
+# One engine with a small cache. As VTC's paper has it: measured there, but for the step's length.
+_SLOTS, _KV_TOKENS, _STEP_MS, _PROMPT_US = 32, 10_000, 42.4, 214.0
 _LEASE_S = 15.0
 _SHORTEST_LEASE_S = 2.0
 
@@ -61,11 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vllm": (False, "the scenario on real vLLM: behind its own server, and behind a fleet"),
         "--model": ("", "with --vllm: folder of a model (default: the demo model)"),
         "--engine-args": ("", "with --vllm: its options"),
-        "--engines": (
-            "a10g",
-            "one with a small cache, of VTC's paper, or `four` with 12 slots each",
-        ),
-        "--shards": (1, "shards of one Redis"),
         "--rows": (",".join(_RULES), "which orders"),
         "--runs": (1, "runs of each"),
         "--speed": (6.0, "how many times as fast as the trace"),
@@ -73,26 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calls": (0, "the first so many calls of the trace; 0: all"),
     }
     add_options(parser, {**options, **OUTPUT})
-
-
-class _Engines(NamedTuple):
-    """Simulated engines of a pool."""
-
-    workers: int
-    slots: int
-    kv_tokens: int
-    step_ms: float
-    sequence_us: float
-    """A step takes so much longer for each sequence in it."""
-    prompt_us: float
-    """And so much for each prompt token."""
-
-
-_ENGINES = {
-    # As VTC's paper has it: measured there, but for the step's length.
-    "a10g": _Engines(1, 32, 10_000, 42.4, 0.0, 214.0),
-    "four": _Engines(4, 12, 1_000_000, 25.0, 250.0, 100.0),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +85,15 @@ class Figures:
     tokens_s: float
     """Of prompts and answers."""
     failed: int
-    told: int
-    """Calls that were told a wait of 2 s (LEAST_S) of real time or more."""
-    told_error_p50: float
-    """Of these: |told - real| / real, until a worker took the job."""
-    told_error_p90: float
-    in_range: float
-    """The part of those with a told range whose wait was in it."""
 
     @classmethod
-    def of(cls, row: str, calls: Sequence[Call], speed: float) -> Figures:
+    def of(cls, row: str, calls: Sequence[Call]) -> Figures:
         """Those of a run."""
         answered = [call for call in calls if not call.problem]
         if not answered:
             raise RunError(f"no call was answered: {calls[0].problem}")
         found = differences(calls)
         ttft = [call.first_s - call.at_s for call in answered]
-        told, error_p50, error_p90, in_range = _told(answered, speed)
         tokens = sum(call.prompt_tokens + call.output_tokens for call in answered)
         return cls(
             row=row,
@@ -136,28 +104,11 @@ class Figures:
             ttft_p95_s=percentile(ttft, 0.95),
             tokens_s=tokens / max(call.end_s for call in answered),
             failed=len(calls) - len(answered),
-            told=told,
-            told_error_p50=error_p50,
-            told_error_p90=error_p90,
-            in_range=in_range,
         )
-
-
-def _told(calls: Sequence[Call], speed: float) -> tuple[int, float, float, float]:
-    """How wrong told waits were: see the last fields of Figures."""
-    told = [call.told for call in calls if call.told]
-    told = [each for each in told if each.wait_s >= LEAST_S * speed]
-    errors = [abs(each.wait_s - each.start_s) / each.start_s for each in told] or [0.0]
-    ranges = [(each.range_s, each.first_s) for each in told if each.range_s]
-    held = [low <= first_s <= high for (low, high), first_s in ranges]
-    in_range = mean(held) if held else 0.0
-    return len(told), percentile(errors, 0.5), percentile(errors, 0.9), in_range
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    if arguments.engines not in _ENGINES:
-        raise SystemExit(f"--engines: there are {', '.join(_ENGINES)}")
     if arguments.scenario:
         return _scenario(arguments)
     if arguments.trace is None:
@@ -172,7 +123,7 @@ def main(arguments: argparse.Namespace) -> int:
             for row in rows:
                 folder = processes.folder / f"{row}-{number}"
                 calls = asyncio.run(_run(folder, row, trace, arguments))
-                found.append(Figures.of(row, calls, arguments.speed))
+                found.append(Figures.of(row, calls))
                 texts = texts or [call.text for call in calls]
                 different += sum(a.text != b for a, b in zip(calls, texts, strict=True))
                 print_progress(_line(found[-1]))
@@ -183,7 +134,6 @@ def main(arguments: argparse.Namespace) -> int:
         "different_answers": different,
         "speed": arguments.speed,
         "watermark": arguments.watermark,
-        "engines": arguments.engines,
     }
     save_result(arguments.json, "fairness", data)
     if different:
@@ -200,13 +150,7 @@ def _scenario(arguments: argparse.Namespace) -> int:
     with session() as processes:
         folder = processes.folder / "fleet"
         calls = asyncio.run(_run(folder, "shares", scenario.calls, arguments, scenario.weights))
-    told, error_p50, error_p90, in_range = _told(calls, arguments.speed)
-    title = (
-        f"{told} were told {LEAST_S:.0f} s or more: off by {error_p50:.0%} (p50), "
-        f"{error_p90:.0%} (p90), {in_range:.0%} in range"
-    )
-    found = scenarios.table(scenario, calls)
-    print_tables([replace(found, title=f"{found.title}; {title}")], arguments)
+    print_tables([scenarios.table(scenario, calls)], arguments)
     return _status(calls)
 
 
@@ -243,26 +187,23 @@ async def _run(
     arguments: argparse.Namespace,
     weights: Mapping[str, float] = _NO_WEIGHTS,
 ) -> list[Call]:
-    speed, rules, engines = arguments.speed, _RULES[row], _ENGINES[arguments.engines]
+    speed, rules = arguments.speed, _RULES[row]
     tenants = sorted({"all", *(call.tenant for call in trace)})
     shares = rules._replace(
         half_life_s=rules.half_life_s / speed, hand_backs_s=rules.hand_backs_s * speed
     )
     settings: dict[str, Any] = {
-        "sim_max_num_seqs": engines.slots,
-        "sim_kv_tokens": engines.kv_tokens,
-        "sim_prefill_us_per_token": engines.prompt_us / speed,
-        "sim_step_us_per_seq": engines.sequence_us / speed,
+        "sim_max_num_seqs": _SLOTS,
+        "sim_kv_tokens": _KV_TOKENS,
+        "sim_prefill_us_per_token": _PROMPT_US / speed,
         "kv_high_watermark": arguments.watermark,
-        "shards": arguments.shards,
         "fair_shares": json.dumps(shares._asdict()),
         "tenants": json.dumps({name: {"weight": weight} for name, weight in weights.items()}),
         "api_keys": ",".join(f"{tenant}:{key_of(tenant)}" for tenant in tenants),
     }
     shape = FleetShape(
         gateways=2,
-        workers=engines.workers,
-        step_ms=engines.step_ms / speed,
+        step_ms=_STEP_MS / speed,
         lease_s=max(_SHORTEST_LEASE_S, _LEASE_S / speed),
         settings=settings,
     )
@@ -283,6 +224,7 @@ def _line(each: Figures) -> str:
 def _table(found: Sequence[Figures], rows: Sequence[str], runs: int) -> Table:
     """Means of the runs."""
     head = ["order", "difference\nmean", "sd", "max", "by token", "TTFT\np50 s", "p95 s"]
+    head += ["tokens/s", "failed"]
     cells = []
     for row in rows:
         of_row = [each for each in found if each.row == row]
@@ -301,10 +243,5 @@ def _table(found: Sequence[Figures], rows: Sequence[str], runs: int) -> Table:
                 )
             ),
         ]
-        values += [
-            f"{mean(100 * getattr(each, name) for each in of_row):.0f}"
-            for name in ("told_error_p50", "told_error_p90", "in_range")
-        ]
         cells.append([row, *values, str(sum(each.failed for each in of_row))])
-    head += ["tokens/s", "told wait\noff p50 %", "p90 %", "in range\n%", "failed"]
     return Table(f"Fair shares ({runs} runs each)", head, cells)

@@ -11,22 +11,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from shared.job.fair_shares import OUTPUT_COST, cost
 
 WINDOW_S, STEP_S = 60.0, 10.0
-
-
-class Told(NamedTuple):
-    """A told wait, and what it was. Seconds of the trace."""
-
-    wait_s: float
-    range_s: tuple[float, float] | None
-    start_s: float
-    """Until a worker took the job."""
-    first_s: float
-    """Until its first output, for which the range is."""
 
 
 @dataclass(slots=True)
@@ -42,8 +30,6 @@ class Call:
     text: str = ""
     detached: bool = False
     """It is submitted to `POST /jobs`, and its answer is not waited for."""
-    told: Told | None = None
-    """What its client was told first of its wait."""
     problem: str = ""
     """Why it has no whole answer; empty if it has one."""
 

@@ -17,14 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from load_tests.fairness.difference import Call, Told
+from load_tests.fairness.difference import Call
 from load_tests.harness.errors import RunError
 from load_tests.systems.engine import MODEL
 
 _TEXT = re.compile(rb'"text":"([^"]*)"')
-_TOLD = re.compile(rb"x-flotilla-estimated-start: ([0-9.]+)\r\n", re.IGNORECASE)
-_RANGE = re.compile(rb"x-flotilla-estimated-start-range: ([0-9.]+)-([0-9.]+)\r\n", re.IGNORECASE)
-JOB_ID = re.compile(rb"x-flotilla-job-id: (\S+)\r\n", re.IGNORECASE)
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 _T = TypeVar("_T")
 _AT_ONCE = 64
@@ -70,9 +67,6 @@ class _Stream(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call, self._request, self._clock = call, request, now
         self._parts: list[bytes] = []
-        self.job_id = ""
-        """Of a call that was told a wait."""
-        self.head_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
@@ -81,7 +75,6 @@ class _Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Note the time of the tokens in it."""
-        self.head_s = self.head_s or self._clock.now()
         self._parts.append(data)
         tokens = 0 if self.call.detached else data.count(b'"text":"')
         self.call.token_times_s.extend([self._clock.now()] * tokens)
@@ -98,15 +91,6 @@ class _Stream(asyncio.Protocol):
             call.problem = answer[:200].decode(errors="replace") or "no answer"
         elif found != call.output_tokens:
             call.problem = f"{found} tokens instead of {call.output_tokens}"
-        if call.token_times_s and (told := _TOLD.search(answer)):
-            speed = self._clock.speed
-            found_range = _RANGE.search(answer)
-            low_high = None
-            if found_range:
-                low_high = speed * float(found_range[1]), speed * float(found_range[2])
-            first_s = call.first_s - self.head_s
-            call.told = Told(speed * float(told[1]), low_high, first_s, first_s)
-            self.job_id = JOB_ID.findall(answer)[0].decode()
         if not self.done.done():
             self.done.set_result(None)
 
@@ -151,13 +135,11 @@ async def play(
     """
     calls = [replace(call, token_times_s=[]) for call in trace]
     clock = Clock(speed)
-    sent: list[tuple[_Stream, int, str, float]] = []
 
     async def send(n: int, call: Call) -> asyncio.Future[None]:
         key = key_of("all" if one_tenant else call.tenant)
         stream = _Stream(call, _request(call, n, key, fields), clock)
         loop, port = asyncio.get_running_loop(), ports[n % len(ports)]
-        sent.append((stream, port, key, clock.now()))
         await loop.create_connection(lambda: stream, "127.0.0.1", port)
         return stream.done
 
@@ -173,27 +155,7 @@ async def play(
             streams.append(await send(n, call))
             clock.check(n, call.at_s)
     await asyncio.gather(*streams)
-    for stream, port, key, sent_s in sent:
-        if told := stream.call.told:
-            waited_s = speed * await queued_s(port, key, stream.job_id)
-            start_s = max(0.01, waited_s - (stream.head_s - sent_s))
-            stream.call.told = told._replace(start_s=start_s)
     return calls
-
-
-async def queued_s(port: int, key: str, job_id: str) -> float:
-    """How long a job waited for its first worker, by Redis' clock."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = (f"GET /jobs/{job_id} HTTP/1.1", "host: 127.0.0.1", f"authorization: Bearer {key}")
-    writer.write("\r\n".join((*head, "connection: close", "", "")).encode())
-    answer = await reader.read()
-    writer.close()
-    try:
-        job = json.loads(answer.partition(b"\r\n\r\n")[2])
-        waited_s: float = job["attempts"][0]["started_at"] - job["created_at"]
-    except (ValueError, LookupError) as error:
-        raise RunError(f"the job {job_id} can't be read: {answer[:200]!r}") from error
-    return waited_s
 
 
 def batched(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:

@@ -76,32 +76,11 @@ def _newcomers(count: int) -> Scenario:
     return Scenario(f"{count} tenants come to one that was alone", calls, {}, (115, 260))
 
 
-def _arriving(what: str, rate: Callable[[float], float], seconds: float) -> Scenario:
-    """One tenant, whose calls come at random, `rate(at_s)` a second."""
-    rng, calls, at_s = random.Random(_SEED), list[Call](), 0.0
-    while (at_s := at_s + rng.expovariate(rate(at_s))) < seconds:
-        calls.append(_call(rng, "one", at_s))
-    return Scenario(what, calls, {}, (0, seconds))
-
-
-def _step() -> Scenario:
-    """For `four` engines, which serve 6.6 calls a second."""
-    what = "5 calls a second, for a minute 9"
-    return _arriving(what, lambda at_s: 9.0 if 120 <= at_s % 300 < 180 else 5.0, 600)
-
-
-def _ramp() -> Scenario:
-    """As `_step`."""
-    return _arriving("4 to 9 calls a second", lambda at_s: 4 + at_s / 120, 600)
-
-
 SCENARIOS: Mapping[str, Callable[[], Scenario]] = {
     "flood": _flood,
     "crowd": _crowd,
     "equal": _equal,
     "weighted": _weighted,
-    "step": _step,
-    "ramp": _ramp,
     **{f"newcomers{count}": partial(_newcomers, count) for count in (1, 4, 16)},
 }
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from load_tests.clients.trial import errors_of
 from load_tests.oracle.observation import Observation
-from load_tests.oracle.record_check import record_is_behind
-from load_tests.oracle.request_classes import Mode
 from load_tests.oracle.stored_job import StoredJob
 
 
@@ -15,10 +13,6 @@ class CheckedCall:
     def __init__(self, seen: Observation, stored: StoredJob | None = None) -> None:
         self.seen = seen
         self.errors = errors_of(seen, stored, strict=False)
-        self.is_job = seen.request.mode is not Mode.CALL
-        self.has_record = stored is not None
-        self.record_behind = record_is_behind(seen, stored)
-        """Of a call that failed: the client received more than the record has."""
 
     def __str__(self) -> str:
         seen = self.seen

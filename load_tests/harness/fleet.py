@@ -21,7 +21,7 @@ from load_tests.systems.engine import MODEL, EngineTiming
 from shared.job.states import WorkerState
 from shared.store.redis import keys
 from tests.harness.fleet import Stack
-from tests.harness.fork import DESCRIPTORS, START_AFTER_S, ForkServer
+from tests.harness.fork import START_AFTER_S, ForkServer
 from tests.harness.processes import Process
 from tests.harness.servers import RedisCluster, RedisServer, free_port
 from tests.harness.waiting import DEADLINE_S, ProcessError, wait_for
@@ -34,8 +34,6 @@ VLLM_SETTINGS: Mapping[str, Any] = {"served_model_name": MODEL, "engine_args": "
 that the requests have."""
 _ENGINE_SIGNAL = signal.SIGUSR1
 """Ends the simulated engine in a worker (its fault `die_on_signal`)."""
-_END_S = 40.0
-"""More than the 30 s that a worker has to drain."""
 _PRELOAD = "load_tests.harness.preload"
 _CONTROLS = "load_tests.faults.kills.controls"
 _REWRITE = {"auto_aof_rewrite_min_size": "16mb"}
@@ -64,8 +62,6 @@ class FleetShape:
     """Real vLLM with the demo model instead of the simulated engine."""
     shards: int = 1
     """More than one: on a Redis Cluster with so many masters and a replica of each."""
-    descriptors: int | None = None
-    """The gateways' limit of open files."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of Flotilla."""
     redis: Mapping[str, str] = field(default_factory=dict)
@@ -114,8 +110,6 @@ class Fleet:
         """Start the fleet and wait until it is ready. Raises ProcessError."""
         folder.mkdir(parents=True)
         self.shape = shape
-        self.notes: list[str] = []
-        """Remarks of faults, printed below their table."""
         self.unexpected: list[str] = []
         """Processes that have ended by themselves, in words."""
         self.busy: set[int] = set()
@@ -134,7 +128,7 @@ class Fleet:
             self.ports = [free_port() for _ in range(shape.gateways)]
             """The gateways' ports."""
             self.gateways = [self._start_gateway(n) for n in range(shape.gateways)]
-            self.workers = [self.start_worker() for _ in range(shape.workers)]
+            self.workers = [self._start_worker() for _ in range(shape.workers)]
             self.wait_until_ready()
             self._at_the_end = at_the_end.pop_all()
 
@@ -161,15 +155,15 @@ class Fleet:
         """The processes that should run now."""
         return [*self.gateways, self.redis.process, *self.workers]
 
-    def start_worker(self, worker_id: str = "", **how: Any) -> Process:
+    def _start_worker(self, **how: Any) -> Process:
         """Start a worker that is not in `workers` yet; `how`: as in Stack.start."""
         self._n_started += 1
-        worker_id = worker_id or f"worker-{self._n_started}"
+        worker_id = f"worker-{self._n_started}"
         return self.stack.start("worker", name=worker_id, worker_id=worker_id, worker_port=0, **how)
 
     def replace_worker(self, n: int) -> None:
         """Start a worker in the place of the n-th."""
-        self.workers[n] = self.start_worker(variables=_LOADS_AFTER if self.shape.vllm else {})
+        self.workers[n] = self._start_worker(variables=_LOADS_AFTER if self.shape.vllm else {})
 
     def replace_gateway(self, n: int) -> None:
         """Start a gateway on the port of the n-th, which must have ended."""
@@ -201,17 +195,6 @@ class Fleet:
         time.sleep(down_s)
         self.redis.start()
 
-    def pause(self, process: Process, seconds: float) -> None:
-        """Stop a process with SIGSTOP for some seconds."""
-        process.stop(signal.SIGSTOP)
-        time.sleep(seconds)
-        process.stop(signal.SIGCONT)
-
-    def end(self, process: Process) -> None:
-        """Send SIGTERM and wait for the end."""
-        process.terminate()
-        process.popen.wait(_END_S)
-
     def since_renewal_s(self, n: int) -> float:
         """Return the seconds since the n-th worker renewed its leases.
 
@@ -221,26 +204,23 @@ class Fleet:
         return self.shape.lease_s - max(0, int(left_ms)) / 1e3
 
     def all_serve(self) -> bool:
-        """Return whether all workers run and have loaded their model; False without Redis."""
-        return not self.busy and self.serve(self.workers)
-
-    def serve(self, workers: list[Process]) -> bool:
-        """Return whether these workers are registered and take jobs; False without Redis."""
+        """Return whether all workers are registered and take jobs; False without Redis."""
+        if self.busy:
+            return False
         pipe = self.client.pipeline(transaction=False)
-        for worker in workers:
+        for worker in self.workers:
             pipe.hget(keys.worker(worker.name), "state")
         try:
             return _SERVING.issuperset(pipe.execute())
         except (RedisError, OSError):
             return False
 
-    def wait_until_ready(self, *more: Process) -> None:
-        """Wait until gateways, workers and `more` workers are ready. Raises ProcessError."""
+    def wait_until_ready(self) -> None:
+        """Wait until gateways and workers are ready. Raises ProcessError."""
         for gateway in self.gateways:
             wait_for(gateway.ready, f"{gateway.name} is ready", processes=[gateway])
-        workers = [*self.workers, *more]
         deadline_s = LOADED_S if self.shape.vllm else DEADLINE_S
-        wait_for(lambda: self.serve(workers), "all workers serve", deadline_s, workers)
+        wait_for(self.all_serve, "all workers serve", deadline_s, self.workers)
 
     def supervise(self) -> None:
         """Replace the workers and gateways that have ended; note those that were not killed."""
@@ -273,10 +253,8 @@ class Fleet:
         self._at_the_end.close()
 
     def _start_gateway(self, n: int) -> Process:
-        limit = self.shape.descriptors
-        variables = {DESCRIPTORS: str(limit)} if limit else {}
         name, port = f"gateway-{n + 1}", self.ports[n]
-        return self.stack.gateway(wait=False, name=name, port=port, variables=variables)
+        return self.stack.gateway(wait=False, name=name, port=port)
 
 
 def _engine_core(worker: int) -> int:

@@ -73,11 +73,6 @@ class Observation:
         return self.request.mode in (Mode.EVENTS, Mode.RESUMED)
 
     @property
-    def silence_s(self) -> float:
-        """The longest time without a part, from sending the request to its end."""
-        return max(after - before for before, after in pairwise((self.began, *self.at, self.ended)))
-
-    @property
     def pause_s(self) -> float:
         """The longest time between two parts."""
         return max((after - before for before, after in pairwise(self.at)), default=0.0)

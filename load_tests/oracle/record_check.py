@@ -54,14 +54,6 @@ def contradictions(seen: Observation, stored: StoredJob | None) -> list[str]:
     return ["the text in its log is wrong"]
 
 
-def record_is_behind(seen: Observation, stored: StoredJob | None) -> bool:
-    """Return whether the client of a call that failed got more than its record has."""
-    if stored is None or seen.complete or not seen.job_id:
-        return False
-    kept = {} if stored.lacks_entries else _texts(stored.entries)
-    return any(len(text) > len(kept.get(index, "")) for index, text in seen.answer.texts.items())
-
-
 def _answer_errors(seen: Observation, stored: StoredJob) -> list[str]:
     """The record of a request whose client has the whole answer."""
     if not seen.complete or seen.expected.answer.status != 200:

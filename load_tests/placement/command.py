@@ -78,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows": (",".join(_ROWS), "which orders"),
         "--some": (1.5, "calls of the load `some` come so many times as often as in the trace"),
         "--speed": (10.0, "how many times as fast as the trace"),
-        "--shards": (1, "shards of one Redis"),
         "--calls": (0, "the first so many calls of the trace; 0: all"),
     }
     add_options(parser, {**options, **OUTPUT})
@@ -113,7 +112,7 @@ def main(arguments: argparse.Namespace) -> int:
         "rows": [asdict(each) for each in found],
         "shared_cache": shared,
         "in_turn": in_turn,
-        **{name: getattr(arguments, name) for name in ("some", "speed", "shards")},
+        **{name: getattr(arguments, name) for name in ("some", "speed")},
         "calls": len(calls),
     }
     save_result(arguments.json, "placement", data)
@@ -163,7 +162,6 @@ def _shape(load: _Load, row: str, arguments: argparse.Namespace) -> FleetShape:
         "sim_prefill_tokens_per_step": int(_PREFILL_TOKENS_S * _STEP_MS / 1e3),
         "sim_cache_blocks": _BLOCKS,
         "kv_high_watermark": 1.0,
-        "shards": arguments.shards,
         "api_keys": f"all:{KEY}",
         "stream_pace_s": 0.1,  # saves CPU time, and does not delay a first token
         "stream_ttl_s": 36_000,  # jobs are read at the end

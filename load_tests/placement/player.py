@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from load_tests.fairness.player import JOB_ID, Clock, key_of, post, queued_s
+from load_tests.fairness.player import Clock, key_of, post
+from load_tests.harness.errors import RunError
 from load_tests.placement.trace import Call, prompt
 from load_tests.systems.engine import MODEL
 
 KEY = key_of("all")
+_JOB_ID = re.compile(rb"x-flotilla-job-id: (\S+)\r\n", re.IGNORECASE)
 _CACHED = re.compile(rb'"cached_tokens":(\d+)')
 _OUTPUT = re.compile(rb'"completion_tokens":(\d+)')
 _READ = 200
@@ -70,7 +73,7 @@ class _Stream(asyncio.Protocol):
             answer.problem = f"its usage is wrong: {text[-300:].decode(errors='replace')}"
         else:
             answer.cached_tokens = int(cached[-1])
-            answer.job_id = JOB_ID.findall(text)[0].decode()
+            answer.job_id = _JOB_ID.findall(text)[0].decode()
         if not self.done.done():
             self.done.set_result(answer)
 
@@ -94,4 +97,19 @@ async def play(calls: Sequence[Call], ports: Sequence[int], speed: float) -> lis
 async def longest_wait_s(answers: Sequence[Answer], speed: float) -> float:
     """How long a job waited for a worker at most. Raises RunError."""
     slowest = sorted(answers, key=lambda answer: -answer.ttft_s)[:_READ]
-    return speed * max([await queued_s(each.port, KEY, each.job_id) for each in slowest])
+    return speed * max([await _queued_s(each.port, each.job_id) for each in slowest])
+
+
+async def _queued_s(port: int, job_id: str) -> float:
+    """How long a job waited for its first worker, by Redis' clock."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = (f"GET /jobs/{job_id} HTTP/1.1", "host: 127.0.0.1", f"authorization: Bearer {KEY}")
+    writer.write("\r\n".join((*head, "connection: close", "", "")).encode())
+    answer = await reader.read()
+    writer.close()
+    try:
+        job = json.loads(answer.partition(b"\r\n\r\n")[2])
+        waited_s: float = job["attempts"][0]["started_at"] - job["created_at"]
+    except (ValueError, LookupError) as error:
+        raise RunError(f"the job {job_id} can't be read: {answer[:200]!r}") from error
+    return waited_s

@@ -12,7 +12,8 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
-from load_tests.systems.system import System, UnavailableError
+from load_tests.harness.errors import RunError
+from load_tests.systems.system import System
 from shared.store.redis import keys
 from tests.harness.servers import RedisServer
 
@@ -45,11 +46,11 @@ class FlotillaBefore(Flotilla):
     name = "flotilla-before"
     python = Path(os.environ.get("BEFORE", "")) / ".venv/bin/python"
 
-    @classmethod
-    def prepare(cls) -> None:
-        """Raises UnavailableError if BEFORE is not set or has nothing installed."""
-        if "BEFORE" not in os.environ or not cls.python.exists():
-            raise UnavailableError("BEFORE must name a folder of Flotilla with a .venv")
+    def start(self) -> None:
+        """Raises RunError if BEFORE is not set or has nothing installed."""
+        if "BEFORE" not in os.environ or not self.python.exists():
+            raise RunError("BEFORE must name a folder of Flotilla with a .venv")
+        super().start()
 
 
 VARIANTS = (

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from load_tests.systems.direct import Direct
 from load_tests.systems.flotilla import VARIANTS
-from load_tests.systems.peers import Nginx, RustRouter
 from load_tests.systems.system import System
 
-PEERS = (Nginx, RustRouter)
-"""Other projects' proxies, measured only with PEERS=1 or by name."""
-
-SYSTEMS: dict[str, type[System]] = {system.name: system for system in (Direct, *VARIANTS, *PEERS)}
+SYSTEMS: dict[str, type[System]] = {system.name: system for system in (Direct, *VARIANTS)}

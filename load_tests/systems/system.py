@@ -22,10 +22,6 @@ _ENGINES = ("engine", "worker", "workers", "vllm")
 _END_S = 15.0
 
 
-class UnavailableError(RuntimeError):
-    """A system can't be installed on this machine; the message says why in one line."""
-
-
 class System(ABC):
     """One way to serve the engine. Call `start` once."""
 
@@ -41,8 +37,6 @@ class System(ABC):
     """A point may take so long, and ten times as long as its load alone."""
     python: ClassVar[Path] = Path(sys.executable)
     """Runs gateway and worker; the checkout that is installed there is the one measured."""
-    may_fail: ClassVar[bool] = False
-    """A failure of it is printed in one line and does not end the run."""
 
     def __init__(self, processes: Stack, timing: EngineTiming) -> None:
         """It ends when `processes` is closed."""
@@ -61,10 +55,6 @@ class System(ABC):
     def variant(cls, name: str, **attributes: Any) -> type[Self]:
         """Return this system with another name and these attributes of the class."""
         return type(name, (cls,), {"name": name, **attributes})
-
-    @classmethod  # noqa: B027 - most systems need nothing
-    def prepare(cls) -> None:
-        """Install what it needs on this machine. Raises UnavailableError."""
 
     @abstractmethod
     def start(self) -> None:
@@ -87,7 +77,7 @@ class System(ABC):
         return dict(seconds)
 
     def roles(self) -> dict[str, str]:
-        """Return by name: `engine` where the engine runs, else `front` (proxy, gateway, Redis)."""
+        """Return by name: `engine` where the engine runs, else `front` (gateway, Redis)."""
         names = {process.name for process in self.processes}
         return {name: "engine" if name in _ENGINES else "front" for name in names}
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from load_tests.bench.figures import Figures
-from load_tests.bench.measurement import Results
-from load_tests.bench.rounds import progress_line, schedule
+from load_tests.bench.measurement import Measurement, Results
+from load_tests.bench.points import Point
+from load_tests.bench.rounds import progress_line, run_point, schedule
 from load_tests.harness import machine
 from load_tests.harness.errors import WrongAnswerError
 from load_tests.harness.session import (
@@ -25,32 +26,38 @@ from load_tests.harness.session import (
     save_result,
     session,
 )
-from load_tests.harness.spread import show_median, show_spread, spread
+from load_tests.harness.spread import show_median, show_spread
 from load_tests.harness.table import Table
-from load_tests.vllm.rounds import (
-    DEFAULT_POINTS,
-    POINTS,
-    BenchServeResult,
-    check_answers,
-    run_bench_serve,
-    run_point,
-)
+from load_tests.systems.engine import request_body
 from load_tests.vllm.systems import VLLM_SYSTEMS, VllmServe
+from tests.harness.client import http
 
 HELP = "real vLLM with the demo model: its own server and Flotilla"
 BASE = "vllm"
-_BENCH_SERVE_POINT = POINTS["c32"]
+POINTS = {
+    point.name: point
+    for point in (
+        Point("c1", 1, 40, 16),
+        Point("c32", 32, 192, 64),
+        Point("c64", 64, 384, 64),
+        # For a GPU: answers of 256 tokens.
+        Point("l1", 1, 4, 256),
+        Point("l64", 64, 256, 256),
+        Point("l256", 256, 768, 256),
+        Point("l512", 512, 1024, 256),
+    )
+}
+_DEFAULT_POINTS = "c1,c32,c64"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     options = {
         "--systems": (",".join(VLLM_SYSTEMS), "what to measure"),
-        "--points": (DEFAULT_POINTS, f"points of load, of {', '.join(POINTS)}"),
+        "--points": (_DEFAULT_POINTS, f"points of load, of {', '.join(POINTS)}"),
         "--model": ("", "folder of a model (default: the demo model with its options)"),
         "--engine-args": ("", "options of vLLM, as --engine-args='--enforce-eager'"),
-        "--rounds": (5, "rounds of our load client"),
-        "--bench-serve-rounds": (2, "rounds of `vllm bench serve`; 0: none"),
+        "--rounds": (5, "rounds"),
     }
     add_options(parser, {**options, **OUTPUT})
 
@@ -60,40 +67,50 @@ def main(arguments: argparse.Namespace) -> int:
     chosen = parse_names(arguments.systems, VLLM_SYSTEMS)
     points = [POINTS[name] for name in parse_names(arguments.points, POINTS)]
     with session() as processes:
-        systems = [_with_options(VLLM_SYSTEMS[name], arguments)(processes) for name in chosen]
+        given = {"model": arguments.model, "engine_args": arguments.engine_args}
+        systems = [VLLM_SYSTEMS[name].variant(name, **given)(processes) for name in chosen]
         for system in systems:
             system.start()
             print_progress(f"{system.name} is ready")
-        check_answers(systems)
+        _check_answers(systems)
         for system in systems:  # warm up
-            run_point(system, POINTS["c32"], 0)
+            _run_point(system, POINTS["c32"], 0)
         results = Results(machine.describe(), [])
         for round_index, point, system in schedule(systems, points, arguments.rounds):
-            measurement = run_point(system, point, round_index)
+            measurement = _run_point(system, point, round_index)
             print_progress(progress_line(measurement))
             results.measurements.append(measurement)
-        bench_serve = _run_bench_serve(systems, arguments.bench_serve_rounds)
-    print_tables([*tables(Figures(results)), bench_serve_table(bench_serve)], arguments)
-    data = {**asdict(results), "bench_serve": [asdict(item) for item in bench_serve]}
-    save_result(arguments.json, "vllm", data)
+    print_tables(tables(Figures(results)), arguments)
+    save_result(arguments.json, "vllm", asdict(results))
     return 0
 
 
-def _with_options(system: type[VllmServe], arguments: argparse.Namespace) -> type[VllmServe]:
-    engine_args = f"{system.engine_args} {arguments.engine_args}".strip()
-    return system.variant(system.name, model=arguments.model, engine_args=engine_args)
+def _run_point(system: VllmServe, point: Point, round_index: int) -> Measurement:
+    """Run a point's load; measure the CPU time of the system's processes meanwhile.
+
+    Raises WrongAnswerError, also if vLLM generated another number of tokens than clients received.
+    """
+    before = system.generated()
+    measurement = run_point(system, point, round_index)
+    generated, received = system.generated() - before, measurement.client.tokens
+    if generated != received:
+        raise WrongAnswerError(
+            f"{system.name} generated {generated:.0f} tokens, clients received {received}"
+        )
+    return measurement
 
 
-def _run_bench_serve(systems: Sequence[VllmServe], rounds: int) -> list[BenchServeResult]:
-    results: list[BenchServeResult] = []
-    try:
-        for round_index, point, system in schedule(systems, [_BENCH_SERVE_POINT], rounds):
-            results.append(run_bench_serve(system, point, round_index))
-            per_s = results[-1].tokens_per_s
-            print_progress(f"{round_index} bench serve: {system.name} {per_s:.0f} tok/s")
-    except WrongAnswerError as error:
-        print_progress(f"`vllm bench serve` is left out: {error}")
-    return results
+def _check_answers(systems: Sequence[VllmServe]) -> None:
+    """Compare the systems' answers to one request. Raises WrongAnswerError if they differ."""
+    texts = {}
+    for system in systems:
+        body = request_body(tokens=48, stream=False) | system.body_fields
+        answer = http.post(f"http://127.0.0.1:{system.ports[0]}{system.path}", json=body).json()
+        if "choices" not in answer:
+            raise WrongAnswerError(f"{system.name}: {answer}")
+        texts[system.name] = answer["choices"][0]["message"]["content"]
+    if len(set(texts.values())) > 1:
+        raise WrongAnswerError(f"answers differ: {texts}")
 
 
 def tables(figures: Figures) -> list[Table]:
@@ -128,34 +145,4 @@ def _of_point(figures: Figures, point: str) -> Table:
         f"/ {BASE} ": ratio("total_us"),
     }
     title = f"{point}: medians (quartiles) over rounds; ratios are paired within a round"
-    return Table.of_columns(title, columns)
-
-
-def bench_serve_table(results: Sequence[BenchServeResult]) -> Table:
-    """Return the table of what `vllm bench serve` measured."""
-    bases = {item.round: item for item in results if item.system == BASE}
-    systems = list(dict.fromkeys(item.system for item in results))
-    of = {system: [item for item in results if item.system == system] for system in systems}
-    ratios = [
-        spread(
-            item.tokens_per_s / bases[item.round].tokens_per_s
-            for item in of[system]
-            if item.round in bases
-        )
-        for system in systems
-    ]
-
-    def median(name: str, digits: int) -> list[str]:
-        found = [spread(getattr(item, name) for item in of[system]) for system in systems]
-        return [show_median(each, digits) for each in found]
-
-    columns = {
-        "system": systems,
-        "tok/s": median("tokens_per_s", 0),
-        f"/ {BASE}": list(map(show_spread, ratios)),
-        "TTFT p50\nms": median("ttft_p50_ms", 1),
-        "gap p50\nms": median("itl_p50_ms", 1),
-    }
-    streams = f"{_BENCH_SERVE_POINT.connections} streams"
-    title = f"`vllm bench serve`, {streams}, random prompts: medians over rounds"
     return Table.of_columns(title, columns)

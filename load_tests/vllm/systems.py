@@ -87,15 +87,11 @@ class VllmFleet(VllmServe):
         return {}
 
 
-_EIGHT = "--stream-interval 8"
-"""A chunk for every eighth token, which contains eight tokens."""
 VLLM_SYSTEMS: dict[str, type[VllmServe]] = {
     system.name: system
     for system in (
         VllmServe,
         VllmFleet,
         VllmFleet.variant("fleet-plain", fast_paths="off"),
-        VllmServe.variant("vllm-8", engine_args=_EIGHT),
-        VllmFleet.variant("fleet-8", engine_args=_EIGHT),
     )
 }

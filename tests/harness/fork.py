@@ -20,7 +20,6 @@ import gc
 import importlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -37,8 +36,8 @@ from tests.harness.waiting import ProcessError
 
 MODULES = ("gateway", "worker", "gateway.maintenance")
 """What can be forked."""
-START_AFTER_S, DESCRIPTORS = "START_AFTER_S", "DESCRIPTORS"
-"""Variables of a process: it does nothing for so many seconds; its limit of open files."""
+START_AFTER_S = "START_AFTER_S"
+"""Variable of a process: it does nothing for so many seconds."""
 _PRELOADED = (
     "gateway.maintenance.process",
     "h11",
@@ -205,8 +204,6 @@ def _run(process_main: Callable[[], None], command: Mapping[str, Any]) -> None:
         os.setsid()
         os.environ.clear()
         os.environ.update(command["environment"])
-        if limit := os.environ.pop(DESCRIPTORS, ""):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit)))
         time.sleep(float(os.environ.pop(START_AFTER_S, "0")))
         sys.argv = [command["start"]]
         process_main()

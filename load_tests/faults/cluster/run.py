@@ -26,8 +26,7 @@ from shared.job.job import shard_of
 
 SHARDS = 3
 FAULTS = tuple(Fault)
-_TIMES, _QUICK_TIMES = 30, 1
-_CLIENTS, _QUICK_CLIENTS = 100, 24
+_CLIENTS = 100
 _WARM_UP_S, _BETWEEN_S = 3.0, 2.0
 _OPEN_STREAMS = 2
 """A fault waits until so many streams of each shard have begun."""
@@ -169,12 +168,11 @@ def _each_shard_streams(trial: Trial) -> bool:
 
 def run_cluster(arguments: argparse.Namespace, folder: Path) -> int:
     """Run the faults and print the report; return the exit status."""
-    quick = arguments.quick
     result = uvloop.run(
         play(
             folder / "cluster",
-            times=arguments.times or (_QUICK_TIMES if quick else _TIMES),
-            clients=arguments.clients or (_QUICK_CLIENTS if quick else _CLIENTS),
+            times=arguments.times,
+            clients=arguments.clients or _CLIENTS,
             seed=arguments.seed,
             progress=print_progress,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,6 @@ from load_tests.faults.schedules.run import ScheduleRun
 from load_tests.faults.schedules.schedule import PauseSchedule, draw, lost_lease, silent_redis
 from load_tests.harness.fleet import FleetShape
 from load_tests.harness.leftovers import leftovers
-from load_tests.harness.session import Progress
-from load_tests.oracle.observation import End
 from load_tests.oracle.request_source import RequestSource
 
 LEASE_S = 0.9
@@ -28,100 +25,34 @@ FIXED = {"lost-lease": lost_lease, "silent-redis": silent_redis}
 _TIMEOUT_S = 25.0
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What happened in one round."""
-
-    name: str
-    schedule: PauseSchedule
-    calls: Sequence[CheckedCall]
-    paused_at: float
-    """When its last pause began, on the monotonic clock."""
-
-    def described(self, lines: Sequence[str]) -> list[str]:
-        """Return one text that has these lines; empty without lines."""
-        return ["\n    ".join([f"{self.name}: {self.schedule}", *lines])] if lines else []
-
-    @property
-    def wrong(self) -> list[str]:
-        """A line per wrong answer."""
-        return [str(call) for call in self.calls if call.errors]
-
-    @property
-    def hung(self) -> list[str]:
-        """A line per call that had not ended at the client's time limit."""
-        hung = [call.seen for call in self.calls if call.seen.end is End.HUNG]
-        return [f"{seen.request.tag} had {len(seen.at)} tokens" for seen in hung]
-
-
 @dataclass(slots=True)
 class ScheduleResults:
     """What all rounds found."""
 
-    rounds: list[Round] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """One text for each round with a wrong answer: its name, its schedule, what was wrong."""
     leftovers: Counter[str] = field(default_factory=Counter)
     """What jobs left in Redis."""
 
-    @property
-    def calls(self) -> list[CheckedCall]:
-        """The calls of all rounds."""
-        return [call for each in self.rounds for call in each.calls]
 
-    @property
-    def failures(self) -> list[str]:
-        """One text per round with a wrong answer: its name, its schedule, what was wrong."""
-        return [text for each in self.rounds for text in each.described(each.wrong)]
-
-    @property
-    def hung(self) -> list[str]:
-        """One text per round with a call that hung."""
-        return [text for each in self.rounds for text in each.described(each.hung)]
-
-
-async def play_drawn(
-    folder: Path,
-    *,
-    seed: str,
-    rounds: int,
-    first: int = 0,
-    workers: int = 2,
-    fleets: int = 1,
-    progress: Progress = print,
-) -> ScheduleResults:
+async def play_drawn(folder: Path, *, seed: str, rounds: int, workers: int) -> ScheduleResults:
     """Run rounds that are drawn from the seed. Raises ProcessError.
 
-    A round depends on the seed and its number alone, so that it can be repeated by itself. Several
-    fleets share the rounds, as they mostly wait.
+    A round depends on the seed and its number alone, so that it can be repeated by itself.
     """
-
-    async def play(n_fleet: int) -> ScheduleResults:
-        shape = FleetShape(workers, lease_s=LEASE_S, step_ms=STEP_MS)
-        names = [f"{seed}-{n}" for n in range(first + n_fleet, first + rounds, fleets)]
-        schedules = [(name, draw(name, LEASE_S, workers)) for name in names]
-        return await _play(folder / str(n_fleet), shape, schedules, progress)
-
-    total = ScheduleResults()
-    for results in await asyncio.gather(*map(play, range(min(fleets, rounds)))):
-        total.rounds += results.rounds
-        total.leftovers += results.leftovers
-    return total
+    shape = FleetShape(workers, lease_s=LEASE_S, step_ms=STEP_MS)
+    names = [f"{seed}-{n}" for n in range(rounds)]
+    return await _play(folder, shape, [(name, draw(name, LEASE_S, workers)) for name in names])
 
 
-async def play_fixed(
-    name: str, folder: Path, *, rounds: int, progress: Progress = print
-) -> ScheduleResults:
+async def play_fixed(name: str, folder: Path) -> ScheduleResults:
     """Run one of FIXED on a fleet with one worker and a tenth of the default lease."""
     shape = FleetShape(lease_s=FIXED_LEASE_S, step_ms=25 * FIXED_LEASE_S / 15)
-    schedule = FIXED[name](FIXED_LEASE_S)
-    schedules = [(f"{name}-{n}", schedule) for n in range(rounds)]
-    return await _play(folder, shape, schedules, progress)
+    return await _play(folder, shape, [(name, FIXED[name](FIXED_LEASE_S))])
 
 
 async def _play(
-    folder: Path,
-    shape: FleetShape,
-    schedules: Sequence[tuple[str, PauseSchedule]],
-    progress: Progress,
+    folder: Path, shape: FleetShape, schedules: Sequence[tuple[str, PauseSchedule]]
 ) -> ScheduleResults:
     results = ScheduleResults()
     calls: list[CheckedCall] = []
@@ -134,16 +65,14 @@ async def _play(
     )
     async with trial:
         for name, schedule in schedules:
-            began = time.monotonic()
             await asyncio.to_thread(trial.fleet.wait_until_ready)
             run = ScheduleRun(trial, schedule, name)
             await run.play()
-            played = Round(name, schedule, tuple(calls), run.paused_at)
-            results.rounds.append(played)
+            wrong = [str(call) for call in calls if call.errors]
             complete = sum(call.seen.complete for call in calls)
-            wrong = "".join(f"\n    WRONG {line}" for line in played.wrong)
-            took_s = time.monotonic() - began
-            progress(f"{name}: {took_s:.1f} s, {complete} of {len(calls)} complete{wrong}")
+            print(f"{name}: {complete} of {len(calls)} complete")
+            if wrong:
+                results.failures.append("\n    ".join([f"{name}: {schedule}", *wrong]))
             calls.clear()
         results.leftovers.update(await asyncio.to_thread(leftovers, trial.fleet.client))
     return results

@@ -28,8 +28,6 @@ class ScheduleRun:
         self._tag = tag
         self._calls: list[asyncio.Task[Observation]] = []
         self._streams: list[str] = []
-        self.paused_at = 0.0
-        """When the last pause began, on the monotonic clock."""
 
     async def play(self) -> None:
         """Run the schedule; return when all calls have ended and their records were read."""
@@ -64,8 +62,7 @@ class ScheduleRun:
             since = await asyncio.to_thread(self._fleet.since_renewal_s, pause.n)
             seconds = max(0.0, seconds - since)
         process = self._process(pause).popen
-        self.paused_at = time.monotonic()
-        until = self.paused_at + seconds
+        until = time.monotonic() + seconds
         process.send_signal(signal.SIGSTOP)
         try:
             for k in range(pause.calls):

@@ -1,1 +1,0 @@
-"""Hostile requests of one client, and what other clients notice."""

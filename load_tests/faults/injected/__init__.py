@@ -1,1 +1,0 @@
-"""Faults injected into a running fleet: a row of figures for each."""

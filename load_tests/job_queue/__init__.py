@@ -1,1 +1,0 @@
-"""`queue`: the cost of queue operations at growing depth, and the latency of a claim."""

@@ -6,7 +6,6 @@ import re
 import subprocess
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.deploy.kubernetes.manifests import FOLDER, composed, name_of
@@ -14,15 +13,12 @@ from tests.deploy.queries import DASHBOARD
 from tests.harness.prometheus import RULES
 from tests.harness.settings import ROOT
 
-pytest.importorskip("kubernetes_validate", reason="needs the schemas of the extra `deploy`")
-from tests.deploy.kubernetes.schemas import problems
-
 
 def of_kind(kind: str) -> list[Any]:
-    return [each for each in composed("gpu, by wait, monitoring") if each["kind"] == kind]
+    return [each for each in composed("gpu, scaled, monitoring") if each["kind"] == kind]
 
 
-def test_the_command_for_rules_makes_a_valid_object_of_them() -> None:
+def test_the_command_for_rules_makes_an_object_of_them() -> None:
     (command,) = re.findall(
         r"^```sh\n(\([^`]*)\| kubectl apply -f -\n```",
         (FOLDER / "README.md").read_text(),
@@ -32,9 +28,12 @@ def test_the_command_for_rules_makes_a_valid_object_of_them() -> None:
         ["sh", "-ec", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     rule = yaml.safe_load(made.stdout)
-    assert problems(rule) == []
-    assert rule["metadata"]["namespace"] == "flotilla"
-    assert rule["spec"] == yaml.safe_load(RULES.read_text())
+    assert rule == {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "flotilla", "namespace": "flotilla"},
+        "spec": yaml.safe_load(RULES.read_text()),
+    }
 
 
 def test_the_dashboard_is_a_config_map_for_grafana() -> None:

@@ -216,9 +216,8 @@ def _budgets(body: Mapping[str, Any]) -> Iterator[Finding]:
 def _problems(problems: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     """What the gateway has found."""
     for problem in problems:
-        parts = [problem["do"], problem["runbook"] and f"See {problem['runbook']}."]
-        do = " ".join(filter(None, parts))
-        yield Finding(problem["kind"], Level(problem["level"]), problem["sentence"], do)
+        found = Level(problem["level"])
+        yield Finding(problem["kind"], found, problem["sentence"], problem["do"])
 
 
 def _page(found: Iterable[Finding]) -> RenderableType:

@@ -77,12 +77,12 @@ function problems(element) {
   list(element, found, (each) => `${each.kind} ${each.pool} ${each.worker}`, (first) => {
     const word = h("b");
     const text = h("span");
-    const [since, what, more] = Array.from({ length: 3 }, () => h("span", "since"));
+    const [since, what] = Array.from({ length: 2 }, () => h("span", "since"));
     const go = button("", () => act(row.problem), "primary");
     const row = {
       problem: first,
       element: h("li", null, h("span", "what", word, " ", text, " ", since, " ", what),
-        h("span", "todo", go, more)),
+        h("span", "todo", go)),
       update(problem) {
         row.problem = problem;
         attr(row.element, "data-level", problem.level);
@@ -93,10 +93,6 @@ function problems(element) {
         put(what, problem.do || "");
         go.hidden = !problem.action;
         if (problem.action) put(go, `${problem.action.text} …`);
-        const link = /^(https?:\/\/|\/)/.test(problem.runbook || "");
-        if (!more.firstChild && problem.runbook) {
-          more.append(link ? h("a", { href: problem.runbook }, "Runbook") : `Runbook: ${problem.runbook}`);
-        }
       },
     };
     return row;

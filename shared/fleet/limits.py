@@ -1,8 +1,7 @@
 """One table of limits: from which value on something is a problem, and what to do then. Pure.
 
 The overview (with it the page, `flotilla top` and `flotilla doctor`), the autoscaler and gateways
-read it. Alert rules, dashboards and runbooks have the same values:
-A test compares them.
+read it.
 """
 
 from __future__ import annotations
@@ -30,16 +29,6 @@ class Unit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Alert:
-    """An alert rule that has a limit's value for `level`; a problem is `critical` there."""
-
-    name: str
-    level: Level
-    for_s: float = 0.0
-    """It fires once the value has been beyond the limit for so long."""
-
-
-@dataclass(frozen=True, slots=True)
 class Limit:
     """From `warning` or `problem` on, a value has that level. None: never."""
 
@@ -55,9 +44,6 @@ class Limit:
     """What is wrong, for people; in braces the words that the overview puts in."""
     do: str = ""
     """What to do first."""
-    alerts: tuple[Alert, ...] = ()
-    runbook: str = ""
-    """The section of the runbooks, if it is not that of the first alert."""
 
     def level(self, value: float) -> Level:
         """How bad a value is."""
@@ -72,38 +58,30 @@ class Limit:
         """The value from which on it is a problem at all."""
         return min(value for value in (self.warning, self.problem) if value is not None)
 
-    @property
-    def anchor(self) -> str:
-        """The address of the runbook within the repository; empty if there is none."""
-        section = self.runbook or next((alert.name for alert in self.alerts), "")
-        return f"compose/observability/runbooks.md#{section.lower()}" if section else ""
-
-
-WARNING, PROBLEM = Level.WARNING, Level.PROBLEM
 
 # --- Redis and gateways ---
 
 REDIS_UNAVAILABLE = Limit(
-    "redis_unavailable", problem=1, runbook="FlotillaRedisNotWritable",
+    "redis_unavailable", problem=1,
     text="Redis can't be read: {why}. New requests are refused; the figures are old.",
     do="Start Redis, or set FLOTILLA_REDIS_URL to one that accepts writes.",
 )  # fmt: skip
 REDIS_EVICTS = Limit(
-    "redis_evicts", problem=1, runbook="FlotillaRedisEvicts",
+    "redis_evicts", problem=1,
     text="Redis may delete jobs: {why}.", do="Set maxmemory-policy to noeviction in Redis.",
 )  # fmt: skip
 REDIS_MEMORY = Limit(
-    "redis_memory", Unit.SHARE, 0.7, 0.8, alerts=(Alert("FlotillaRedisMemoryHigh", PROBLEM, 300),),
+    "redis_memory", Unit.SHARE, 0.7, 0.8,
     text="A Redis server uses {share:.0%} of its memory; soon no new jobs are accepted.",
     do="Raise its maxmemory, or shorten FLOTILLA_RESULT_TTL_S.",
 )  # fmt: skip
 REDIS_FULL = Limit(
-    "redis_full", problem=1, runbook="FlotillaRedisMemoryHigh",
+    "redis_full", problem=1,
     text="New jobs are refused, and batches wait: {why}.",
     do="Raise its maxmemory, or wait until results have expired; add workers if many jobs wait.",
 )  # fmt: skip
 GATEWAY_TASKS = Limit(
-    "gateway_tasks", problem=1, runbook="FlotillaBackgroundTaskEnded",
+    "gateway_tasks", problem=1,
     text="This gateway is not healthy: {why}.", do="Restart this gateway; its log has the error.",
 )  # fmt: skip
 GATEWAY_FORMAT = Limit(
@@ -111,11 +89,11 @@ GATEWAY_FORMAT = Limit(
     do="Run gateways, workers and maintenance of one release, or use an empty Redis.",
 )  # fmt: skip
 GATEWAY_RELAY = Limit(
-    "gateway_relay", problem=1, runbook="FlotillaGatewayNotSubscribed",
+    "gateway_relay", problem=1,
     do="Check that the gateway reaches Redis' pub/sub, and its log for the reason.",
 )  # fmt: skip
 GATEWAY_FLEET = Limit(
-    "gateway_fleet", Unit.SECONDS, problem=5 * HEARTBEAT_S, runbook="FlotillaRedisNotWritable",
+    "gateway_fleet", Unit.SECONDS, problem=5 * HEARTBEAT_S,
     text="This gateway is not healthy: {why}.",
     do="Check the connection between the gateway and Redis.",
 )  # fmt: skip
@@ -123,8 +101,6 @@ CLOCK = Limit(
     "clock", Unit.SECONDS, 2, text="this machine and the fleet differ by {seconds:.0f} s",
     do="Synchronise the clocks (NTP); deadlines are counted by Redis' clock.",
 )  # fmt: skip
-STREAM_GAPS = Limit("stream_gaps", warning=0.1, alerts=(Alert("FlotillaStreamGaps", WARNING, 600),))
-"""Frames a second that pub/sub dropped."""
 
 # --- pools ---
 
@@ -137,44 +113,35 @@ POOL_PAUSED = Limit(
     text="An operator has paused the pool {pool}; {waiting}.",
 )  # fmt: skip
 NO_WORKER = Limit(
-    "no_worker", problem=1, alerts=(Alert("FlotillaNoWorker", PROBLEM, 300),),
+    "no_worker", problem=1,
     text="In the pool {pool} {why}; {waiting}, the oldest for {wait}.",
     do="Start a worker of the pool; the log of one that is starting shows how far it is.",
 )  # fmt: skip
 LONG_WAIT = Limit(
-    "long_wait", Unit.SECONDS, 30, 60, alerts=(Alert("FlotillaWaitTooLong", PROBLEM, 180),),
+    "long_wait", Unit.SECONDS, 30, 60,
     text="The oldest job of the pool {pool} has waited {wait}: {waiting}, {busy} of {slots} slots "
     "are busy.{estimate}{limit}",
     do="Add workers, or raise the autoscaler's maximum; move what can wait to the lane flex.",
 )  # fmt: skip
 """Of a job that does not wait in the lane flex."""
-AUTOSCALE_CAPPED = Limit(
-    "autoscale_capped", Unit.SECONDS, LONG_WAIT.problem,
-    alerts=(Alert("FlotillaAutoscaleCapped", WARNING, 600),),
-)  # fmt: skip
-"""Expected wait of a new job while the autoscaler is at its maximum."""
 QUEUE_FULL = Limit(
-    "queue_full", Unit.SHARE, 0.8, 1, alerts=(Alert("FlotillaQueueNearlyFull", WARNING, 300),),
-    runbook="FlotillaQueueFull",
+    "queue_full", Unit.SHARE, 0.8, 1,
     text="The lane {lane} of the pool {pool} has {jobs} of {most} jobs; when it is full, new "
     "requests get 503.",
     do="Add workers, or raise FLOTILLA_MAX_QUEUE_DEPTH if Redis has memory to spare.",
 )  # fmt: skip
 SUSPECTS = Limit(
-    "suspects", warning=1, runbook="FlotillaWorkerFlaps",
+    "suspects", warning=1,
     text="In the pool {pool} {waiting} to run alone, because at least two workers were lost with "
     "each of them.",
     do="See the logs of the workers that had them: `flotilla jobs why <id>` names them.",
 )  # fmt: skip
 AUTOSCALER_SILENT = Limit(
-    "autoscaler_silent", Unit.SECONDS, 10, alerts=(Alert("FlotillaAutoscaleStale", WARNING, 60),),
+    "autoscaler_silent", Unit.SECONDS, 10,
     text="The autoscaler has decided nothing for {silent} for the pool {pool}.",
     do="See the log of the maintenance process, and restart it.",
 )  # fmt: skip
 """A tick may take that long where Redis or an actuator is slow."""
-_LATE = (Alert("FlotillaMaintenanceLate", WARNING, 60),)
-REPAIR_LATE = Limit("repair_late", Unit.SECONDS, 300, alerts=_LATE)
-PRUNE_LATE = Limit("prune_late", Unit.SECONDS, 1800, alerts=_LATE)
 
 # --- files, batches, webhooks ---
 
@@ -195,26 +162,26 @@ STORAGE_NOT_SWEPT = Limit(
 )  # fmt: skip
 """Since maintenance has deleted what has expired."""
 BATCHES_LATE = Limit(
-    "batches_late", Unit.SECONDS, problem=60, runbook="FlotillaBatchStuck",
+    "batches_late", Unit.SECONDS, problem=60,
     text="{age} no maintenance process has worked on batches; {batches} not ended.",
     do="Start `flotilla maintenance` with the gateways' FLOTILLA_STORAGE_URL, or see its log.",
 )  # fmt: skip
 BATCH_STUCK = Limit(
-    "batch_stuck", Unit.SECONDS, 1800, alerts=(Alert("FlotillaBatchStuck", WARNING, 60),),
+    "batch_stuck", Unit.SECONDS, 1800,
     text="{batch} has not advanced for {age}, though workers serve its model.",
     do="See the log of maintenance for `pauses`, and the jobs with `lane:flex state:queued`.",
 )  # fmt: skip
 """Since an open batch has advanced: since its owner has changed it."""
 
 WEBHOOKS_LATE = Limit(
-    "webhooks_late", Unit.SECONDS, 60, 600, alerts=(Alert("FlotillaWebhooksLate", WARNING, 60),),
+    "webhooks_late", Unit.SECONDS, 60, 600,
     text="{events} for webhooks, the oldest for {age}: no maintenance process takes them.",
     do="Start `flotilla maintenance`, or see its log.",
 )  # fmt: skip
 """Since what has ended was written to the outbox."""
 
 USAGE_LATE = Limit(
-    "usage_late", Unit.SECONDS, 120, 600, alerts=(Alert("FlotillaUsageLate", WARNING, 120),),
+    "usage_late", Unit.SECONDS, 120, 600,
     text="The use of {jobs} is in no sum yet, the oldest for {age}: no maintenance process adds it "
     "up.",
     do="Start `flotilla maintenance`, or see its log.",
@@ -224,67 +191,36 @@ USAGE_LATE = Limit(
 # --- workers ---
 
 WORKER_LOST = Limit(
-    "worker_lost", problem=1, runbook="FlotillaWorkersLost",
+    "worker_lost", problem=1,
     text="The worker {worker} was lost {ago} ago{why}. Its jobs{had} went back to the queue; "
     "{waiting} now.",
     do="Start it again, or let its supervisor do it.",
 )  # fmt: skip
 WORKER_SILENT = Limit(
-    "worker_silent", Unit.SECONDS, problem=3 * HEARTBEAT_S, runbook="FlotillaWorkersLost",
+    "worker_silent", Unit.SECONDS, problem=3 * HEARTBEAT_S,
     text="The worker {worker} has not announced itself for {age}: its process or its machine "
     "stands still. Its jobs move to other workers when their leases end.",
     do="Look at its machine; end it if it does not go on.",
 )  # fmt: skip
 WORKER_LOADS_LONG = Limit(
-    "worker_loads_long", Unit.SECONDS, 1200, runbook="FlotillaNoWorker",
+    "worker_loads_long", Unit.SECONDS, 1200,
     text="The worker {worker} has loaded its model for {age}.", do="Its log shows how far it is.",
 )  # fmt: skip
-WORKER_FLAPS = Limit(
-    "worker_flaps", problem=3, within_s=900, alerts=(Alert("FlotillaWorkerFlaps", PROBLEM),)
-)
-"""Starts of one worker."""
-ENGINE_STALLED = Limit(
-    "engine_stalled", problem=1, within_s=180, alerts=(Alert("FlotillaEngineStalled", PROBLEM, 60),)
-)
-"""An engine that has had work for so long and has made no step."""
-KV_CACHE = Limit("kv_cache", Unit.SHARE, 0.95, alerts=(Alert("FlotillaKvCacheFull", WARNING, 900),))
-"""A worker claims nothing above it: the default of FLOTILLA_KV_HIGH_WATERMARK."""
-SLOTS_BUSY = Limit("slots_busy", Unit.SHARE, 0.9)
 
 # --- jobs ---
 
-FIRST_TOKEN = Limit("first_token", Unit.SECONDS, 2.5)
-"""From a streamed request's arrival to its first token; a bucket of flotilla_ttft_seconds."""
-LATE_STREAMS = Limit(
-    "late_streams", Unit.SHARE, 0.06, 0.144, least=50,
-    alerts=(
-        Alert("FlotillaTtftBurnsFast", PROBLEM, 120),
-        Alert("FlotillaTtftBurnsSlowly", WARNING, 900),
-    ),
-)  # fmt: skip
-"""Streams whose first token came late: 1 % in a month is allowed."""
 JOBS_FAIL = Limit(
     "jobs_fail", Unit.SHARE, problem=0.05, least=5,
-    alerts=(Alert("FlotillaJobsFail", PROBLEM, 120),),
     text="{failed} of the {ended} jobs that ended in the last seconds failed.",
     do="The jobs with `state:failed since:1h` have their errors.",
 )  # fmt: skip
-JOBS_EXPIRE = Limit(
-    "jobs_expire", Unit.SHARE, 0.02, least=10, within_s=900,
-    alerts=(Alert("FlotillaJobsExpire", WARNING, 300),),
-)  # fmt: skip
 TOLD_WAITS = Limit(
     "told_waits", warning=2, least=20, within_s=1800,
-    alerts=(Alert("FlotillaToldWaitsWrong", WARNING, 600),),
     text="Jobs of the pool {pool} wait {ratio:.1f} times as long as their clients are told.",
     do="The queue grows, or one tenant's jobs wait for those of others: add workers.",
 )  # fmt: skip
 """How long streamed calls waited over what they were told, the median."""
 DEAD_LETTERS = Limit(
-    "dead_letters", warning=1, within_s=900, alerts=(Alert("FlotillaDeadLetters", WARNING),),
+    "dead_letters", warning=1, within_s=900,
     text="{letters}, the newest {age} old.", do="Replay or drop them: `flotilla dead ls`.",
 )  # fmt: skip
-
-TABLE: tuple[Limit, ...] = tuple(
-    value for value in list(globals().values()) if isinstance(value, Limit)
-)

@@ -204,13 +204,6 @@ def test_the_example_of_pools_has_a_service_for_each() -> None:
         assert mounted["target"] == service["environment"]["FLOTILLA_CONFIG"]
 
 
-def test_the_example_of_pools_on_kubernetes_has_a_folder_for_each() -> None:
-    folder = COMPOSE / "kubernetes" / "overlays" / "pools"
-    for pool in pools_in(folder / "flotilla.yaml"):
-        assert f"value: {pool}\n" in (folder / pool / "worker.yaml").read_text()
-        assert f"  - {pool}\n" in (folder / "kustomization.yaml").read_text()
-
-
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda path: path.name)
 def test_the_address_of_a_package_index_is_in_no_images_history(file: Path) -> None:
     """It may hold a password, and the history of the last stage is the image's."""

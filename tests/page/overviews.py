@@ -128,7 +128,6 @@ def problem(kind: str, sentence: str, **changes: Any) -> dict[str, Any]:
         "pool": "qwen",
         "worker": None,
         "action": None,
-        "runbook": None,
     } | changes
 
 
@@ -253,13 +252,11 @@ def incident() -> Overview:
             "path": "/admin/workers/w-3/drain",
             "body": {},
         },
-        runbook="compose/observability/runbooks.md#flotillaworkerslost",
     )
     slow = problem(
         "slow",
         "Pool qwen: the oldest job waits 9.8 s; the autoscaler wants 6 workers, the limit is 5.",
         level="warning",
-        runbook="compose/observability/runbooks.md#flotillaqueuewaitlong",
     )
     workers = [worker(number) for number in range(1, 5)]
     workers[2] = worker(3, state="lost", lost=True, heartbeat_age_s=42.0, kv_use=None, busy=61)

@@ -150,7 +150,6 @@ class Problem(_Shown):
     worker: str = ""
     do: str = Field("", description="what to do first")
     action: Action | None = Field(None, description="a call that mends it")
-    runbook: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -43,7 +43,6 @@ def check(
             level=Level.WARNING if mild else level,
             sentence=limit.text.format(**words),
             do=limit.do.format(**words),
-            runbook=limit.anchor,
             **fields,
         )
 

@@ -21,8 +21,7 @@ OVERLAYS = tuple(sorted(path.name for path in (FOLDER / "overlays").iterdir()))
 
 COMPOSITIONS = {
     **{overlay: (overlay, ()) for overlay in OVERLAYS},
-    "cpu, by lag, monitoring": ("cpu", ("keda", "keda-by-lag", "monitoring")),
-    "gpu, by wait, monitoring": ("gpu", ("keda", "keda-by-wait", "monitoring")),
+    "gpu, scaled, monitoring": ("gpu", ("keda", "monitoring")),
 }
 """Name -> overlay and the components added to it; together they contain every component."""
 
@@ -82,7 +81,7 @@ def name_of(manifest: Manifest) -> str:
 
 def workloads(manifests: list[Manifest]) -> Iterator[Manifest]:
     """Yield the objects with a pod template."""
-    return (each for each in manifests if each["kind"] in {"Deployment", "StatefulSet"})
+    return (each for each in manifests if each["kind"] == "Deployment")
 
 
 def container_of(workload: Manifest) -> Manifest:

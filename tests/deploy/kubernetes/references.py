@@ -82,8 +82,6 @@ def _names(manifest: Manifest) -> Iterator[str]:
             yield f"{value.get('kind', kind)}/{value[name]}"
         elif field == "serviceAccountName":
             yield f"ServiceAccount/{value}"
-        elif field == "serviceName":
-            yield f"Service/{value}"
 
 
 def _secrets(manifest: Manifest) -> Iterator[str]:
@@ -99,8 +97,7 @@ def _secrets(manifest: Manifest) -> Iterator[str]:
 def _addresses(manifest: Manifest) -> Iterator[str]:
     """KEDA runs in another namespace, so its addresses are `<service>.<namespace>.svc:<port>`."""
     for trigger in manifest.get("spec", {}).get("triggers", ()):
-        if where := trigger["metadata"].get("url") or trigger["metadata"].get("address"):
-            yield urlsplit(where if "//" in where else f"//{where}").netloc
+        yield urlsplit(trigger["metadata"]["url"]).netloc
 
 
 def _selected(manifest: Manifest, labelled: list[dict[str, str]]) -> Iterator[str]:

@@ -26,7 +26,6 @@ OLDEST, NEWEST = "1.30", "1.37"
 _CUSTOM = {
     ("keda.sh/v1alpha1", "ScaledObject"): keda.ScaledObject,
     ("keda.sh/v1alpha1", "TriggerAuthentication"): keda.TriggerAuthentication,
-    ("monitoring.coreos.com/v1", "PrometheusRule"): prometheus_operator.PrometheusRule,
     ("monitoring.coreos.com/v1", "ServiceMonitor"): prometheus_operator.ServiceMonitor,
     ("monitoring.coreos.com/v1", "PodMonitor"): prometheus_operator.PodMonitor,
 }

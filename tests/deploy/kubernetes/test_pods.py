@@ -10,7 +10,6 @@ import pytest
 from tests.deploy.kubernetes.images import images_of_compose
 from tests.deploy.kubernetes.manifests import (
     COMPOSITIONS,
-    FOLDER,
     Manifest,
     composed,
     container_of,
@@ -24,8 +23,6 @@ LOADING_S = 3600
 """After so long without a sign a worker that loads is taken for lost."""
 MARGIN_S = 10
 """For the last words of a process, and a slow node."""
-MOUNTED_FILE = "/etc/flotilla-pools/flotilla.yaml"
-FILE = FOLDER / "overlays" / "pools" / "flotilla.yaml"
 SIZES = {"Mi": 2**20, "Gi": 2**30}
 
 
@@ -37,13 +34,9 @@ def every_workload() -> list[tuple[str, Manifest]]:
     ]
 
 
-def ours() -> list[tuple[str, Manifest]]:
-    return [(name, each) for name, each in every_workload() if each["kind"] == "Deployment"]
-
-
 def deployments(name: str) -> list[Manifest]:
     """A Deployment as each composition has it."""
-    return [each for _, each in ours() if each["metadata"]["name"] == name]
+    return [each for _, each in every_workload() if each["metadata"]["name"] == name]
 
 
 def pod_of(workload: Manifest) -> Any:
@@ -54,8 +47,7 @@ def settings_of(workload: Manifest, monkeypatch: pytest.MonkeyPatch) -> Settings
     """As the process would load them."""
     for variable in container_of(workload).get("env", ()):
         if "value" in variable:
-            value = variable["value"].replace(MOUNTED_FILE, str(FILE))
-            monkeypatch.setenv(variable["name"], value)
+            monkeypatch.setenv(variable["name"], variable["value"])
     (shared,) = (each for each in composed("cpu") if each["kind"] == "ConfigMap")
     for name, value in shared["data"].items():
         monkeypatch.setenv(name, value)
@@ -99,14 +91,14 @@ def test_no_variables_of_services() -> None:
     assert all(pod_of(each)["enableServiceLinks"] is False for _, each in every_workload())
 
 
-def test_ours_are_not_pid_1() -> None:
+def test_no_process_is_pid_1() -> None:
     """As such they would ignore a SIGTERM before they have a handler; see restricted.yaml."""
-    assert all(pod_of(each)["shareProcessNamespace"] is True for _, each in ours())
+    assert all(pod_of(each)["shareProcessNamespace"] is True for _, each in every_workload())
 
 
 def test_variables_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {f"FLOTILLA_{name.upper()}" for name in Settings.model_fields}
-    for name, workload in ours():
+    for name, workload in every_workload():
         with monkeypatch.context() as patch:
             settings_of(workload, patch)
         names = [variable["name"] for variable in container_of(workload)["env"]]
@@ -153,7 +145,7 @@ def test_rollouts_need_no_hardware_for_one_more_worker() -> None:
 
 
 def test_memory_that_is_a_volume_fits_the_limit() -> None:
-    for name, workload in ours():
+    for name, workload in every_workload():
         limit = size(container_of(workload)["resources"]["limits"]["memory"])
         in_memory = [
             size(volume["emptyDir"]["sizeLimit"])
@@ -183,7 +175,7 @@ def test_images_and_users_are_those_of_compose() -> None:
 def test_folders_that_images_write_to_are_volumes() -> None:
     """The root file system is read-only."""
     images = images_of_compose()
-    for name, workload in ours():
+    for name, workload in every_workload():
         text = images[container_of(workload)["image"]].dockerfile.read_text()
         written = set(re.findall(r"(?:^VOLUME | HOME=)(/\S+)", text, re.MULTILINE))
         mounted = {mount["mountPath"] for mount in container_of(workload)["volumeMounts"]}

@@ -172,7 +172,7 @@ def metrics(pod: Pod, port: str, headers: dict[str, str]) -> httpx.Response:
     """As the ServiceMonitor or PodMonitor of these pods asks."""
     (endpoint,) = (
         endpoint
-        for manifest in composed("cpu, by lag, monitoring")
+        for manifest in composed("gpu, scaled, monitoring")
         for kind in ("endpoints", "podMetricsEndpoints")
         for endpoint in manifest.get("spec", {}).get(kind, ())
         if endpoint["port"] == port

@@ -49,7 +49,6 @@ async def test_events_without_maintenance(stack: Stack, redis_server: RedisServe
         (problem,) = webhooks(gateway)["problems"]
         assert (problem["kind"], problem["level"]) == ("webhooks_late", "problem")
         assert problem["sentence"].startswith("2 events wait for webhooks, the oldest for 60 min")
-        assert problem["runbook"].endswith("#flotillawebhookslate")
         assert doctor(gateway)["webhooks_late"] == "problem"
         stack.maintenance(**ALLOW)
         await there.events(2)

@@ -90,7 +90,6 @@ LOST = {
         "path": "/admin/workers/w-3/drain",
         "body": {},
     },
-    "runbook": "FlotillaWorkersLost",
 }
 LATENCY = {"p50": 0.09, "p95": 0.3, "p99": 1.5}
 

@@ -20,8 +20,7 @@ HERE = version("flotilla")
 STORAGE = {"configured": True, "free_bytes": 3 << 30, "open_batches": 2, "problems": []}
 WEBHOOKS = {"events": 0, "endpoints": 0, "problems": []}
 LEDGER = {"dropped": 0, "problems": []}
-LATE = {"kind": "batches_late", "level": "problem", "sentence": "nobody works", "do": "Start it.",
-        "runbook": "runbooks.md#x"}  # fmt: skip
+LATE = {"kind": "batches_late", "level": "problem", "sentence": "nobody works", "do": "Start it."}
 
 
 @pytest.fixture
@@ -93,12 +92,12 @@ UNSERVED = {"id": "m", "flotilla": {"ready": False, "wait_reason": "no worker ru
         (MODELS, {"data": [UNSERVED]}, "model", "problem", "m: no worker runs", "Start a worker"),
         (OVERVIEW, overview(), "clock", "warning", "differ by", "NTP"),
         (OVERVIEW, overview(LOST), "worker_lost", "problem", "w-3 was lost",
-         "Start it again. See FlotillaWorkersLost."),
+         "Start it again."),
         (FILES, STORAGE | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
-         "Start it. See runbooks.md#x."),
+         "Start it."),
         (FILES, error("no such route", 404), "storage", "warning", "not read", "gateway's log"),
         (HOOKS, WEBHOOKS | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
-         "Start it. See runbooks.md#x."),
+         "Start it."),
         (HOOKS, WEBHOOKS | {"endpoints": 2}, "webhooks", "ok", "on their way to 2 endpoints", ""),
         (USE, LEDGER | {"problems": [LATE]}, "batches_late", "problem", "nobody works",
          "Start it."),

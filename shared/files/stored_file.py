@@ -21,8 +21,6 @@ class Purpose(StrEnum):
     BATCH = "batch"
     USER_DATA = "user_data"
     BATCH_OUTPUT = "batch_output"
-    MESSAGE_BATCH = "message_batch"
-    """Ours: the requests and the results of Anthropic's batches, which are in no other list."""
 
 
 UPLOADED = (Purpose.BATCH, Purpose.USER_DATA)

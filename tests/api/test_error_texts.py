@@ -69,7 +69,6 @@ def api(module_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ("/v1/conversations", {"items": "x"}, ["`items`", '"x"', "list"]),
         ("/v1/uploads", {"bytes": "x"}, ["`bytes`", '"x"', "integer"]),
         (MESSAGES, chat(model=None), ["`model`", "missing"]),
-        (f"{MESSAGES}/batches", {"requests": [{"custom_id": 3, "params": {}}]}, ["custom_id"]),
         ("/predictions/simulated", {"prompt": 3}, ["`prompt`", "3", "text"]),
         ("/admin/keys", {"tenant": None}, ["`tenant`", "null", "string"]),
     ],
@@ -88,7 +87,6 @@ def test_a_wrong_field(api: httpx.Client, path: str, body: Any, names: list[str]
         (f"{RESPONSES}/x?stream=maybe", ["`stream`", '"maybe"', "true or false"]),
         (f"{RESPONSES}/x?stream=true&starting_after=z", ["`starting_after`", '"z"']),
         ("/jobs/x/stream?after=z", ["`after`", '"z"']),
-        (f"{MESSAGES}/batches?limit=q", ["`limit`", '"q"', "integer"]),
     ],
 )
 def test_a_wrong_parameter(api: httpx.Client, path: str, names: list[str]) -> None:

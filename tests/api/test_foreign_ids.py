@@ -18,7 +18,7 @@ from tests.harness.waiting import wait_for
 Route = tuple[str, str]
 OF_NO_TENANT = {"name", "model"}
 """Parameters of paths that are not an id of a tenant's thing. Operators' routes are left out."""
-GONE = ("/v1/uploads", "/v1/messages/batches")
+GONE = ("/v1/uploads",)
 """What has tests of its own, and goes."""
 FURTHER = [
     ("GET", "/v1/responses/{response_id}?stream=true"),

@@ -24,7 +24,7 @@ from gateway.http.content_response import content_response
 from shared.batches.batch import MAX_OPEN, Batch, BatchStatus, is_batch_id, new_batch_id
 from shared.files.stored_file import Purpose, total_bytes
 from shared.job import errors
-from shared.store.redis.batch_records import BatchRecords, Kind, Which
+from shared.store.redis.batch_records import BatchRecords, Which
 from shared.store.redis.webhook_records import WebhookRecords
 
 
@@ -90,7 +90,7 @@ async def list_batches(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> BatchList:
     """The tenant's batches, newest first; `after` is the last id of the page before."""
-    found, has_more = await gateway.of(BatchRecords).list(tenant, Kind.BATCHES, limit, after)
+    found, has_more = await gateway.of(BatchRecords).list(tenant, limit, after)
     return BatchList(
         data=[BatchObject.of(batch) for batch in found],
         first_id=found[0].id if found else None,

@@ -20,7 +20,6 @@ _AT_ONCE = 250
 """Records that are read in one round trip: between two, other work goes on."""
 _RETRY_S = 600.0
 """An expired file that a batch reads is looked at again after this time."""
-_LISTED = tuple(each for each in Purpose if each is not Purpose.MESSAGE_BATCH)
 _FIELDS = ("tenant", "filename", "purpose", "created_us", "expires_us", "segments")
 
 
@@ -88,7 +87,7 @@ class FileRecords:
     ) -> tuple[Sequence[StoredFile], bool]:
         """At most `limit` files behind the file `after`, and whether there are more.
 
-        `purpose`: only those; None: all but those of Anthropic's batches.
+        `purpose`: only those; None: all.
 
         Raises BadRequest if the tenant has no file `after`.
         """
@@ -99,7 +98,6 @@ class FileRecords:
             if rank is None:
                 raise BadRequest("You have no file of this id.", "after")
         found: list[StoredFile] = []
-        wanted = (purpose,) if purpose else _LISTED
         now_s = await self.now_s()
         while len(found) <= limit:
             ids = await self._redis.zrange(index, rank + 1, rank + _AT_ONCE, desc=newest_first)
@@ -107,7 +105,7 @@ class FileRecords:
             found += [
                 file
                 for file in await self._read([each.decode() for each in ids])
-                if not _expired(file, now_s) and file.purpose in wanted
+                if not _expired(file, now_s) and purpose in (None, file.purpose)
             ]
             if len(ids) < _AT_ONCE:
                 break
@@ -144,8 +142,7 @@ class FileRecords:
     async def known(self, ids: Sequence[str]) -> set[str]:
         """Those of these ids whose file, upload or batch has a record; ids of another form, too, as
         Flotilla has not written their blobs."""
-        words = {"file": keys.FILE, "upload": keys.UPLOAD}
-        words |= {"batch": keys.BATCH, "msgbatch": keys.BATCH}
+        words = {"file": keys.FILE, "upload": keys.UPLOAD, "batch": keys.BATCH}
         kinds = {each: words.get(each.replace("-", "_").partition("_")[0]) for each in ids}
         pipe = self._redis.pipeline(transaction=False)
         for each, word in kinds.items():

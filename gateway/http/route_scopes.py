@@ -37,7 +37,7 @@ _OPERATOR = Needs(Scope.ADMIN_READ, Scope.ADMIN_WRITE)
 ROUTES: dict[str, Needs] = {
     **dict.fromkeys(ENDPOINTS, Needs(_INFER, _INFER)),
     **dict.fromkeys(("/v1/responses", "/v1/conversations", "/predictions"), Needs(_INFER, _INFER)),
-    **dict.fromkeys(("/jobs", "/v1/files", "/v1/uploads", "/v1/batches"), Needs(_JOBS, _JOBS)),
+    **dict.fromkeys(("/jobs", "/v1/files", "/v1/batches"), Needs(_JOBS, _JOBS)),
     **dict.fromkeys(("/v1/webhook_endpoints", "/v1/webhook_event_types"), Needs(_JOBS, _JOBS)),
     **dict.fromkeys(OPERATOR_PATHS, _OPERATOR),
     "/admin": _OPERATOR,

@@ -19,7 +19,6 @@ _SPLIT = (
 )
 _NOT_VLLM = "vLLM has no such model or store."
 _NO_ASSISTANTS = "vLLM has no such store; use /v1/responses with `conversation`."
-_WORKERS = "a worker loads its model when it starts; add a pool and its workers."
 _KSERVE = (
     "KServe's protocol has no fields for chat and streams; use /predictions/<model> or "
     "POST /v1/chat/completions."
@@ -77,8 +76,6 @@ REFUSED: dict[str, str] = {
     "POST /v1/models": _KSERVE,
     "/v2/models": _KSERVE,
     "/v2/health": "use GET /ping.",
-    "POST /models": _WORKERS,
-    "DELETE /models": "stop the workers of its pool; a model without workers keeps its queue.",
     "/token": "keys do not expire; the settings FLOTILLA_API_KEYS and _ADMIN_KEYS have them.",
     "/workflows": "a job is one call of one model; use a hook for what comes before and after it.",
     "/wfpredict": "a job is one call of one model; use a hook for what comes before and after it.",

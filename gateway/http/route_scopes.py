@@ -41,8 +41,8 @@ ROUTES: dict[str, Needs] = {
     **dict.fromkeys(("/v1/webhook_endpoints", "/v1/webhook_event_types"), Needs(_JOBS, _JOBS)),
     **dict.fromkeys(OPERATOR_PATHS, _OPERATOR),
     "/admin": _OPERATOR,
-    "/models": Needs(change=Scope.ADMIN_WRITE),
-    **dict.fromkeys(("/v1/models", "/admin/autoscale", "/autoscale"), Needs()),
+    "/admin/autoscale": Needs(change=Scope.ADMIN_WRITE),
+    **dict.fromkeys(("/v1/models", "/models", "/autoscale"), Needs()),
     **dict.fromkeys(("/version", "/load", "/metrics", "/v1/usage"), Needs()),
 }
 """The row of the longest path holds."""

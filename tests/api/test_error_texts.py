@@ -68,7 +68,6 @@ def api(module_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         (BATCHES, BATCH | {"input_file_id": 3}, ["`input_file_id`", "3", "string"]),
         ("/v1/conversations", {"items": "x"}, ["`items`", '"x"', "list"]),
         (MESSAGES, chat(model=None), ["`model`", "missing"]),
-        ("/predictions/simulated", {"prompt": 3}, ["`prompt`", "3", "text"]),
         ("/admin/keys", {"tenant": None}, ["`tenant`", "null", "string"]),
     ],
 )

@@ -145,13 +145,6 @@ class UnknownRoute(FlotillaError):
     status, code, type, final = 404, "unknown_route", "invalid_request_error", True
 
 
-class NotSupported(FlotillaError):
-    """A route of vLLM, OpenAI, Anthropic or TorchServe that is refused on purpose."""
-
-    # Not 404, which clients report as an unknown model.
-    status, code, final = 501, "not_supported", True
-
-
 class MethodNotAllowed(FlotillaError):
     """The path exists, but not for this method."""
 

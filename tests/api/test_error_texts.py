@@ -103,6 +103,11 @@ def test_a_wrong_header(api: httpx.Client, header: dict[str, str], names: list[s
     check(api.post(CHAT, json=chat(), headers=header), names)
 
 
+def test_a_header_that_would_change_the_answer(api: httpx.Client) -> None:
+    header = "x-amzn-sagemaker-session-id"
+    check(api.post("/invocations", json=chat(), headers={header: "1"}), [f"`{header}`"])
+
+
 def check(answer: httpx.Response, names: list[str]) -> None:
     assert 400 <= answer.status_code < 500, answer.text
     message = answer.json()["error"]["message"]

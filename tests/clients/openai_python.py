@@ -133,8 +133,8 @@ def errors() -> None:
         openai.BadRequestError,
         lambda: client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=-1),
     )
-    no_route = raises(openai.InternalServerError, lambda: client.fine_tuning.jobs.list())
-    assert (no_route.status_code, no_route.code) == (501, "not_supported")
+    no_route = raises(openai.NotFoundError, lambda: client.fine_tuning.jobs.list())
+    assert no_route.code == "unknown_route"
 
 
 @check("responses")

@@ -523,25 +523,6 @@ class FileInUse(FlotillaError):
     status, code, type, final = 409, "file_in_use", "invalid_request_error", True
 
 
-class RangeNotSatisfiable(FlotillaError):
-    """The range begins behind the end of the file."""
-
-    status, code, type, final = 416, "range_not_satisfiable", "invalid_request_error", True
-
-    def __init__(self, message: str, total: int = 0) -> None:
-        super().__init__(message)
-        self._total = total
-
-    @classmethod
-    def of(cls, total: int) -> RangeNotSatisfiable:
-        """`total`: how many bytes there are."""
-        return cls(f"The range begins behind the end: there are {total} bytes.", total)
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """See FlotillaError."""
-        return [*super().headers(), (b"content-range", b"bytes */%d" % self._total)]
-
-
 class StreamReset(FlotillaError):
     """Redis has lost a part of the answer that was sent already."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -35,7 +34,7 @@ from shared.files.stored_file import (
     file_blob,
     new_file_id,
 )
-from shared.job.errors import BadRequest, BlobMissing, FileInUse, RangeNotSatisfiable
+from shared.job.errors import BadRequest, BlobMissing, FileInUse
 
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = {"purpose", _ANCHOR, _SECONDS}
@@ -161,15 +160,14 @@ async def delete(file_id: str, files: FilesDep, tenant: TenantDep) -> dict[str, 
     response_class=Response,
     responses={
         "200": {"content": {"application/octet-stream": {}}},
-        "206": {"content": {"application/octet-stream": {}}, "description": "The range"},
-        **errors_in(RangeNotSatisfiable, BlobMissing),
+        **errors_in(BlobMissing),
     },
 )
 async def content(file_id: str, request: Request, files: FilesDep, tenant: TenantDep) -> Response:
-    """The content of a file, or one range of its bytes (`Range`)."""
+    """The content of a file."""
     file = await files.of(tenant, file_id)
-    read = partial(files.storage.read, file.segments)
-    return await content_response(request, read, file.bytes, file.filename)
+    chunks = files.storage.read(file.segments)
+    return await content_response(request, chunks, file.bytes, file.filename)
 
 
 API = Api(

@@ -29,7 +29,6 @@ class BatchGateway:
     files: dict[str, bytes] = field(default_factory=dict)
     batches: list[dict[str, Any]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
-    ranges: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         gateway = self
@@ -57,7 +56,7 @@ class BatchGateway:
         line = f"{handler.command} {path}"
         body = handler.rfile.read(int(handler.headers.get("content-length") or 0))
         self.requests.append(line)
-        status, answer = self._answer(line, body, handler)
+        status, answer = self._answer(line, body)
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         name = re.sub(r"(file|batch)[-_]\w+", "ID", line)
         cut = self.cuts.get(name, 0) > 0
@@ -70,7 +69,7 @@ class BatchGateway:
             data = data[: len(data) // 2]
         handler.wfile.write(data)
 
-    def _answer(self, line: str, body: bytes, handler: Any) -> tuple[int, Any]:
+    def _answer(self, line: str, body: bytes) -> tuple[int, Any]:
         match line.strip("/").split("/"):
             case ["POST ", "v1", "files"]:
                 file_id = f"file-{len(self.files) + 1}"
@@ -97,14 +96,8 @@ class BatchGateway:
             case ["GET ", "v1", "files"]:
                 return 200, {"object": "list", "data": [self._file(each) for each in self.files]}
             case ["GET ", "v1", "files", file_id, "content"]:
-                return self._content(file_id, handler.headers.get("range"))
+                return 200, self.files[file_id]
         return 404, {"error": {"message": f"no {line}", "code": "not_found"}}
-
-    def _content(self, file_id: str, wanted: str | None) -> tuple[int, bytes]:
-        if wanted is None:
-            return 200, self.files[file_id]
-        self.ranges.append(wanted)
-        return 206, self.files[file_id][int(wanted[len("bytes=") : -1]) :]
 
     def _file(self, file_id: str) -> dict[str, Any]:
         return {

@@ -226,8 +226,7 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
     max_stored_files: int = Field(
         10_000,
         ge=0,
-        description="files of one tenant that are stored at a time; one that was uploaded in parts "
-        "counts as its parts; 0: no limit",
+        description="files of one tenant that are stored at a time; 0: no limit",
     )
     access_log: bool = Field(True, description="log a line for each request")
     trace_ratio: float = Field(

@@ -13,7 +13,7 @@ from gateway.batches.line_jobs import delete_jobs
 from gateway.batches.line_result import CANCELLED, EXPIRED, CutOff
 from gateway.batches.owner import Owner
 from gateway.batches.window import NOTHING_NEW, Share, Window
-from shared.batches.batch import BatchStatus, LineError, file_id_of, is_message_batch_id
+from shared.batches.batch import BatchStatus, LineError, file_id_of
 from shared.files.stored_file import Purpose, StoredFile
 from shared.job.errors import BlobMissing
 from shared.store.redis.batch_fields import pack_errors
@@ -175,14 +175,12 @@ class BatchRun:
         if not segments:
             return ""
         file_id = file_id_of(batch.id, which)
-        of_messages = is_message_batch_id(batch.id)
-        purpose = Purpose.MESSAGE_BATCH if of_messages else Purpose.BATCH_OUTPUT
         now = context.fleet.now_s()
         file = StoredFile(
             id=file_id,
             tenant=batch.tenant,
             filename=f"{batch.id}_{which}.jsonl",
-            purpose=purpose,
+            purpose=Purpose.BATCH_OUTPUT,
             created_at=now,
             expires_at=now + (batch.output_ttl_s or _OUTPUT_TTL_S),
             segments=segments,

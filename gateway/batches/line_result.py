@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.api.error_shapes import error_body, error_style
-from shared.batches.batch import CUT_OFF_CANCELLED, CUT_OFF_EXPIRED, Usage
+from shared.batches.batch import Usage
 from shared.job.errors import FlotillaError
 
 # Clients split a file at these, too, if they use Python's `splitlines`; within JSON texts they may
@@ -24,9 +24,9 @@ class CutOff(NamedTuple):
     message: str
 
 
-CANCELLED = CutOff(CUT_OFF_CANCELLED, "This request was cut off: its batch was cancelled.")
+CANCELLED = CutOff("batch_cancelled", "This request was cut off: its batch was cancelled.")
 EXPIRED = CutOff(
-    CUT_OFF_EXPIRED,
+    "batch_expired",
     "This request could not be executed before the completion window expired.",
 )
 
@@ -39,8 +39,6 @@ class LineResult(NamedTuple):
     """With its newline."""
     is_output: bool
     usage: Usage = Usage()
-    code: str = ""
-    """Why there is no answer; empty: there is one."""
 
 
 def answered(number: int, custom_id: str, job_id: str, status: int, body: bytes) -> LineResult:
@@ -81,7 +79,7 @@ def given_up(number: int, custom_id: str, job_id: str, code: str, message: str) 
         "response": None,
         "error": {"code": code, "message": message},
     }
-    return LineResult(number, json.dumps(line).encode() + b"\n", is_output=False, code=code)
+    return LineResult(number, json.dumps(line).encode() + b"\n", is_output=False)
 
 
 def _request_id(job_id: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.line_result import LineResult
 from gateway.batches.owner import Owner
-from shared.batches.batch import CUT_OFF_CANCELLED, CUT_OFF_EXPIRED, Usage
+from shared.batches.batch import Usage
 from shared.files.stored_file import Segment
 from shared.store.redis.batch_records import Change
 
@@ -24,9 +23,7 @@ class ResultStore:
         """Write results to the storage, and note them together with this change."""
         output = [each for each in results if each.is_output]
         errors = [each for each in results if not each.is_output]
-        codes = Counter(each.code for each in errors)
         counts = {"completed": len(output), "failed": len(errors)}
-        counts |= {"cancelled": codes[CUT_OFF_CANCELLED], "expired": codes[CUT_OFF_EXPIRED]}
         for name in Usage._fields:
             counts[name] = sum(getattr(each.usage, name) for each in output)
         # Before and after: what is written while the storage is away is somewhere else, and the

@@ -13,7 +13,6 @@ from pydantic import BaseModel, SecretStr
 
 from gateway.cli.command import AsJson, examples
 from gateway.cli.exit_codes import ExitCode
-from gateway.launcher import torchserve_config as torchserve
 from gateway.launcher.local_redis import without_password
 from shared.fleet.pool import Pool, PoolEntry
 from shared.fleet.pool_settings import PoolSettings
@@ -97,32 +96,6 @@ def show(
         begun = line.keys[:-1]
         text = f"{'  ' * len(begun)}{line.keys[-1]}: {json.dumps(line.value, ensure_ascii=False)}"
         print(f"{text:{_COLUMN}}  # {line.origin}" if with_origin else text)
-
-
-@app.command(
-    "from-torchserve",
-    epilog=examples(
-        "flotilla config from-torchserve model_config.yaml",
-        "flotilla config from-torchserve model_config.yaml --name chat > flotilla.yaml",
-    ),
-)
-def from_torchserve(
-    path: Annotated[Path, typer.Argument(help="TorchServe's model_config.yaml.", metavar="FILE")],
-    name: Annotated[str, typer.Option(help="The name of the pool.")] = "model",
-) -> None:
-    """Print the flotilla.yaml that serves what a TorchServe model_config.yaml serves."""
-    print(converted(path, name), end="")
-
-
-def converted(path: Path, name: str = "model") -> str:
-    """The flotilla.yaml for a model_config.yaml; what can't be used is reported on stderr."""
-    try:
-        found = torchserve.convert(config_file.read(path), path, name)
-    except SettingsError as error:
-        _fail(error)
-    for key in found.unused:
-        print(f"flotilla: {path}: `{key}` means nothing here and is not used", file=sys.stderr)
-    return config_file.dump(found.file)
 
 
 def lines(

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from gateway.cli.batch.batch_progress import Display
 from gateway.cli.batch.batch_results import download
-from gateway.cli.batch.file_upload import PART_BYTES, UploadSource, upload
+from gateway.cli.batch.file_upload import UploadSource, upload
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.output import figure, note, since, table
@@ -93,23 +93,20 @@ def put(
     size = path.stat().st_size
     display = Display(session)
 
-    def part(number: int, n_bytes: int) -> Iterator[bytes]:
+    def data() -> Iterator[bytes]:
         with path.open("rb") as file:
-            file.seek(number * PART_BYTES)
-            left = n_bytes
-            while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
-                left -= len(chunk)
+            while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
 
     what = UploadSource(
         filename=path.name,
         purpose=purpose,
         n_bytes=size,
-        part=part,
+        data=data,
         progress=lambda done: display.draw(done / max(size, 1), f"{figure(done)} bytes"),
     )
     try:
-        file_id = upload(session.client, what, {}, lambda: None)
+        file_id = upload(session.client, what)
     finally:
         display.end()
     session.show(session.client.get(f"/v1/files/{file_id}"), lambda body: str(body["id"]))

@@ -19,7 +19,6 @@ from gateway.cli import config as config_command
 from gateway.cli.command import examples
 from gateway.cli.exit_codes import ExitCode
 from gateway.cli.terminal import alone_in_foreground
-from gateway.launcher import run_file
 from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.preflight import check_and_run
 from shared.fleet.pools import load_pools
@@ -66,16 +65,10 @@ def up(
     port: Port = None,
     redis_url: OwnRedisUrl = None,
     config: Config = None,
-    torchserve_config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Serve what this TorchServe model_config.yaml does."),
-    ] = None,
 ) -> None:
     """Run the whole fleet on this machine: Redis, gateway and workers. Ctrl-C stops it."""
     if workers is not None and autoscale is not None:
         raise typer.BadParameter("use either --workers or --autoscale", param_hint="--autoscale")
-    if torchserve_config is not None:
-        config = _converted(torchserve_config, config)
     flags = {
         "config": config,
         "model": model,
@@ -214,21 +207,6 @@ def maintenance(
         redis_url=redis_url,
         log_level=log_level,
     )
-
-
-def _converted(model_config: Path, config: Path | None) -> Path:
-    """The path of the flotilla.yaml that is made of TorchServe's file."""
-    if config is not None:
-        raise typer.BadParameter(
-            "use either --config or --torchserve-config; `flotilla config from-torchserve` makes "
-            "one file of the other",
-            param_hint="--torchserve-config",
-        )
-    text = config_command.converted(model_config)
-    run_file.FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = run_file.FOLDER / "torchserve.yaml"
-    path.write_text(text)
-    return path
 
 
 @contextlib.contextmanager

@@ -60,16 +60,10 @@ def set_range(
     """Set between how many workers the autoscaler chooses, until it is set anew."""
     if least is None and most is None:
         raise CommandError("give --min, --max or both", ExitCode.USAGE)
-    for pool in session.client.get("/admin/autoscale")["data"]:
-        if model in (pool["pool"], pool["model"]):
-            model = pool["model"]
-            least = pool["limits"]["min"] if least is None else least
-            most = max(least, pool["limits"]["max"]) if most is None else most
-            break
-    query = {"min_worker": least, "max_worker": most}
+    query = {"min": least, "max": most}
     params = {key: value for key, value in query.items() if value is not None}
-    done = session.client.send("PUT", f"/models/{quote(model)}", params=params).json()
-    session.show(done, lambda body: str(body["status"]))
+    done = session.client.send("PUT", f"/admin/autoscale/{quote(model)}", params=params).json()
+    session.show(done, lambda body: f"{body['pool']}: {body['min']} to {body['max']} workers")
     note("`flotilla scale explain` shows what follows.")
 
 

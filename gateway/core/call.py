@@ -52,7 +52,6 @@ from gateway.http.body import (
 from gateway.http.form import parse_form, without_boundary
 from gateway.http.held_bytes import BODIES
 from gateway.http.prefer import Prefer
-from gateway.http.refused_routes import refuse_hosting_headers
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, NotRepeatable
@@ -70,6 +69,8 @@ T = TypeVar("T")
 
 REPEATABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
 _INVOCATIONS = "/invocations"
+_HOSTING_HEADERS = (b"x-amzn-sagemaker-adapter-identifier", b"x-amzn-sagemaker-session-id")
+"""With which vLLM's hosting package changes a call of /invocations."""
 
 
 class _Read(NamedTuple):
@@ -242,7 +243,7 @@ async def _read(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap)
             raw, _limits(settings), lambda fields: _check(gateway, source(raw, fields), raw)
         )
     if source.path == _INVOCATIONS:
-        refuse_hosting_headers(scope["headers"])
+        _refuse_hosting_headers(scope)
     with_file = source.body is BodyKind.MULTIPART
     raw = await read_body(scope, receive, source.body, _body_limit(settings, with_file))
 
@@ -252,6 +253,14 @@ async def _read(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap)
     if with_file:
         return await parse_form(raw, scope, check)
     return await parse_json(raw, _limits(settings), check)
+
+
+def _refuse_hosting_headers(scope: Scope) -> None:
+    """Raises BadRequest if there is one: without it the client would get another answer."""
+    for name, _ in scope["headers"]:
+        if name in _HOSTING_HEADERS:
+            header = name.decode()
+            raise BadRequest(f"The header `{header}` has no meaning here; leave it out.", header)
 
 
 def _check(gateway: CallContext, call: Wrapped, raw: bytes) -> _Read:

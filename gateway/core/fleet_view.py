@@ -123,8 +123,7 @@ class FleetView:
         """Read everything from Redis now. Raises StoreError."""
         self._read_at = time.monotonic()
         models = merged(self._declared, await self._registry.models())
-        defaults = await self._registry.default_versions()
-        self.names = ModelNames(models, self._default_model, defaults)
+        self.names = ModelNames(models, self._default_model)
         self.models = self.names.listed
         self._set_workers(await self._registry.heartbeats())
         pools = sorted({pool_of(model.pool) for model in models.values()})
@@ -187,11 +186,6 @@ class FleetView:
     def allowed_fields(self, pool: str) -> Collection[str]:
         """The fields that need permission and have it, in requests to this pool."""
         return self._pool_allows.get(pool_of(pool), self._allow_fields)
-
-    async def set_default_version(self, name: str, version: str) -> None:
-        """Send requests for `name` without a version to this one. Raises StoreError."""
-        await self._registry.set_default_version(name, version)
-        await self.refresh()
 
     async def _refresh_once(self) -> None:
         """Refresh once for all callers that wait now, `_MIN_REFRESH_S` after the last refresh."""

@@ -14,7 +14,6 @@ from shared.job import errors
 from shared.job.errors import FlotillaError
 
 _JSON, _FORM = "application/json", "multipart/form-data"
-_HOSTED = "/invocations"
 _BYTES = {"/v1/embeddings", "/pooling"}
 """With `encoding_format: bytes` they are answered with numbers, one after the other."""
 ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
@@ -91,8 +90,6 @@ def _operation(row: Endpoint, further: Kinds) -> Schema:
         answer["text/event-stream"] = {"schema": TEXT}
     if row.path in _BYTES:
         answer["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
-    if row.path == _HOSTED:
-        further = (*further, errors.NotSupported)  # for some headers
     return {
         "tags": ["OpenAI"],
         "summary": row.summary,

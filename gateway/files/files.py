@@ -22,7 +22,6 @@ from shared.job.errors import (
 from shared.platform.logs import RareWarning
 from shared.store.redis.file_records import FileRecords
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.upload_records import UploadRecords
 
 log = logging.getLogger("flotilla.files")
 
@@ -36,7 +35,6 @@ class Files:
     def __init__(self, queue: JobQueue, storage_url: str) -> None:
         """`storage_url`: empty if there is none. Raises SettingsError."""
         self.records = FileRecords(queue)
-        self.uploads = UploadRecords(queue)
         self._storage = Storage.open(storage_url) if storage_url else None
         self._checked_until = 0.0
         self._warn = RareWarning(log)

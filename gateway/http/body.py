@@ -45,7 +45,7 @@ _COUNT_BYTES = 1 << 18
 """Bytes whose values are counted at once."""
 _WAIT_S = 5.0
 """For room for a body, before it is refused."""
-MAX_DEPTH = 128
+_MAX_DEPTH = 128
 """Levels of objects and lists in a body, which vLLM and our checks walk through recursively."""
 _thread = ThreadPoolExecutor(1, "bodies")
 
@@ -302,8 +302,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"The body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.")
-    if _containers(body) > MAX_DEPTH and _too_deep(value):
-        raise BadRequest(f"The body is nested too deeply: more than {MAX_DEPTH} levels.")
+    if _containers(body) > _MAX_DEPTH and _too_deep(value):
+        raise BadRequest(f"The body is nested too deeply: more than {_MAX_DEPTH} levels.")
     if _SURROGATE.search(body):
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -314,7 +314,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 def _too_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(_MAX_DEPTH):
         level = [
             inner
             for node in level

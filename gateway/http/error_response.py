@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from gateway.http.refused_routes import not_supported
 from gateway.http.wrong_fields import wrong_field
 from shared.api.endpoint import ErrorStyle
 from shared.api.error_shapes import error_body, error_style
@@ -91,10 +90,6 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
 
 def _of_http_exception(request: Request, error: HTTPException) -> FlotillaError:
     method, path = request.method, request.scope["path"]
-    if error.status_code in (404, 405):
-        refused = not_supported(method, path)
-        if refused is not None:
-            return refused
     if error.status_code == 404 and "//" in path:
         return UnknownRoute(
             f"This server has no route {method} {path[:200]}, with `//`: does the base URL of your "

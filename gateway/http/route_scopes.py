@@ -34,16 +34,15 @@ class Needs(NamedTuple):
 
 
 _OPERATOR = Needs(Scope.ADMIN_READ, Scope.ADMIN_WRITE)
-_BATCHES = ("/v1/batches", "/v1/messages/batches")
 ROUTES: dict[str, Needs] = {
     **dict.fromkeys(ENDPOINTS, Needs(_INFER, _INFER)),
     **dict.fromkeys(("/v1/responses", "/v1/conversations", "/predictions"), Needs(_INFER, _INFER)),
-    **dict.fromkeys(("/jobs", "/v1/files", "/v1/uploads", *_BATCHES), Needs(_JOBS, _JOBS)),
+    **dict.fromkeys(("/jobs", "/v1/files", "/v1/batches"), Needs(_JOBS, _JOBS)),
     **dict.fromkeys(("/v1/webhook_endpoints", "/v1/webhook_event_types"), Needs(_JOBS, _JOBS)),
     **dict.fromkeys(OPERATOR_PATHS, _OPERATOR),
     "/admin": _OPERATOR,
-    "/models": Needs(change=Scope.ADMIN_WRITE),
-    **dict.fromkeys(("/v1/models", "/admin/autoscale", "/autoscale"), Needs()),
+    "/admin/autoscale": Needs(change=Scope.ADMIN_WRITE),
+    **dict.fromkeys(("/v1/models", "/models", "/autoscale"), Needs()),
     **dict.fromkeys(("/version", "/load", "/metrics", "/v1/usage"), Needs()),
 }
 """The row of the longest path holds."""
@@ -68,7 +67,7 @@ def scope_of(method: str, path: str) -> Scope | None:
 
 def names_models_later(method: str, path: str) -> bool:
     """Whether a request makes jobs for models that are named in a file, or behind its check."""
-    return method == "POST" and path in _BATCHES
+    return method == "POST" and path == "/v1/batches"
 
 
 def check_scope(key: ApiKey, needed: Scope | None) -> None:

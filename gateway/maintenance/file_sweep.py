@@ -1,4 +1,4 @@
-"""Deletes files and uploads that have expired, and blobs of the storage that no record names.
+"""Deletes files that have expired, and blobs of the storage that no record names.
 
 Such a blob is left when a process is killed between the storage and Redis.
 """
@@ -12,23 +12,23 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from gateway.files.files import Files
+from shared.batches.batch import file_id_of
 from shared.files.storage import Blob, Storage
-from shared.files.upload import owners, part_blob
 from shared.job.errors import FileInUse
 from shared.platform.logs import RareWarning
 from shared.store.redis.job_queue import JobQueue
 
 log = logging.getLogger("flotilla.maintenance")
 
-PREFIXES = ("files", "uploads", "batches")
-"""Where all blobs belong to files, uploads or batches, by their names."""
+PREFIXES = ("files", "batches")
+"""Where all blobs belong to files or batches, by their names."""
 _ORPHAN_S = 86_400.0
 """A blob without a record that is younger may be about to get one."""
 _ROUND_S = 5.0
 """Longest time for the orphans of one round; the next goes on from there."""
 _AT_ONCE = 200
 _MOST_EXPIRED = 2_000
-"""Files and uploads that one round deletes."""
+"""Files that one round deletes."""
 
 
 class FileSweep:
@@ -56,18 +56,15 @@ class FileSweep:
     async def _delete_expired(self) -> None:
         n_deleted = 0
         while n_deleted < _MOST_EXPIRED:
-            files, uploads = await self._files.records.expired(_AT_ONCE)
-            if not files and not uploads:
+            files = await self._files.records.expired(_AT_ONCE)
+            if not files:
                 break
-            n_deleted += len(files) + len(uploads)
+            n_deleted += len(files)
             for file in files:
                 with contextlib.suppress(FileInUse):
                     await self._files.delete(file.tenant, file.id)
-            for upload in uploads:
-                parts = await self._files.uploads.expire(upload)
-                await self._files.delete_blobs([part_blob(upload, part) for part in parts])
         if n_deleted:
-            log.info("deleted what has expired: %d files and uploads", n_deleted)
+            log.info("deleted what has expired: %d files", n_deleted)
 
     async def _delete_orphans(self, storage: Storage) -> None:
         clock = asyncio.get_running_loop().time
@@ -88,7 +85,7 @@ class FileSweep:
         await self._delete_unknown(some)
 
     async def _delete_unknown(self, names: Sequence[str]) -> None:
-        by_name = {name: owners(name) for name in names}
+        by_name = {name: _owners(name) for name in names}
         ids = [each for found in by_name.values() for each in found]
         known = await self._files.records.known(ids)
         unknown = [name for name, found in by_name.items() if known.isdisjoint(found)]
@@ -97,6 +94,15 @@ class FileSweep:
                 "deleting %d blobs without a record, %s among them", len(unknown), unknown[0]
             )
             await self._files.delete_blobs(unknown)
+
+
+def _owners(blob: str) -> tuple[str, ...]:
+    """The ids of what a blob belongs to, by its name: of a file, or of a batch and its files."""
+    folder, _, name = blob.rpartition("/")
+    if blob.startswith("batches/"):
+        batch_id = folder.removeprefix("batches/")
+        return batch_id, file_id_of(batch_id, "output"), file_id_of(batch_id, "errors")
+    return (name,)
 
 
 async def _blobs(storage: Storage) -> AsyncIterator[Blob]:

@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 MAX_OPEN = 100
 """Batches of one tenant that have not ended."""
-CUT_OFF_CANCELLED, CUT_OFF_EXPIRED = "batch_cancelled", "batch_expired"
-"""Codes of lines that have ended without an answer, as their batch has ended before them."""
 _ID = re.compile(r"batch_[0-9a-f]{24}")
-_MESSAGE_ID = re.compile(r"msgbatch_[0-9a-f]{24}")
 
 
 class BatchStatus(StrEnum):
@@ -81,10 +78,7 @@ class Batch(NamedTuple):
     completed: int = 0
     """Lines whose answers are in the output."""
     failed: int = 0
-    """Lines that are in the errors; of these, without an answer when it was cancelled or had
-    expired:"""
-    cancelled: int = 0
-    expired: int = 0
+    """Lines that are in the errors."""
     usage: Usage = Usage()
     errors: tuple[LineError, ...] = ()
     """Why it has failed."""
@@ -109,11 +103,6 @@ def new_batch_id() -> str:
     return f"batch_{os.urandom(12).hex()}"
 
 
-def new_message_batch_id() -> str:
-    """The same for a batch of Anthropic's API: neither API shows the batches of the other."""
-    return f"msg{new_batch_id()}"
-
-
 def file_id_of(batch_id: str, which: str) -> str:
     """The id of the file of a batch's `output` or `errors`."""
     return f"file-{blake2b(f'{batch_id} {which}'.encode(), digest_size=12).hexdigest()}"
@@ -122,8 +111,3 @@ def file_id_of(batch_id: str, which: str) -> str:
 def is_batch_id(text: str) -> bool:
     """Whether this can be the id of a batch."""
     return _ID.fullmatch(text) is not None
-
-
-def is_message_batch_id(text: str) -> bool:
-    """Whether this can be the id of a batch of Anthropic's API."""
-    return _MESSAGE_ID.fullmatch(text) is not None

@@ -21,8 +21,6 @@ class Purpose(StrEnum):
     BATCH = "batch"
     USER_DATA = "user_data"
     BATCH_OUTPUT = "batch_output"
-    MESSAGE_BATCH = "message_batch"
-    """Ours: the requests and the results of Anthropic's batches, which are in no other list."""
 
 
 UPLOADED = (Purpose.BATCH, Purpose.USER_DATA)
@@ -44,11 +42,6 @@ class StoredFile(NamedTuple):
     """Its bytes, one behind the other; nothing is copied to make one blob of them."""
 
     @property
-    def n_counted(self) -> int:
-        """How many files it counts as: of what is uploaded each part, of an output one."""
-        return len(self.segments) if self.purpose in UPLOADED else 1
-
-    @property
     def bytes(self) -> int:
         """How many bytes it has."""
         return total_bytes(self.segments)
@@ -65,5 +58,5 @@ def new_file_id() -> str:
 
 
 def file_blob(file_id: str) -> str:
-    """The blob of a file that was uploaded in one piece."""
+    """The blob of a file that was uploaded."""
     return f"files/{file_id}"

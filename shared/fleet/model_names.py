@@ -2,7 +2,7 @@
 
 A name is a served name (a model may have several), a served name with a version (`name:version`),
 or the name of an adapter. Several pools may serve versions of the same names: a request that names
-none goes to one of them by their weights, or to the default version if one is set.
+none goes to one of them by their weights.
 """
 
 from __future__ import annotations
@@ -25,29 +25,25 @@ _CUTOFF = 0.5
 class Versions:
     """The versions of one name, each in a pool of its own."""
 
-    def __init__(self, models: Iterable[ModelInfo], default: str = "") -> None:
-        """`default`: the version for requests that name none; empty: by weight."""
+    def __init__(self, models: Iterable[ModelInfo]) -> None:
         self.models = sorted(models, key=lambda model: (-model.weight, model.version))
         self._by_version = {model.version: model for model in self.models}
-        self._default = self._by_version.get(default)
         self._sums = list(accumulate(model.weight for model in self.models))
 
     def choose(self, version: str, share: float) -> ModelInfo | None:
-        """The version asked for, else the default one, else by weight.
+        """The version asked for, else one by weight.
 
         `share` (0 to 1, 1 excluded) is where the request falls among all.
         """
         if version:
             return self._by_version.get(version)
-        if self._default is not None:
-            return self._default
         total = self._sums[-1]
         return self.models[bisect(self._sums, share * total) if total else 0]
 
     @property
     def first(self) -> ModelInfo:
-        """The default version, else the one with the greatest weight."""
-        return self._default or self.models[0]
+        """The one with the greatest weight."""
+        return self.models[0]
 
 
 class ModelNames:
@@ -57,7 +53,6 @@ class ModelNames:
         self,
         models: Mapping[str, ModelInfo],
         default_model: str = "",
-        default_versions: Mapping[str, str] | None = None,
     ) -> None:
         """`models`: by their names in the registry, which contain the version if there is one."""
         self._plain = {name: model for name, model in models.items() if not model.version}
@@ -69,10 +64,7 @@ class ModelNames:
                 # vLLM accepts an adapter by its own name only.
                 if not model.card.get("parent"):
                     self._pinned[name] = model
-        defaults = default_versions or {}
-        self._versions = {
-            name: Versions(group, defaults.get(name, "")) for name, group in grouped.items()
-        }
+        self._versions = {name: Versions(group) for name, group in grouped.items()}
         self.default = default_model or self._only_model()
         """The model of requests that name none; empty: there are several pools."""
 

@@ -145,13 +145,6 @@ class UnknownRoute(FlotillaError):
     status, code, type, final = 404, "unknown_route", "invalid_request_error", True
 
 
-class NotSupported(FlotillaError):
-    """A route of vLLM, OpenAI, Anthropic or TorchServe that is refused on purpose."""
-
-    # Not 404, which clients report as an unknown model.
-    status, code, final = 501, "not_supported", True
-
-
 class MethodNotAllowed(FlotillaError):
     """The path exists, but not for this method."""
 
@@ -528,25 +521,6 @@ class FileInUse(FlotillaError):
     """A batch that has not ended reads the file."""
 
     status, code, type, final = 409, "file_in_use", "invalid_request_error", True
-
-
-class RangeNotSatisfiable(FlotillaError):
-    """The range begins behind the end of the file."""
-
-    status, code, type, final = 416, "range_not_satisfiable", "invalid_request_error", True
-
-    def __init__(self, message: str, total: int = 0) -> None:
-        super().__init__(message)
-        self._total = total
-
-    @classmethod
-    def of(cls, total: int) -> RangeNotSatisfiable:
-        """`total`: how many bytes there are."""
-        return cls(f"The range begins behind the end: there are {total} bytes.", total)
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """See FlotillaError."""
-        return [*super().headers(), (b"content-range", b"bytes */%d" % self._total)]
 
 
 class StreamReset(FlotillaError):

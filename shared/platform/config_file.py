@@ -68,9 +68,3 @@ def parse(text: str, where: str) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise SettingsError(f"{where}: this must be a mapping, `key: value` on each line")
     return values
-
-
-def dump(values: dict[str, Any]) -> str:
-    """The YAML text of a file with these top-level keys."""
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    return text

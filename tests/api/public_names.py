@@ -90,6 +90,7 @@ POST /admin/workers/{worker}/drain
 DELETE /admin/models/{name}
 GET /autoscale/{name}
 GET /admin/autoscale
+PUT /admin/autoscale/{name}
 GET /admin/overview
 GET /admin/stream
 POST /v1/load_lora_adapter

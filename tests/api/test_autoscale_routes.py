@@ -19,7 +19,8 @@ from tests.harness.waiting import wait_for
 NAME = "org/m"
 POOL = "org-pool"
 KEY = {"authorization": "Bearer s3cret"}
-GATEWAY = {"api_keys": "team:s3cret", "keepalive_s": 0.2}
+OPERATOR = {"authorization": "Bearer 0perator"}
+GATEWAY = {"api_keys": "team:s3cret", "admin_keys": "ops:0perator", "keepalive_s": 0.2}
 SCALING = {"autoscale": f"{NAME}=1:3", "pool": POOL}
 
 
@@ -101,6 +102,33 @@ def test_without_an_autoscaler_and_once_it_is_silent(own_stack: Stack) -> None:
         assert reply.headers["retry-after"]
         (pool,) = api.get("/admin/autoscale").json()["data"]
         assert pool["silent"] is True
+
+
+def test_an_operators_range_holds_until_the_settings_have_another_one(own_stack: Stack) -> None:
+    gateway = own_stack.gateway(**GATEWAY)
+    maintenance = own_stack.maintenance(**SCALING)
+    path = f"/admin/autoscale/{NAME}"
+    with httpx.Client(base_url=gateway.url, headers=OPERATOR, timeout=60) as operator:
+
+        def limits() -> tuple[int, int] | None:
+            for pool in operator.get("/admin/autoscale").json()["data"]:
+                return pool["limits"]["min"], pool["limits"]["max"]
+            return None
+
+        wait_for(lambda: limits() == (1, 3), "it has decided")
+        assert operator.put("/admin/autoscale/nobody", params={"min": 1}).status_code == 404
+        refused = http.put(gateway.url + path, headers=KEY, params={"min": 2})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
+        for wrong in ({"min": 3, "max": 2}, {"max": 0}, {"min": -1}, {"least": 1}):
+            assert operator.put(path, params=wrong).status_code == 400
+        done = operator.put(path, params={"min": 2})
+        assert done.json() == {"pool": POOL, "min": 2, "max": 3}
+        wait_for(lambda: limits() == (2, 3), "the autoscaler has it")
+        assert operator.put(f"/admin/autoscale/{POOL}", params={"min": 0, "max": 2}).is_success
+        wait_for(lambda: limits() == (0, 2), "the autoscaler has it")
+        maintenance.kill()
+        own_stack.maintenance(**SCALING | {"autoscale": f"{NAME}=1:5"})
+        wait_for(lambda: limits() == (1, 5), "new settings end it")
 
 
 def test_who_waits_is_told_what_for(own_stack: Stack) -> None:

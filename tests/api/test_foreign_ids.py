@@ -18,8 +18,6 @@ from tests.harness.waiting import wait_for
 Route = tuple[str, str]
 OF_NO_TENANT = {"name", "model"}
 """Parameters of paths that are not an id of a tenant's thing. Operators' routes are left out."""
-GONE = ("/v1/uploads", "/v1/messages/batches")
-"""What has tests of its own, and goes."""
 FURTHER = [
     ("GET", "/v1/responses/{response_id}?stream=true"),
     ("GET", "/jobs/{job_id}?wait=1"),
@@ -123,7 +121,7 @@ def things(gateway: Process) -> Iterator[Things]:
 
 
 def test_another_tenants_id_is_answered_as_an_unknown_one(things: Things) -> None:
-    routes = [each for each in things.routes() if not each[1].startswith(GONE)]
+    routes = things.routes()
     assert len(routes) >= 30
     assert things.told_apart([*routes, *FURTHER]) == {}
     for path in (

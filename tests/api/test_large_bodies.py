@@ -130,19 +130,6 @@ def test_a_compressed_form_is_stored_unpacked(gateway: Process, packer: str) -> 
         assert send(gateway, "/v1/files", wrong, coding, **kind).status_code == 400
 
 
-@pytest.mark.parametrize("packer", CODINGS)
-def test_a_batch_of_messages_may_be_compressed(gateway: Process, packer: str) -> None:
-    coding, pack = PACKERS[packer]
-    params = {"model": MODEL, "max_tokens": 2, "messages": LARGE["messages"]}
-    requests = [{"custom_id": f"{n}", "params": params} for n in range(3)]
-    packed = pack(json.dumps({"requests": requests}).encode())
-    answer = send(gateway, "/v1/messages/batches", packed, coding)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["request_counts"]["processing"] == 3
-    wrong = send(gateway, "/v1/messages/batches", packed[:-1], coding)
-    assert (wrong.status_code, wrong.json()["type"]) == (400, "error")
-
-
 def test_a_coding_of_several_members_is_one_body(gateway: Process) -> None:
     data = json.dumps(chat(max_tokens=2)).encode()
     for coding, pack in (PACKERS["gzip"], PACKERS["zstd"]):

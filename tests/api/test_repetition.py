@@ -113,7 +113,7 @@ def test_a_paused_pool_promises_nothing(api: httpx.Client) -> None:
         ("POST", CHAT, {"json": chat("x" * 20_000)}, 413, "body_too_large"),
         ("POST", CHAT, {"content": "x"}, 415, "unsupported_media_type"),
         ("POST", "/v1/files", {"files": {"file": b"x"}}, 501, "storage_not_configured"),
-        ("POST", "/v1/images/generations", {"json": {}}, 501, "not_supported"),
+        ("POST", "/v1/images/generations", {"json": {}}, 404, "unknown_route"),
         (
             "POST",
             CHAT,

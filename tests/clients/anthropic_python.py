@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import anthropic
@@ -79,44 +78,6 @@ def errors() -> None:
         lambda: client.messages.create(model=MODEL, max_tokens=2, messages=[]),
     )
     assert invalid.body["error"]["type"] == "invalid_request_error"
-
-
-@check("messages.batches")
-def batches() -> None:
-    params: Any = {"model": MODEL, "max_tokens": 20, "messages": MESSAGES, "temperature": 0}
-    requests: Any = [{"custom_id": f"q{n}", "params": params} for n in range(5)]
-    wrong = {"custom_id": "wrong", "params": params | {"max_tokens": -1}}
-    batch = client.messages.batches.create(requests=[*requests, wrong])
-    assert batch.request_counts.processing == 6
-    until = time.monotonic() + 100
-    while batch.processing_status != "ended" and time.monotonic() < until:
-        time.sleep(0.5)
-        batch = client.messages.batches.retrieve(batch.id)
-    assert (batch.request_counts.succeeded, batch.request_counts.errored) == (5, 1)
-    found = {each.custom_id: each.result for each in client.messages.batches.results(batch.id)}
-    single = client.post("/v1/messages", body=params, cast_to=anthropic.types.Message)
-    for name, result in found.items():
-        if name == "wrong":
-            assert result.type == "errored"
-            assert result.error.error.type == "invalid_request_error"
-        else:
-            assert result.type == "succeeded"
-            assert result.message.content == single.content
-            assert result.message.usage == single.usage
-    assert len(found) == 6
-    raises(anthropic.ConflictError, lambda: client.messages.batches.cancel(batch.id))
-    assert client.messages.batches.delete(batch.id).type == "message_batch_deleted"
-    raises(anthropic.NotFoundError, lambda: client.messages.batches.retrieve(batch.id))
-
-
-@check("messages.batches: cancel, list")
-def cancelled_batches() -> None:
-    params: Any = {"model": MODEL, "max_tokens": 20, "messages": MESSAGES}
-    requests: Any = [{"custom_id": "a", "params": params}]
-    made = [client.messages.batches.create(requests=requests).id for _ in range(3)][::-1]
-    client.messages.batches.cancel(made[0])
-    assert [each.id for each in client.messages.batches.list(limit=2)][:3] == made
-    assert [each.id for each in client.beta.messages.batches.list(limit=3).data] == made
 
 
 main()

@@ -136,17 +136,9 @@ check("files", async () => {
   await raises(OpenAI.NotFoundError, () => client.files.retrieve(file.id));
 });
 
-check("uploads and batches", async () => {
+check("batches", async () => {
   const data = [1, 2, 3, 4, 5].map((n) => line(`line-${n}`)).join("\n");
-  const parts = [data.slice(0, 200), data.slice(200)];
-  const upload = await client.uploads.create({
-    filename: "in.jsonl", bytes: data.length, mime_type: "application/jsonl", purpose: "batch",
-  });
-  const part_ids = [];
-  for (const part of parts) {
-    part_ids.push((await client.uploads.parts.create(upload.id, { data: new File([part], "part") })).id);
-  }
-  const { file } = await client.uploads.complete(upload.id, { part_ids });
+  const file = await client.files.create({ file: new File([data], "in.jsonl"), purpose: "batch" });
   let batch = await client.batches.create({
     input_file_id: file.id, endpoint: "/v1/chat/completions", completion_window: "24h",
   });

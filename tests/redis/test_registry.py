@@ -205,14 +205,3 @@ async def test_a_declared_model_gives_way_to_what_a_worker_announces(queue: JobQ
     await registry.declare_models("chat-2", ["chat", "chat:2"], "2", 10)
     models = await registry.models()
     assert models == {"chat:2": ModelInfo("chat:2", "chat-2", {"id": "chat:2"}, "chat", "2", 20)}
-
-
-async def test_the_default_version_of_a_model_can_be_set_and_taken_back(
-    queue: JobQueue, store: Redis
-) -> None:
-    registry = Registry(queue.servers.primary)
-    await registry.set_default_version("chat", "2")
-    store.hset(keys.DEFAULT_VERSIONS, NOT_UTF8, NOT_UTF8)
-    assert (await registry.default_versions())["chat"] == "2"
-    await registry.set_default_version("chat", "")
-    assert "chat" not in await registry.default_versions()

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API, and its batches."""
+"""Anthropic's Messages API."""

@@ -12,7 +12,6 @@ from gateway.description.schema import (
     Schema,
     array,
     obj,
-    ref,
 )
 
 _CONTENT: Schema = {"anyOf": [TEXT, array(ANYTHING)]}
@@ -62,17 +61,6 @@ MESSAGE_SCHEMAS: dict[str, Schema] = {
         stop_reason=MAYBE_TEXT,
         stop_sequence=MAYBE_TEXT,
         usage=obj("input_tokens output_tokens", input_tokens=WHOLE, output_tokens=WHOLE),
-    ),
-    "MessageBatchRequest": obj(
-        "requests",
-        requests=array(
-            obj(
-                "custom_id params",
-                custom_id=TEXT | {"pattern": "^[a-zA-Z0-9_-]{1,64}$"},
-                params=ref("MessagesRequest"),
-            )
-        )
-        | {"minItems": 1, "maxItems": 100_000},
     ),
     "CountTokensRequest": obj(
         "model messages",

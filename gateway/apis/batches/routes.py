@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -24,7 +23,7 @@ from gateway.http.content_response import content_response
 from shared.batches.batch import MAX_OPEN, Batch, BatchStatus, is_batch_id, new_batch_id
 from shared.files.stored_file import Purpose, total_bytes
 from shared.job import errors
-from shared.store.redis.batch_records import BatchRecords, Kind, Which
+from shared.store.redis.batch_records import BatchRecords, Which
 from shared.store.redis.webhook_records import WebhookRecords
 
 
@@ -42,8 +41,7 @@ router = APIRouter(
 _SSE_HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
 _CONTENT: dict[int | str, dict[str, Any]] = {
     "200": {"content": {"application/x-ndjson": {}}},
-    "206": {"content": {"application/x-ndjson": {}}, "description": "The range"},
-    **errors_in(errors.RangeNotSatisfiable, errors.BlobMissing, errors.StorageUnavailable),
+    **errors_in(errors.BlobMissing, errors.StorageUnavailable),
 }
 
 
@@ -90,7 +88,7 @@ async def list_batches(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> BatchList:
     """The tenant's batches, newest first; `after` is the last id of the page before."""
-    found, has_more = await gateway.of(BatchRecords).list(tenant, Kind.BATCHES, limit, after)
+    found, has_more = await gateway.of(BatchRecords).list(tenant, limit, after)
     return BatchList(
         data=[BatchObject.of(batch) for batch in found],
         first_id=found[0].id if found else None,
@@ -135,7 +133,7 @@ async def get_events(batch_id: str, gateway: GatewayDep, tenant: TenantDep) -> R
 async def get_output(
     batch_id: str, request: Request, gateway: GatewayDep, tenant: TenantDep
 ) -> Response:
-    """The answers so far, a JSON object on each line, or one range of its bytes (`Range`)."""
+    """The answers so far, a JSON object on each line."""
     return await _content(gateway, request, await _batch(gateway, tenant, batch_id), "output")
 
 
@@ -151,9 +149,9 @@ async def _content(gateway: Gateway, request: Request, batch: Batch, which: Whic
     if file_id := batch.output_file_id if which == "output" else batch.error_file_id:
         await gateway.of(Files).of(batch.tenant, file_id)  # 404 if it is deleted, or has expired
     segments = await gateway.of(BatchRecords).segments(batch.id, which)
-    read = partial(gateway.of(Files).storage.read, segments)
+    chunks = gateway.of(Files).storage.read(segments)
     name = f"{batch.id}.{which}.jsonl"
-    answer = await content_response(request, read, total_bytes(segments), name)
+    answer = await content_response(request, chunks, total_bytes(segments), name)
     answer.headers["content-type"] = "application/x-ndjson"
     return answer
 

@@ -1,1 +1,1 @@
-"""OpenAI's Files and Uploads APIs: files of tenants, in a storage that all gateways share."""
+"""OpenAI's Files API: files of tenants, in a storage that all gateways share."""

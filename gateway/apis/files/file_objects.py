@@ -1,13 +1,11 @@
-"""Files and uploads as OpenAI shows them, what clients say of new ones, and their schemas."""
+"""Files as OpenAI shows them, what clients say of new ones, and their schemas."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gateway.description.schema import (
-    ANYTHING,
     MAYBE_NUMBER,
-    MAYBE_OBJECT,
     MAYBE_TEXT,
     NUMBER,
     TEXT,
@@ -21,7 +19,6 @@ from gateway.description.schema import (
 )
 from gateway.http.wrong_fields import sent
 from shared.files.stored_file import UPLOADED, Purpose, StoredFile
-from shared.files.upload import Upload, UploadStatus
 from shared.job.errors import (
     BadRequest,
     FileTooLarge,
@@ -48,23 +45,6 @@ def file_object(file: StoredFile) -> dict[str, Any]:
         "filename": file.filename,
         "purpose": file.purpose,
         "status": "processed",
-    }
-
-
-def upload_object(
-    upload: Upload, status: UploadStatus, file: StoredFile | None = None
-) -> dict[str, Any]:
-    """An upload, with its file once it is complete."""
-    return {
-        "id": upload.id,
-        "object": "upload",
-        "bytes": upload.bytes,
-        "created_at": int(upload.created_at),
-        "expires_at": int(upload.expires_at),
-        "filename": upload.filename,
-        "purpose": upload.purpose,
-        "status": status,
-        "file": None if file is None else file_object(file),
     }
 
 
@@ -96,32 +76,17 @@ def ttl_in(purpose: Purpose, anchor: object, seconds: object) -> float | None:
     return float(digits)
 
 
-def too_large(max_bytes: int, param: str) -> FileTooLarge:
-    """The error for a file or a part above the limit."""
-    error = FileTooLarge(f"There are more bytes than the {max_bytes} that are allowed here.")
-    error.param = param
-    return error
-
-
-_FILE_FIELDS: dict[str, Schema] = {
-    "bytes": WHOLE,
-    "created_at": NUMBER,
-    "expires_at": MAYBE_NUMBER,
-    "filename": TEXT,
-    "purpose": {"enum": list(Purpose)},
-}
-_EXPIRES_AFTER: Schema = obj(
-    "anchor seconds",
-    anchor={"const": "created_at"},
-    seconds=WHOLE | {"minimum": _SHORTEST_S, "maximum": _LONGEST_S},
-)
 FILE_SCHEMAS: dict[str, Schema] = {
     "File": obj(
         "id object bytes created_at filename purpose status",
         id=TEXT,
         object={"const": "file"},
         status={"const": "processed"},
-        **_FILE_FIELDS,
+        bytes=WHOLE,
+        created_at=NUMBER,
+        expires_at=MAYBE_NUMBER,
+        filename=TEXT,
+        purpose={"enum": list(Purpose)},
     ),
     "FileList": obj(
         "object data has_more first_id last_id",
@@ -134,42 +99,4 @@ FILE_SCHEMAS: dict[str, Schema] = {
     "DeletedFile": obj(
         "id object deleted", id=TEXT, object={"const": "file"}, deleted={"const": True}
     ),
-    "Upload": obj(
-        "id object bytes created_at expires_at filename purpose status",
-        id=TEXT,
-        object={"const": "upload"},
-        status={"enum": list(UploadStatus)},
-        file=MAYBE_OBJECT,
-        **_FILE_FIELDS,
-    ),
-    "UploadPart": obj(
-        "id object created_at upload_id",
-        id=TEXT,
-        object={"const": "upload.part"},
-        created_at=NUMBER,
-        upload_id=TEXT,
-    ),
-    "UploadRequest": obj(
-        "bytes filename mime_type purpose",
-        bytes=WHOLE | {"minimum": 1},
-        filename=TEXT,
-        mime_type=TEXT,
-        purpose={"enum": list(UPLOADED)},
-        expires_after=_EXPIRES_AFTER,
-    ),
-    "UploadCompletion": obj(
-        "part_ids",
-        part_ids=array(TEXT) | {"description": "in the order of the file"},
-        md5=MAYBE_TEXT | {"description": "of the whole file, in hex"},
-    ),
 }
-
-
-def takes_form(file_field: str, *required: str, **fields: Schema) -> Schema:
-    """A route's `openapi_extra`: its body is a form with this file, and these text fields."""
-    schema = ANYTHING | {
-        "required": [file_field, *required],
-        "properties": {file_field: {"type": "string", "format": "binary"}, **fields},
-    }
-    content = {"multipart/form-data": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}

@@ -1,31 +1,28 @@
-"""Files: upload one in one piece, list, fetch and delete them. In parts: upload_routes.py."""
+"""Files: upload, list, fetch and delete them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.apis.files import upload_routes
 from gateway.apis.files.file_objects import (
     FILE_ERRORS,
     FILE_SCHEMAS,
     WRITE_ERRORS,
     file_object,
     purpose_in,
-    takes_form,
     ttl_in,
 )
-from gateway.apis.files.received_file import FileLimits, receive_file
+from gateway.apis.files.received_file import receive_file
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.core.receiver import quota_of
 from gateway.description.api import Api
-from gateway.description.schema import TEXT, errors_in, shows
+from gateway.description.schema import ANYTHING, TEXT, Schema, errors_in, shows
 from gateway.files.files import Files, no_such_file
 from gateway.http.content_response import content_response
 from gateway.http.streamed_form import StreamedForm
@@ -37,10 +34,19 @@ from shared.files.stored_file import (
     file_blob,
     new_file_id,
 )
-from shared.job.errors import BadRequest, BlobMissing, FileInUse, RangeNotSatisfiable
+from shared.job.errors import BadRequest, BlobMissing, FileInUse
 
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = {"purpose", _ANCHOR, _SECONDS}
+_FORM: Schema = ANYTHING | {
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"enum": list(UPLOADED)},
+        _ANCHOR: {"const": "created_at"},
+        _SECONDS: TEXT,
+    },
+}
 _RENDERED_AT_ONCE = 500
 """Files of a list; the streams of other clients go on between two parts of it."""
 
@@ -63,12 +69,7 @@ router = APIRouter(
 @router.post(
     "",
     openapi_extra=shows("File", errors=WRITE_ERRORS)
-    | takes_form(
-        "file",
-        "purpose",
-        purpose={"enum": list(UPLOADED)},
-        **{_ANCHOR: {"const": "created_at"}, _SECONDS: TEXT},
-    ),
+    | {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}},
 )
 async def upload(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Store a file. It expires if `expires_after` says so; those for batches after 30 days."""
@@ -76,8 +77,7 @@ async def upload(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
     async def store(form: StreamedForm, chunks: AsyncIterator[bytes]) -> Response:
         return JSONResponse(file_object(await _store(gateway, tenant, form, chunks)))
 
-    limits = FileLimits("file", gateway.settings.max_file_bytes)
-    return await receive_file(gateway, request, limits, store)
+    return await receive_file(gateway, request, store)
 
 
 async def _store(
@@ -160,19 +160,18 @@ async def delete(file_id: str, files: FilesDep, tenant: TenantDep) -> dict[str, 
     response_class=Response,
     responses={
         "200": {"content": {"application/octet-stream": {}}},
-        "206": {"content": {"application/octet-stream": {}}, "description": "The range"},
-        **errors_in(RangeNotSatisfiable, BlobMissing),
+        **errors_in(BlobMissing),
     },
 )
 async def content(file_id: str, request: Request, files: FilesDep, tenant: TenantDep) -> Response:
-    """The content of a file, or one range of its bytes (`Range`)."""
+    """The content of a file."""
     file = await files.of(tenant, file_id)
-    read = partial(files.storage.read, file.segments)
-    return await content_response(request, read, file.bytes, file.filename)
+    chunks = files.storage.read(file.segments)
+    return await content_response(request, chunks, file.bytes, file.filename)
 
 
 API = Api(
-    routers=(router, upload_routes.router),
-    forms=("/v1/files", "/v1/uploads/{upload_id}/parts"),
+    routers=(router,),
+    forms=("/v1/files",),
     schemas=FILE_SCHEMAS,
 )

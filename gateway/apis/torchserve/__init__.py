@@ -1,1 +1,1 @@
-"""TorchServe's inference and management calls."""
+"""TorchServe's calls of vLLM's endpoints, and its lists of models."""

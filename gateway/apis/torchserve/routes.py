@@ -1,20 +1,13 @@
-"""TorchServe's management calls that have a meaning here; TorchServe has them on port 8081.
-
-The others are refused (gateway/http/refused_routes.py). Predictions: predictions.py.
-"""
+"""TorchServe's lists of models. Predictions: predictions.py."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
-from starlette.responses import JSONResponse, Response
+from fastapi import APIRouter, Query
 
-from gateway.apis.torchserve.prediction import model_name
-from gateway.apis.torchserve.prediction_schemas import PREDICTION_SCHEMAS
+from gateway.apis.torchserve.prediction import FIRST_VERSION, model_name
 from gateway.apis.torchserve.predictions import PREDICTIONS
-from gateway.apis.torchserve.torchserve_model import described, listed, name_of, version_of
 from gateway.core.admission import check_model
 from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.model_card import card_of
@@ -22,26 +15,16 @@ from gateway.description.api import Api
 from gateway.description.schema import Kinds, errors_in, shows
 from gateway.http.query import known_only
 from shared.fleet.registry import ModelInfo
-from shared.fleet.scale_decisions import WorkerRange
-from shared.job.errors import AutoscalerSilent, BadRequest, ModelNotFound, NotSupported, NoWorker
-from shared.store.redis.depths import depths
+from shared.job.errors import ModelNotFound, NoWorker
+from shared.job.states import WorkerState
 
 router = APIRouter(tags=["TorchServe"], dependencies=[known_only])
 
-_MAX_WORKERS = 10_000
-_SYNCHRONOUS_S, _POLL_S = 120.0, 0.5
-_ALL = "/all"
-_PROCESSING = {"status": "Processing worker updates..."}
-
 _NO_MODEL: Kinds = (ModelNotFound, NoWorker)
-
-Workers = Annotated[int | None, Query(ge=0, le=_MAX_WORKERS)]
-
-
-@router.options("/")
-async def describe(request: Request) -> Response:
-    """The API's description, as /openapi.json."""
-    return JSONResponse(request.app.openapi())
+_STATUS = {
+    WorkerState.STARTING: "LOADING",
+    WorkerState.DRAINING: "UNLOADING",
+}
 
 
 @router.get(
@@ -73,104 +56,48 @@ async def list_models(
     ]
     end = next_page_token + limit
     more = {"nextPageToken": str(end)} if end < len(models) else {}
-    return more | {"models": [listed(model) for model in models[next_page_token:end]]}
+    shown = models[next_page_token:end]
+    return more | {
+        "models": [{"modelName": _name_of(model), "modelUrl": _url_of(model)} for model in shown]
+    }
 
 
-@router.get("/models/{model:path}", responses=errors_in(*_NO_MODEL, NotSupported))
-async def describe_model(
-    model: str, gateway: GatewayDep, key: KeyDep, customized: bool = False
-) -> list[dict[str, Any]]:
-    """A model, or one version of it, with its workers and queue. `/models/{model}/all`: all."""
-    name = model.removesuffix(_ALL)
-    found = await _model(gateway, name)
+@router.get("/models/{model:path}", responses=errors_in(*_NO_MODEL))
+async def describe_model(model: str, gateway: GatewayDep, key: KeyDep) -> list[dict[str, Any]]:
+    """A model, or one version of it, with its workers."""
+    found = await _model(gateway, model)
     check_model(key, found.name, found.served_name)
-    models = [found]
-    if name != model:
-        models = gateway.fleet.names.versions(name_of(found)) or models
-    lanes = await depths(gateway.queue)
-    return [
-        described(
-            each,
-            gateway.fleet.workers_of(each.pool),
-            gateway.fleet.scales.get(each.pool),
-            waiting=sum(lane.waiting for lane in lanes if lane.pool == each.pool),
-            room=gateway.submitter.max_depth(each.pool) * gateway.queue.shards,
-            customized=customized,
-        )
-        for each in models
-    ]
-
-
-@router.put("/models/{model:path}/set-default", responses=errors_in(*_NO_MODEL))
-async def set_default(model: str, gateway: GatewayDep) -> dict[str, str]:
-    """Send the requests that name no version of a model to this one, whatever the weights are."""
-    found = await _model(gateway, model)
-    name = name_of(found)
-    if found.version:
-        await gateway.fleet.set_default_version(name, found.version)
-    status = f'Default version successfully updated for model "{name}" to "{version_of(found)}"'
-    return {"status": status}
-
-
-@router.put("/models/{model:path}", responses=errors_in(*_NO_MODEL, AutoscalerSilent))
-async def scale_workers(
-    model: str,
-    gateway: GatewayDep,
-    min_worker: Workers = None,
-    max_worker: Workers = None,
-    synchronous: bool = False,
-    timeout: Annotated[int, Query(ge=-1)] = -1,
-) -> Response:
-    """Set how many workers the autoscaler gives a model; it drains those that are too many.
-
-    202, or 200 with `synchronous=true` once as many workers are ready. `timeout` has no effect: a
-    drained worker hands its jobs over to others.
-    """
-    found = await _model(gateway, model)
-    chosen = _range(gateway, found, min_worker, max_worker)
-    await gateway.fleet.set_worker_range(found.pool, chosen)
-    if not synchronous or not await _scaled(gateway, found.pool, chosen):
-        return JSONResponse(_PROCESSING, 202)
-    ready, name = _ready(gateway, found.pool), name_of(found)
-    status = f"Workers scaled to {ready} for model: {name}, version: {version_of(found)}"
-    return JSONResponse({"status": status})
-
-
-def _range(
-    gateway: Gateway, model: ModelInfo, min_worker: int | None, max_worker: int | None
-) -> WorkerRange:
-    """The range in a request. Raises BadRequest, AutoscalerSilent."""
-    least = 1 if min_worker is None else min_worker
-    most = max(1, least) if max_worker is None else max_worker
-    if most < max(1, least):
-        raise BadRequest("`max_worker` must be at least 1 and at least `min_worker`.", "max_worker")
-    scale = gateway.fleet.scales.get(model.pool)
-    if scale is None:
-        raise AutoscalerSilent(
-            f"The autoscaler does not scale {model.name}; start the fleet with a range of workers."
-        )
-    return WorkerRange(least, most, scale.configured)
-
-
-def _ready(gateway: Gateway, pool: str) -> int:
-    return sum(worker.state.serving for worker in gateway.fleet.workers_of(pool))
-
-
-async def _scaled(gateway: Gateway, pool: str, chosen: WorkerRange) -> bool:
-    """Wait until the number of ready workers is in the range; False after two minutes."""
-    until = asyncio.get_running_loop().time() + _SYNCHRONOUS_S
-    while asyncio.get_running_loop().time() < until:
-        if chosen.least <= _ready(gateway, pool) <= chosen.most:
-            return True
-        await asyncio.sleep(_POLL_S)
-    return False
+    workers, scale = gateway.fleet.workers_of(found.pool), gateway.fleet.scales.get(found.pool)
+    shown = {
+        "modelName": _name_of(found),
+        "modelVersion": found.version or FIRST_VERSION,
+        "modelUrl": _url_of(found),
+        "engine": "vLLM",
+        "runtime": "python",
+        "minWorkers": scale.limits.min if scale else len(workers),
+        "maxWorkers": scale.limits.max if scale else len(workers),
+        "batchSize": max((worker.slots for worker in workers), default=0),
+        "workers": [
+            {"id": worker.id, "status": _STATUS.get(worker.state, "READY")} for worker in workers
+        ],
+    }
+    return [shown]
 
 
 async def _model(gateway: Gateway, model: str) -> ModelInfo:
     """The model of a path. Raises ModelNotFound, NoWorker, and StoreError."""
     name = model_name(model, gateway.fleet.models)
-    # Of several versions the default one; a request would get one by weight.
+    # Of several versions the first one; a request would get one by weight.
     return gateway.fleet.models.get(name) or await gateway.fleet.model(name)
 
 
-API = Api(routers=(router,), plain=(PREDICTIONS,), schemas=PREDICTION_SCHEMAS)
+def _name_of(model: ModelInfo) -> str:
+    """The model's name without its version."""
+    return model.served_name or model.name
+
+
+def _url_of(model: ModelInfo) -> str:
+    return str(model.card.get("root") or model.name)
+
+
+API = Api(routers=(router,), plain=(PREDICTIONS,))

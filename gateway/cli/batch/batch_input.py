@@ -1,7 +1,6 @@
 """The input of `flotilla batch run`: checked and completed line by line, never held in memory.
 
-A line that is only a body gets method, url and its number as `custom_id`. What is sent is the
-same at each run, so that an upload goes on where it stopped: `Mark` says where its parts begin.
+A line that is only a body gets method, url and its number as `custom_id`.
 """
 
 from __future__ import annotations
@@ -37,21 +36,11 @@ class InputError(NamedTuple):
     message: str
 
 
-class Mark(NamedTuple):
-    """Where a part of what is sent begins: some bytes into what is made of a line."""
-
-    offset: int
-    number: int
-    skip: int
-
-
 class SentLine(NamedTuple):
     """A line as it is sent."""
 
     number: int
     """From 1, blank lines too."""
-    offset: int
-    """In the input."""
     custom_id: str
     """Empty: a blank line."""
     url: str
@@ -66,7 +55,6 @@ class Checked:
     bytes: int = 0
     """Of what is sent."""
     endpoint: str = ""
-    marks: list[Mark] = field(default_factory=list)
     errors: list[InputError] = field(default_factory=list)
 
 
@@ -92,14 +80,14 @@ class BatchInput:
         """The same file, of which only these lines are sent."""
         return BatchInput(self.path, self.endpoint, self.model, wanted)
 
-    def check(self, part_bytes: int) -> Checked:
-        """Read the whole file: what is wrong with it, and where parts of so many bytes begin."""
+    def check(self) -> Checked:
+        """Read the whole file: what is wrong with it, and how much is sent."""
         found, ids = Checked(), dict[str, int]()
-        for number, offset, raw in self._raw_lines(0, 1):
+        for number, raw in self._raw_lines():
             if len(found.errors) >= MOST_ERRORS:
                 break
             try:
-                line = self._line(number, offset, raw)
+                line = self._line(number, raw)
                 if line.custom_id:
                     self._check_line(line, ids)
             except BadLine as error:
@@ -107,11 +95,7 @@ class BatchInput:
                 continue
             if line.custom_id and self._wanted and not self._wanted(line.custom_id):
                 continue
-            end = found.bytes + len(line.data)
-            while len(found.marks) * part_bytes < end:
-                skip = len(found.marks) * part_bytes - found.bytes
-                found.marks.append(Mark(offset, number, skip))
-            found.bytes = end
+            found.bytes += len(line.data)
             found.lines += bool(line.custom_id)
         if not found.lines and not found.errors:
             found.errors.append(InputError(0, "empty_file", "The file has no lines."))
@@ -120,48 +104,40 @@ class BatchInput:
 
     def lines(self) -> Iterator[SentLine]:
         """The lines that are sent, of a file that was checked; blank ones are left out."""
-        for line in self._sent(0, 1):
+        for line in self._sent():
             if line.custom_id:
                 yield line
 
-    def part(self, mark: Mark, n_bytes: int) -> Iterator[bytes]:
-        """The bytes of a part of what is sent, some at a time."""
-        skip, left = mark.skip, n_bytes
-        for line in self._sent(mark.offset, mark.number):
-            data = line.data[skip : skip + left]
-            skip = max(0, skip - len(line.data))
-            left -= len(data)
-            if data:
-                yield data
-            if not left:
-                return
+    def data(self) -> Iterator[bytes]:
+        """What is sent, line by line."""
+        for line in self._sent():
+            yield line.data
 
-    def _sent(self, offset: int, number: int) -> Iterator[SentLine]:
-        for each, at, raw in self._raw_lines(offset, number):
-            line = self._line(each, at, raw)
+    def _sent(self) -> Iterator[SentLine]:
+        for number, raw in self._raw_lines():
+            line = self._line(number, raw)
             if not line.custom_id or self._wanted is None or self._wanted(line.custom_id):
                 yield line
 
-    def _raw_lines(self, offset: int, number: int) -> Iterator[tuple[int, int, bytes]]:
+    def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
+        number = 1
         with self.path.open("rb") as file:
-            file.seek(offset)
             while raw := file.readline(MAX_LINE_BYTES + 1):
-                size = len(raw)
-                rest = raw
-                while size > MAX_LINE_BYTES and rest and not rest.endswith(b"\n"):
-                    rest = file.readline(MAX_LINE_BYTES)
-                    size += len(rest)
-                yield number, offset, raw
-                offset, number = offset + size, number + 1
+                if len(raw) > MAX_LINE_BYTES:
+                    rest = raw
+                    while rest and not rest.endswith(b"\n"):
+                        rest = file.readline(MAX_LINE_BYTES)
+                yield number, raw
+                number += 1
 
-    def _line(self, number: int, offset: int, raw: bytes) -> SentLine:
+    def _line(self, number: int, raw: bytes) -> SentLine:
         """A line as it is sent. Raises BadLine."""
         if len(raw) > MAX_LINE_BYTES:
             most = MAX_LINE_BYTES >> 20
             raise BadLine("line_too_large", f"This line has more than {most} MiB.")
         text = (raw.removeprefix(_BOM) if number == 1 else raw).strip()
         if not text:
-            return SentLine(number, offset, "", "", b"\n")
+            return SentLine(number, "", "", b"\n")
         fields = line_object(text)
         if any(name in fields for name in OUTER):
             url = fields.get("url")
@@ -177,7 +153,7 @@ class BatchInput:
         if self.model:
             outer = {"custom_id": custom_id, "method": "POST", "url": url}
             text = json.dumps(outer | {"body": body | {"model": self.model}}).encode()
-        return SentLine(number, offset, custom_id, url, text + b"\n")
+        return SentLine(number, custom_id, url, text + b"\n")
 
     def _check_line(self, line: SentLine, ids: dict[str, int]) -> None:
         """Raises BadLine if an earlier line has its id."""

@@ -1,4 +1,4 @@
-"""Fetches the files of a batch: in pieces, so that the rest is fetched if a connection is lost."""
+"""Fetches the files of a batch, again if a connection is lost."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from gateway.cli.batch.batch_input import BatchInput
 from gateway.cli.batch.batch_progress import ENDED
@@ -21,36 +19,25 @@ _CHUNK_BYTES = 1 << 18
 
 
 def download(client: GatewayClient, file_id: str, target: Path) -> None:
-    """Write a file's content to `target`, from where an earlier try has stopped."""
-    path = f"/v1/files/{file_id}/content"
-    size = int(client.get(f"/v1/files/{file_id}")["bytes"])
-    part = target.with_name(f"{target.name}.{file_id}.part")
-    failures, before = 0, 0
-    while (have := part.stat().st_size if part.exists() else 0) != size or not part.exists():
-        headers = {"range": f"bytes={have}-"} if 0 < have < size else {}
+    """Write a file's content to `target`."""
+    download_from(client, f"/v1/files/{file_id}/content", target)
+
+
+def download_from(client: GatewayClient, path: str, target: Path) -> None:
+    """Write the whole answer of a path to `target`, or nothing."""
+    part, failures = target.with_name(f"{target.name}.part"), 0
+    while True:
         try:
-            with client.exchange("GET", path, headers=headers) as answer:
-                _write(answer, part, "ab" if answer.status_code == 206 else "wb")
+            with client.exchange("GET", path) as answer, part.open("wb") as file:
+                for chunk in answer.iter_bytes(_CHUNK_BYTES):
+                    file.write(chunk)
+            break
         except CommandError as error:
-            failures, before = (0 if have > before else failures + 1), have
+            failures += 1
             if error.code not in (ExitCode.UNREACHABLE, ExitCode.TIMED_OUT) or failures > ATTEMPTS:
                 raise
             time.sleep(RETRY_S * failures)
     part.replace(target)
-
-
-def download_so_far(client: GatewayClient, path: str, target: Path) -> None:
-    """Write what there is of a file that still grows."""
-    part = target.with_name(f"{target.name}.part")
-    with client.exchange("GET", path) as answer:
-        _write(answer, part, "wb")
-    part.replace(target)
-
-
-def _write(answer: httpx.Response, path: Path, mode: str) -> None:
-    with path.open(mode) as file:
-        for chunk in answer.iter_bytes(_CHUNK_BYTES):
-            file.write(chunk)
 
 
 def fetch(client: GatewayClient, batch: dict[str, Any], output: Path) -> None:
@@ -58,8 +45,8 @@ def fetch(client: GatewayClient, batch: dict[str, Any], output: Path) -> None:
     errors = errors_path(output)
     if batch["status"] not in ENDED:
         path = f"/v1/batches/{batch['id']}"
-        download_so_far(client, f"{path}/output", output)
-        download_so_far(client, f"{path}/errors", errors)
+        download_from(client, f"{path}/output", output)
+        download_from(client, f"{path}/errors", errors)
         return
     for file_id, target in ((batch["output_file_id"], output), (batch["error_file_id"], errors)):
         if file_id:

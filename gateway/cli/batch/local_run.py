@@ -51,7 +51,7 @@ def local_fleet(options: FleetOptions, output: Path) -> LocalFleet:
 def on_fleet(session: Session, fleet: LocalFleet, state: RunState, output: Path) -> Iterator[None]:
     """Start the fleet, which the session calls in this block. Raises CommandError."""
     folder = folder_of(output)
-    if (state.upload or state.file_id) and not folder.exists():
+    if state.file_id and not folder.exists():
         raise CommandError(
             f"{folder}, which has what was done so far, is gone: remove {state_path(output)} to "
             "begin anew",

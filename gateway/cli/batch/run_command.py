@@ -12,7 +12,7 @@ import typer
 from gateway.cli.batch.batch_input import BatchInput, Checked
 from gateway.cli.batch.batch_progress import Display, exit_code, follow_batch, summary
 from gateway.cli.batch.batch_results import fetch_run
-from gateway.cli.batch.file_upload import PART_BYTES, UploadSource, upload
+from gateway.cli.batch.file_upload import UploadSource, upload
 from gateway.cli.batch.line_index import LineIndex
 from gateway.cli.batch.local_run import (
     LONGEST_WINDOW,
@@ -177,7 +177,7 @@ def _ended(session: Session, state: RunState) -> ExitCode:
 
 def _checked(source: BatchInput) -> Checked:
     """The check of an input without errors. Raises CommandError."""
-    checked = source.check(PART_BYTES)
+    checked = source.check()
     if checked.errors:
         lines = [
             f"  line {each.line or '-'}: {each.code}: {each.message}" for each in checked.errors
@@ -208,7 +208,7 @@ def _submit(session: Session, state: RunState, source: BatchInput, options: Opti
     """Upload the input and make the batch, as far as an earlier run has not done so."""
     if state.batch_id:
         return
-    session.on_interrupt = session.on_interrupt or "The same command goes on with the upload."
+    session.on_interrupt = session.on_interrupt or "The same command begins the upload anew."
     if not state.file_id:
         with _lines_to_run(state, source, options.output) as chosen:
             checked = _checked(chosen)
@@ -249,11 +249,11 @@ def _uploaded(session: Session, state: RunState, source: BatchInput, checked: Ch
         filename=source.path.name,
         purpose="batch",
         n_bytes=checked.bytes,
-        part=lambda number, n_bytes: source.part(checked.marks[number], n_bytes),
+        data=source.data,
         progress=progress,
     )
     try:
-        return upload(session.client, what, state.upload, state.save)
+        return upload(session.client, what)
     finally:
         display.end()
 

@@ -22,7 +22,6 @@ class RunState:
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self._path = path
         self.input: dict[str, Any] = values["input"]
-        self.upload: dict[str, Any] = values.get("upload", {})
         self.file_id: str = values.get("file_id", "")
         self.endpoint: str = values.get("endpoint", "")
         self.batch_id: str = values.get("batch_id", "")
@@ -43,7 +42,7 @@ class RunState:
 
     def begin_retry(self, output: Path) -> None:
         """Forget the batch that has ended; the failed lines of it are to run as another one."""
-        self.upload, self.file_id, self.batch_id, self.batch = {}, "", "", None
+        self.file_id, self.batch_id, self.batch = "", "", None
         self.is_retry, self.fetched = True, False
         self.kept_bytes = output.stat().st_size if output.exists() else 0
         self.save()

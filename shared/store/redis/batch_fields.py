@@ -22,9 +22,6 @@ def fields_of(batch: Batch) -> dict[str, str | float]:
         "output_ttl_s": batch.output_ttl_s or "",
         "created_at": batch.created_at,
         "status": batch.status,
-        "total": batch.total,
-        "model": batch.model,
-        **{f"at:{status}": int(at * 1e6) for status, at in batch.times.items()},
         "notify": notify_of("batch", batch.webhooks),
         "key": batch.key,
     }
@@ -65,8 +62,6 @@ def parse_batch(batch_id: str, raw: Mapping[bytes, bytes]) -> Batch | None:
         total=int(text.get("total", 0)),
         completed=int(text.get("completed", 0)),
         failed=int(text.get("failed", 0)),
-        cancelled=int(text.get("cancelled", 0)),
-        expired=int(text.get("expired", 0)),
         usage=Usage(*(int(text.get(name, 0)) for name in Usage._fields)),
         errors=tuple(LineError(*each) for each in json.loads(text.get("errors") or "[]")),
         model=text.get("model", ""),

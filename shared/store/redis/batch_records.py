@@ -8,7 +8,6 @@ made once, or not at all if another process owns the batch by then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from shared.batches.batch import Batch, BatchStatus
@@ -21,13 +20,6 @@ from shared.store.redis.batch_fields import fields_of, parse_batch, parse_segmen
 from shared.store.redis.job_queue import JobQueue
 
 Which = Literal["output", "errors"]
-
-
-class Kind(StrEnum):
-    """Whose API has made a batch, which is then in this index of its tenant."""
-
-    BATCHES = keys.BATCHES
-    MESSAGES = keys.MESSAGE_BATCHES
 
 
 _KEPT_S = 30 * 86_400
@@ -120,24 +112,20 @@ class BatchRecords:
         batch = parse_batch(batch_id, await self._redis.hgetall(keys.first(keys.BATCH, batch_id)))
         return batch if batch and batch.tenant == tenant else None
 
-    async def list(
-        self, tenant: str, kind: Kind, limit: int, after: str = "", before: str = ""
-    ) -> tuple[list[Batch], bool]:
-        """The tenant's batches of this kind, newest first: at most so many, and whether there are
-        more.
+    async def list(self, tenant: str, limit: int, after: str = "") -> tuple[list[Batch], bool]:
+        """The tenant's batches, newest first: at most so many, and whether there are more.
 
-        `after`: those that are older than it, `before`: those that are newer, next to it. Raises
-        NotFound.
+        `after`: those that are older than it. Raises NotFound.
         """
-        index, start, older = keys.first(kind, tenant), 0, not before
-        if cursor := after or before:
-            rank = await (self._redis.zrevrank if older else self._redis.zrank)(index, cursor)
+        index, start = keys.first(keys.BATCHES, tenant), 0
+        if after:
+            rank = await self._redis.zrevrank(index, after)
             if rank is None:
-                raise NotFound(f"There is no batch {cursor[:64]!r}.")
+                raise NotFound(f"There is no batch {after[:64]!r}.")
             start = rank + 1
         found: list[Batch] = []
         while len(found) <= limit:
-            ids = await self._redis.zrange(index, start, start + limit, desc=older)
+            ids = await self._redis.zrange(index, start, start + limit, desc=True)
             pipeline = self._redis.pipeline(transaction=False)
             for each in ids:
                 pipeline.hgetall(keys.first(keys.BATCH, each.decode()))
@@ -150,16 +138,7 @@ class BatchRecords:
             start += len(ids) - len(gone)
             if len(ids) <= limit:
                 break
-        page = found[:limit]
-        return (page if older else page[::-1]), len(found) > limit
-
-    async def delete(self, batch: Batch, kind: Kind) -> None:
-        """Delete a batch that has ended; its files are deleted before."""
-        pipeline = self._redis.pipeline()
-        words = (keys.BATCH, keys.BATCH_OUTPUT, keys.BATCH_ERRORS)
-        pipeline.unlink(*(keys.first(word, batch.id) for word in words))
-        pipeline.zrem(keys.first(kind, batch.tenant), batch.id)
-        await pipeline.execute()
+        return found[:limit], len(found) > limit
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch | None:
         """Ask for the end of a batch; the batch afterwards. None if the tenant has no such batch.

@@ -20,7 +20,6 @@ _AT_ONCE = 250
 """Records that are read in one round trip: between two, other work goes on."""
 _RETRY_S = 600.0
 """An expired file that a batch reads is looked at again after this time."""
-_LISTED = tuple(each for each in Purpose if each is not Purpose.MESSAGE_BATCH)
 _FIELDS = ("tenant", "filename", "purpose", "created_us", "expires_us", "segments")
 
 
@@ -28,8 +27,7 @@ class StorageQuota(NamedTuple):
     """What one tenant may have in the storage; 0: no limit."""
 
     bytes: int = 0
-    blobs: int = 0
-    """Files; of one that was uploaded in parts, its parts."""
+    files: int = 0
 
 
 class FileRecords:
@@ -47,22 +45,21 @@ class FileRecords:
     async def add(self, file: StoredFile, max_bytes: int = 0, max_files: int = 0) -> None:
         """Store the record of a file whose blobs are there; again is no error.
 
-        The limits are the tenant's, 0: none; each blob counts as a file. Raises
-        StorageQuotaExceeded.
+        The limits are the tenant's, 0: none. Raises StorageQuotaExceeded.
         """
         arguments = (
-            file.id, file.tenant, micros_of(file.created_at), micros_of(file.expires_at),
-            file.bytes, file.n_counted, max_bytes, max_files, *record_of(file),
+            file.id, file.tenant, _micros(file.created_at), _micros(file.expires_at),
+            file.bytes, max_bytes, max_files, *_record_of(file),
         )  # fmt: skip
-        check_quota(*await self._queue.run("store_file", SHARD, arguments))
+        _check_quota(*await self._queue.run("store_file", SHARD, arguments))
 
     async def check_room(self, tenant: str, quota: StorageQuota) -> None:
         """Raise StorageQuotaExceeded if the tenant has no room at all: before it sends a file."""
         key = keys.first(keys.STORED, tenant)
-        values = await self._redis.hmget(key, "bytes", "blobs")
+        values = await self._redis.hmget(key, *StorageQuota._fields)
         for name, value, most in zip((b"bytes", b"files"), values, quota, strict=True):
             if most and int(value or 0) >= most:
-                check_quota(name, value)
+                _check_quota(name, value)
 
     async def get(self, tenant: str, file_id: str, *, held: bool = False) -> StoredFile | None:
         """The file; None if it is unknown, has expired, or is another tenant's.
@@ -88,7 +85,7 @@ class FileRecords:
     ) -> tuple[Sequence[StoredFile], bool]:
         """At most `limit` files behind the file `after`, and whether there are more.
 
-        `purpose`: only those; None: all but those of Anthropic's batches.
+        `purpose`: only those; None: all.
 
         Raises BadRequest if the tenant has no file `after`.
         """
@@ -99,7 +96,6 @@ class FileRecords:
             if rank is None:
                 raise BadRequest("You have no file of this id.", "after")
         found: list[StoredFile] = []
-        wanted = (purpose,) if purpose else _LISTED
         now_s = await self.now_s()
         while len(found) <= limit:
             ids = await self._redis.zrange(index, rank + 1, rank + _AT_ONCE, desc=newest_first)
@@ -107,7 +103,7 @@ class FileRecords:
             found += [
                 file
                 for file in await self._read([each.decode() for each in ids])
-                if not _expired(file, now_s) and file.purpose in wanted
+                if not _expired(file, now_s) and purpose in (None, file.purpose)
             ]
             if len(ids) < _AT_ONCE:
                 break
@@ -118,7 +114,7 @@ class FileRecords:
 
         Raises FileInUse while a batch uses the file.
         """
-        later_us = micros_of(await self.now_s() + _RETRY_S)
+        later_us = _micros(await self.now_s() + _RETRY_S)
         arguments = (file_id, tenant, later_us)
         status, *record = await self._queue.run("delete_file", SHARD, arguments)
         if status == b"in_use":
@@ -128,24 +124,23 @@ class FileRecords:
         values = dict(zip(record[::2], record[1::2], strict=True))
         return _parse(file_id, [values.get(name.encode()) for name in _FIELDS])
 
-    async def expired(self, limit: int) -> tuple[Sequence[StoredFile], Sequence[str]]:
-        """At most `limit` files and uploads that have expired; of the uploads, their ids."""
+    async def expired(self, limit: int) -> Sequence[StoredFile]:
+        """At most `limit` files that have expired."""
         due = await self._redis.zrange(
-            keys.first(keys.FILES_EXPIRING), 0, micros_of(await self.now_s()),
+            keys.first(keys.FILES_EXPIRING), 0, _micros(await self.now_s()),
             byscore=True, offset=0, num=limit,
         )  # fmt: skip
         ids = [each.decode() for each in due]
-        files = await self._read([each for each in ids if each.startswith("file-")])
-        gone = {each for each in ids if each.startswith("file-")} - {file.id for file in files}
+        files = await self._read(ids)
+        gone = set(ids) - {file.id for file in files}
         if gone:  # their records were lost
             await self._redis.zrem(keys.first(keys.FILES_EXPIRING), *gone)
-        return files, [each for each in ids if not each.startswith("file-")]
+        return files
 
     async def known(self, ids: Sequence[str]) -> set[str]:
-        """Those of these ids whose file, upload or batch has a record; ids of another form, too, as
+        """Those of these ids whose file or batch has a record; ids of another form, too, as
         Flotilla has not written their blobs."""
-        words = {"file": keys.FILE, "upload": keys.UPLOAD}
-        words |= {"batch": keys.BATCH, "msgbatch": keys.BATCH}
+        words = {"file": keys.FILE, "batch": keys.BATCH}
         kinds = {each: words.get(each.replace("-", "_").partition("_")[0]) for each in ids}
         pipe = self._redis.pipeline(transaction=False)
         for each, word in kinds.items():
@@ -169,37 +164,36 @@ class FileRecords:
         return [file for file in found if file is not None]
 
 
-def micros_of(at: float | None) -> str:
+def _micros(at: float | None) -> str:
     """A time as the scripts have it; empty: none."""
     return "" if at is None else f"{at * 1e6:.0f}"
 
 
-def seconds_of(micros: bytes | str) -> float | None:
+def _seconds(micros: bytes | str) -> float | None:
     """The reverse."""
     return int(micros) / 1e6 if micros else None
 
 
-def record_of(file: StoredFile) -> list[Any]:
+def _record_of(file: StoredFile) -> list[Any]:
     """The fields of a file's record, flat."""
     fields: Mapping[str, Any] = {
         "tenant": file.tenant,
         "filename": file.filename,
         "purpose": file.purpose,
-        "created_us": micros_of(file.created_at),
-        "expires_us": micros_of(file.expires_at),
+        "created_us": _micros(file.created_at),
+        "expires_us": _micros(file.expires_at),
         "bytes": file.bytes,
-        "blobs": file.n_counted,
         "segments": "\n".join(f"{segment.bytes} {segment.blob}" for segment in file.segments),
     }
     return [word for pair in fields.items() for word in pair]
 
 
-def check_quota(status: bytes, value: bytes) -> None:
+def _check_quota(status: bytes, value: bytes) -> None:
     """Raise StorageQuotaExceeded if a script has replied so."""
     if status in (b"bytes", b"files"):
         raise StorageQuotaExceeded(
-            f"Your quota of stored {status.decode()} is used up: there are {int(value)} now, parts "
-            "of uploads among them. Delete files that you do not need, or wait until they expire."
+            f"Your quota of stored {status.decode()} is used up: there are {int(value)} now. "
+            "Delete files that you do not need, or wait until they expire."
         )
 
 
@@ -218,7 +212,7 @@ def _parse(file_id: str, values: Sequence[bytes | None]) -> StoredFile | None:
         filename,
         Purpose(purpose),
         int(created_us) / 1e6,
-        seconds_of(expires_us),
+        _seconds(expires_us),
         tuple(map(_segment, segments.splitlines())),
     )
 

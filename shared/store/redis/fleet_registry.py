@@ -107,14 +107,9 @@ class Registry:
         """These models are not known any more, until a worker announces them again."""
         if not names:
             return
-        models = await self.models()
-        left = {model.served_name for name, model in models.items() if name not in names}
-        gone = {models[name].served_name for name in names if name in models} - left
         pipe = self._redis.pipeline(transaction=True)
         pipe.hdel(keys.MODELS, *names)
         pipe.hdel(keys.UNUSED_MODELS, *names)
-        if gone:
-            pipe.hdel(keys.DEFAULT_VERSIONS, *gone)
         await pipe.execute()
 
     async def unused_for(self, names: Collection[str], seconds: float) -> list[str]:
@@ -131,21 +126,6 @@ class Registry:
             for name in names
             if (at := since.get(name.encode())) is not None and now_s - float(at) >= seconds
         ]
-
-    async def set_default_version(self, served_name: str, version: str) -> None:
-        """Send requests that name no version to this one; empty: by the versions' weights again."""
-        if version:
-            await self._redis.hset(keys.DEFAULT_VERSIONS, served_name, version)
-        else:
-            await self._redis.hdel(keys.DEFAULT_VERSIONS, served_name)
-
-    async def default_versions(self) -> dict[str, str]:
-        """The versions that were set as default, by the models' names."""
-        raw = await self._redis.hgetall(keys.DEFAULT_VERSIONS)
-        return {
-            name.decode(errors="replace"): version.decode(errors="replace")
-            for name, version in raw.items()
-        }
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers whose announcement has not expired, by id. Malformed entries are skipped."""

@@ -56,7 +56,6 @@ BATCH_ERRORS: Final = "batch_errors"
 BATCH_LOCK: Final = "batch_lock"
 BATCH_EPOCH: Final = "batch_epoch"
 BATCHES: Final = "batches"
-MESSAGE_BATCHES: Final = "message_batches"
 OPEN_BATCHES: Final = "open_batches"
 FILE_USERS: Final = "file_users"
 FILE: Final = "file"
@@ -73,8 +72,6 @@ DUE: Final = "due"
 PENDING: Final = "pending"
 TRIES: Final = "tries"
 DELIVERY_LOG: Final = "delivery_log"
-UPLOAD: Final = "upload"
-UPLOAD_PARTS: Final = "upload_parts"
 API_KEYS: Final = "api_keys"
 API_KEYS_VERSION: Final = "api_keys_version"
 USAGE: Final = "usage"
@@ -92,8 +89,8 @@ LUA_WORDS: Final = (
     EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
     UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
-    BATCHES, MESSAGE_BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED,
-    UPLOAD, UPLOAD_PARTS, WEBHOOK, WEBHOOKS, WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, OUTBOX_READER,
+    BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED,
+    WEBHOOK, WEBHOOKS, WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, OUTBOX_READER,
     DUE, PENDING, TRIES, DELIVERY_LOG, API_KEYS, API_KEYS_VERSION, USAGE, USAGE_DROPPED, USAGE_DAY,
     USAGE_ROWS, USAGE_TOTALS, USAGE_POSITIONS, RATE, RUNNING, PROBE_WORD,
 )  # fmt: skip
@@ -271,7 +268,6 @@ FORMAT: Final = "flotilla:{fleet}:format"
 GATEWAYS: Final = "flotilla:{fleet}:gateways"
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
-DEFAULT_VERSIONS: Final = "flotilla:{fleet}:default_versions"
 UNUSED_MODELS: Final = "flotilla:{fleet}:unused_models"
 SHARDS: Final = "flotilla:{fleet}:shards"
 PROBE: Final = "flotilla:{fleet}:probe"

@@ -108,7 +108,6 @@ async def check_sums(batches: Batches, batch: Batch, codes: set[str]) -> None:
     assert tokens == batch.usage.output_tokens
     found = Counter(each["error"]["code"] for each in errors if each["error"])
     assert set(found) == codes
-    assert (found["batch_cancelled"], found["batch_expired"]) == (batch.cancelled, batch.expired)
 
 
 @pytest.fixture

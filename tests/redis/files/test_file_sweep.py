@@ -1,4 +1,4 @@
-"""What maintenance deletes: files and uploads that have expired, blobs that no record names."""
+"""What maintenance deletes: files that have expired, blobs that no record names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from redis import Redis
 from gateway.files.files import Files
 from gateway.maintenance.file_sweep import FileSweep
 from shared.files.stored_file import StoredFile
-from shared.files.upload import part_blob
 from shared.job.errors import StorageUnavailable
 from shared.store.redis import keys
 from shared.store.redis.file_records import FileRecords
 from shared.store.redis.job_queue import JobQueue
-from tests.redis.files.test_file_records import NO_QUOTA, A, make_file, make_upload
+from tests.redis.files.test_file_records import A, make_file
 
 LONG_AGO = 1_000_000_000
 
@@ -59,16 +58,9 @@ async def test_what_has_expired_is_deleted(
     await stored(files, -1)
     used = await stored(files, -1)
     store.sadd(keys.first(keys.FILE_USERS, used.id), "batch_1")
-    upload = await make_upload(files.records)
-    await files.uploads.add(upload, NO_QUOTA)
-    await files.storage.write_bytes(part_blob(upload.id, "part_1"), b"x")
-    await files.uploads.add_part(upload, "part_1", 1, NO_QUOTA)
-    store.hset(keys.first(keys.UPLOAD, upload.id), "expires_us", 1)
-    store.zadd(keys.first(keys.FILES_EXPIRING), {upload.id: 1})
     await sweep.sweep()
     assert blobs(folder) == {file.segments[0].blob for file in (*kept, used)}
     assert await files.records.list(A) == (kept[::-1], False)
-    assert not store.exists(keys.first(keys.UPLOAD, upload.id))
 
 
 async def test_old_blobs_without_a_record_are_deleted(
@@ -81,13 +73,8 @@ async def test_old_blobs_without_a_record_are_deleted(
     monkeypatch.setattr("gateway.maintenance.file_sweep._AT_ONCE", 2)
     await files.ready()
     file = await stored(files)
-    upload = await make_upload(files.records, n_bytes=2)
-    await files.uploads.add(upload, NO_QUOTA)
-    part = part_blob(upload.id, "part_1")
-    await files.storage.write_bytes(part, b"x")
     for number in range(5):
         await files.storage.write_bytes(f"files/file-{number}", b"x")
-    await files.storage.write_bytes("uploads/upload_1-part_1", b"x")
     store.hset(keys.first(keys.BATCH, "batch_1"), "status", "in_progress")
     for batch_id in ("batch_1", "batch_2"):
         await files.storage.write_bytes(f"batches/{batch_id}/output-1-1", b"x")
@@ -96,7 +83,7 @@ async def test_old_blobs_without_a_record_are_deleted(
     await sweep.sweep()
     assert blobs(folder, age=True) == before, "they may be about to get a record"
     await sweep.sweep()
-    assert blobs(folder) == {file.segments[0].blob, part, "batches/batch_1/output-1-1"}
+    assert blobs(folder) == {file.segments[0].blob, "batches/batch_1/output-1-1"}
 
 
 async def test_the_scan_for_orphans_goes_on_where_it_stopped(
@@ -142,5 +129,5 @@ async def test_lost_records_do_not_stop_it(
     file = await stored(files, -1)
     store.delete(keys.first(keys.FILE, file.id))
     await sweep.sweep()
-    assert await FileRecords(files.records._queue).expired(10) == ([], [])
+    assert await FileRecords(files.records._queue).expired(10) == []
     assert len(blobs(folder)) == 1, "an orphan, until it is old"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import main, processes
+from gateway.cli import main
 from shared.platform.config_file import parse
 
 runner = CliRunner()
@@ -86,39 +86,6 @@ def test_show_says_where_each_value_comes_from() -> None:
     result = runner.invoke(main.app, ["config", "show", "--origin", "--all"])
     assert "shards: 1" in result.stdout
     assert result.stdout.count("# default") > 50
-
-
-def test_a_torchserve_file_becomes_a_flotilla_file(folder: Path) -> None:
-    path = folder / "model_config.yaml"
-    path.write_text(
-        "minWorkers: 1\ncolour: red\n"
-        "handler: {vllm_engine_config: {model: org/m, max_num_seqs: 4}}\n"
-    )
-    result = runner.invoke(main.app, ["config", "from-torchserve", str(path), "--name", "llama"])
-    assert "`colour` means nothing here" in result.stderr
-    (folder / "flotilla.yaml").write_text(result.stdout)
-    checked = runner.invoke(main.app, ["config", "check"])
-    assert "pool llama: org/m; vllm; workers: 1" in checked.stdout
-    path.write_text("minWorkers: 1\n")
-    assert runner.invoke(main.app, ["config", "from-torchserve", str(path)]).exit_code == 2
-
-
-def test_up_serves_a_torchserve_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    async def fake(settings: object, workers: int) -> int:
-        seen.append(settings)
-        return 0
-
-    monkeypatch.setattr(processes, "check_and_run", fake)
-    path = folder / "model_config.yaml"
-    path.write_text("handler: {vllm_engine_config: {model: org/m, served_model_name: m}}\n")
-    arguments = ["up", "--torchserve-config", str(path)]
-    assert runner.invoke(main.app, arguments).exit_code == 0
-    (settings,) = seen
-    assert settings.pools["model"].served_names == ("m",)  # type: ignore[attr-defined]
-    refused = runner.invoke(main.app, [*arguments, "--config", "flotilla.yaml"])
-    assert refused.exit_code == 2
 
 
 @pytest.mark.parametrize("arguments", [["--workers", "2"], ["--autoscale", "0:2"]])

@@ -62,8 +62,7 @@ def test_every_row_has_a_route() -> None:
         ("GET", "/v1/responses/resp_1", Scope.INFER),
         ("POST", "/predictions/m/1.0", Scope.INFER),
         ("POST", "/v1/messages", Scope.INFER),
-        ("POST", "/v1/messages/batches", Scope.JOBS),
-        ("GET", "/v1/messages/batches/b/results", Scope.JOBS),
+        ("POST", "/v1/batches", Scope.JOBS),
         ("POST", "/jobs", Scope.JOBS),
         ("GET", "/jobs/job_1/stream", Scope.JOBS),
         ("HEAD", "/v1/files/file_1/content", Scope.JOBS),
@@ -79,8 +78,7 @@ def test_every_row_has_a_route() -> None:
         ("POST", "/sleep", Scope.ADMIN_WRITE),
         ("GET", "/models/m", None),
         ("HEAD", "/models/m", None),
-        ("PUT", "/models/m", Scope.ADMIN_WRITE),
-        ("DELETE", "/models/m/1.0", Scope.ADMIN_WRITE),
+        ("PUT", "/admin/autoscale/m", Scope.ADMIN_WRITE),
         ("GET", "/v1/models", None),
         ("GET", "/metrics", None),
         ("GET", "/nowhere", None),
@@ -102,9 +100,8 @@ def test_a_key_without_the_scope_is_refused() -> None:
 
 def test_a_key_of_some_models_makes_no_batches() -> None:
     key = ApiKey("key_1", "team", models=("m",))
-    for path in ("/v1/batches", "/v1/messages/batches"):
-        assert names_models_later("POST", path)
-        with pytest.raises(MissingScope, match="limited to some models"):
-            check_route(key, "POST", path)
-        check_route(key, "GET", path)
+    assert names_models_later("POST", "/v1/batches")
+    with pytest.raises(MissingScope, match="limited to some models"):
+        check_route(key, "POST", "/v1/batches")
+    check_route(key, "GET", "/v1/batches")
     check_route(key, "POST", "/v1/batches/batch_1/cancel")

@@ -31,7 +31,6 @@ def test_a_row_has_the_style_of_its_path(row: object) -> None:
     [
         ("/v1/messages", ErrorStyle.ANTHROPIC),
         ("/v1/messages/", ErrorStyle.ANTHROPIC),
-        ("/v1/messages/batches", ErrorStyle.ANTHROPIC),
         ("/v1/messages/count_tokens", ErrorStyle.ANTHROPIC),
         ("/v1/messagesx", ErrorStyle.OPENAI),
         ("/v1/chat/completions", ErrorStyle.OPENAI),

@@ -29,7 +29,6 @@ FINAL_5XX = {
     errors.DeadlineExceeded,
     errors.KeysNotConfigured,
     errors.LogLost,
-    errors.NotSupported,
     errors.OperationFailed,
     errors.OperationIncomplete,
     errors.QueueDeadlineExceeded,

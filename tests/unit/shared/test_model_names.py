@@ -66,14 +66,6 @@ def test_a_version_is_named_in_the_name_or_beside_it(share: float) -> None:
     assert found.resolve("chat:3", share=share) is None
 
 
-def test_a_default_version_takes_all_that_name_none() -> None:
-    found = names(*CANARY, default_versions={"chat": "2", "embed": "1"})
-    assert {pool_of(found.resolve("chat", share=n / 10)) for n in range(10)} == {"chat-2"}
-    assert pool_of(found.resolve("chat", "1")) == "chat-1"
-    gone = names(*CANARY, default_versions={"chat": "9"})
-    assert pool_of(gone.resolve("chat")) == "chat-1", "a default that is not there does not count"
-
-
 def test_without_any_weight_the_first_version_serves() -> None:
     found = names(version("m", "1", 0), version("m", "2", 0))
     assert pool_of(found.resolve("m", share=0.9)) == "m-1"

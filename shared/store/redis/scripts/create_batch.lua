@@ -10,7 +10,7 @@ if redis.call('EXISTS', key('file', file)) == 0 then return -1 end
 local open = key('open_batches', tenant)
 if call('SCARD', open) >= tonumber(ARGV[4]) then return 0 end
 -- Of those that have ended the oldest go, if there are too many.
-local all = key(string.match(id, '^msgbatch_') and 'message_batches' or 'batches', tenant)
+local all = key('batches', tenant)
 if call('ZCARD', all) >= MOST_KEPT then
   for _, old in ipairs(call('ZRANGE', all, 0, MOST_KEPT / 10)) do
     if call('SISMEMBER', open, old) == 0 then

@@ -5,7 +5,7 @@
 -- Reply: {'gone'}; {'in_use'}; else 'ok' and its record, flat field, value, ...
 local id, tenant = ARGV[1], ARGV[2]
 local record, expiring = key('file', id), base .. WORD.files_expiring
-local found = redis.call('HMGET', record, 'tenant', 'bytes', 'blobs')
+local found = redis.call('HMGET', record, 'tenant', 'bytes')
 if found[1] ~= tenant then return {'gone'} end
 if call('SCARD', key('file_users', id)) > 0 then
   local due = call('ZSCORE', expiring, id)
@@ -16,5 +16,5 @@ local reply = redis.call('HGETALL', record)
 redis.call('DEL', record)
 call('ZREM', key('files', tenant), id)
 call('ZREM', expiring, id)
-count_stored(tenant, -found[2], -found[3])
+count_stored(tenant, -found[2], -1)
 return {'ok', unpack(reply)}

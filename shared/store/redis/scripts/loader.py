@@ -58,8 +58,6 @@ _REFUSED_WHEN_FULL = frozenset(
         "probe",
         "store_file",
         "store_webhook",
-        "open_upload",
-        "add_part",
     }
 )
 

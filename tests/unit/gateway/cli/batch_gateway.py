@@ -13,18 +13,22 @@ from typing import Any
 from tests.unit.gateway.cli.samples import NOW
 
 
+def _file_in(form: bytes) -> bytes:
+    boundary, _, rest = form.partition(b"\r\n")
+    _, _, of_file = rest.partition(b'; filename="')
+    return of_file.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n" + boundary + b"--\r\n")
+
+
 @dataclass
 class BatchGateway:
-    """Takes uploads and batches; a test says which lines fail, and cuts connections off."""
+    """Takes files and batches; a test says which lines fail, and cuts connections off."""
 
     fails: Callable[[str], bool] = lambda custom_id: False
     cuts: dict[str, int] = field(default_factory=dict)
     """`METHOD /path` -> how many of its requests are cut off."""
     files: dict[str, bytes] = field(default_factory=dict)
-    parts: dict[str, bytes] = field(default_factory=dict)
     batches: list[dict[str, Any]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
-    ranges: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         gateway = self
@@ -52,9 +56,9 @@ class BatchGateway:
         line = f"{handler.command} {path}"
         body = handler.rfile.read(int(handler.headers.get("content-length") or 0))
         self.requests.append(line)
-        status, answer = self._answer(line, body, handler)
+        status, answer = self._answer(line, body)
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        name = re.sub(r"(file|upload|batch)[-_]\w+", "ID", line)
+        name = re.sub(r"(file|batch)[-_]\w+", "ID", line)
         cut = self.cuts.get(name, 0) > 0
         handler.send_response(status)
         handler.send_header("content-type", "text/event-stream" if "events" in path else "x/y")
@@ -65,17 +69,12 @@ class BatchGateway:
             data = data[: len(data) // 2]
         handler.wfile.write(data)
 
-    def _answer(self, line: str, body: bytes, handler: Any) -> tuple[int, Any]:
+    def _answer(self, line: str, body: bytes) -> tuple[int, Any]:
         match line.strip("/").split("/"):
-            case ["POST ", "v1", "uploads"]:
-                return 200, {"id": f"upload_{len(self.files) + 1}"}
-            case ["POST ", "v1", "uploads", _, "parts"]:
-                return 200, {"id": self._part(body)}
-            case ["POST ", "v1", "uploads", upload, "complete"]:
-                file_id = upload.replace("upload_", "file-")
-                ids = json.loads(body)["part_ids"]
-                self.files[file_id] = b"".join(self.parts[each] for each in ids)
-                return 200, {"file": self._file(file_id)}
+            case ["POST ", "v1", "files"]:
+                file_id = f"file-{len(self.files) + 1}"
+                self.files[file_id] = _file_in(body)
+                return 200, self._file(file_id)
             case ["POST ", "v1", "batches"]:
                 return 200, self._batch(json.loads(body))
             case ["GET ", "v1", "batches"]:
@@ -97,21 +96,8 @@ class BatchGateway:
             case ["GET ", "v1", "files"]:
                 return 200, {"object": "list", "data": [self._file(each) for each in self.files]}
             case ["GET ", "v1", "files", file_id, "content"]:
-                return self._content(file_id, handler.headers.get("range"))
+                return 200, self.files[file_id]
         return 404, {"error": {"message": f"no {line}", "code": "not_found"}}
-
-    def _content(self, file_id: str, wanted: str | None) -> tuple[int, bytes]:
-        if wanted is None:
-            return 200, self.files[file_id]
-        self.ranges.append(wanted)
-        return 206, self.files[file_id][int(wanted[len("bytes=") : -1]) :]
-
-    def _part(self, body: bytes) -> str:
-        boundary, _, rest = body.partition(b"\r\n")
-        data = rest.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n" + boundary + b"--\r\n")
-        part_id = f"part_{len(self.parts)}"
-        self.parts[part_id] = data
-        return part_id
 
     def _file(self, file_id: str) -> dict[str, Any]:
         return {

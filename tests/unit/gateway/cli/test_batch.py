@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import files_command
-from gateway.cli.batch import batch_results, file_upload, run_command
 from gateway.cli.batch.run_state import opened
 from gateway.cli.exit_codes import CommandError
 from gateway.cli.gateway_client import GatewayClient
@@ -25,9 +23,7 @@ RUN = ("batch", "run", "in.jsonl", "-o", "out.jsonl")
 def gateway(
     flotilla: Flotilla, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> Iterator[BatchGateway]:
-    """The gateway, and an input of ten bodies that is uploaded in several parts."""
-    for module in (file_upload, run_command, files_command):
-        monkeypatch.setattr(module, "PART_BYTES", 100)
+    """The gateway, and an input of ten bodies."""
     monkeypatch.setattr("gateway.cli.batch.file_upload.RETRY_S", 0.01)
     monkeypatch.setattr("gateway.cli.batch.batch_progress._RETRY_S", 0.01)
     lines = "".join(json.dumps({"prompt": f"number {n}"}) + "\n" for n in range(1, 11))
@@ -84,18 +80,16 @@ def test_what_is_cut_off_goes_on(
     flotilla: Flotilla, gateway: BatchGateway, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway.cuts = {
-        "POST /v1/uploads/ID/parts": 2,
+        "POST /v1/files": 2,
         "GET /v1/batches/ID/events": 1,
         "GET /v1/files/ID/content": 2,
     }
-    monkeypatch.setattr(batch_results, "_CHUNK_BYTES", 16)
     assert flotilla(*RUN).exit_code == 0
     assert len(ids(folder / "out.jsonl")) == 10
-    assert gateway.ranges, "the rest is fetched, not all of it again"
     assert set(gateway.cuts.values()) == {0}
 
 
-@pytest.mark.parametrize("at", ["parts", "complete", "batches", "events", "content"])
+@pytest.mark.parametrize("at", ["files", "batches", "events", "content"])
 def test_the_same_command_goes_on_after_an_interruption(
     flotilla: Flotilla,
     gateway: BatchGateway,
@@ -107,7 +101,7 @@ def test_the_same_command_goes_on_after_an_interruption(
         def run(self: GatewayClient, method: str, path: str, **options: Any) -> Any:
             if path.endswith(at) and (method == "POST" or at in ("events", "content")):
                 calls.append(path)
-                if len(calls) == (3 if at == "parts" else 1):
+                if len(calls) == 1:
                     raise KeyboardInterrupt
             return call(self, method, path, **options)
 
@@ -120,15 +114,15 @@ def test_the_same_command_goes_on_after_an_interruption(
         result = flotilla(*RUN)
     assert result.exit_code == 130, result.stderr
     assert "The same command" in result.stderr or "the same command" in result.stderr
-    n_parts = len(gateway.parts)
+    n_uploads = gateway.requests.count("POST /v1/files")
     assert flotilla(*RUN).exit_code == 0
     assert sorted(map(int, ids(folder / "out.jsonl"))) == list(range(1, 11))
     assert len(gateway.batches) == 1
-    if at != "parts":
-        assert len(gateway.parts) == n_parts, "no part is sent twice"
+    if at != "files":
+        assert gateway.requests.count("POST /v1/files") == n_uploads, "it is not sent twice"
 
 
-def test_an_upload_that_has_expired_begins_anew(
+def test_another_runs_state_is_refused(
     flotilla: Flotilla, gateway: BatchGateway, folder: Path
 ) -> None:
     (folder / "out.jsonl.batch.json").write_text("{}")

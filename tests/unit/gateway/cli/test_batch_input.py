@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.batch import batch_input
-from gateway.cli.batch.batch_input import BatchInput, Checked
+from gateway.cli.batch.batch_input import BatchInput
 from gateway.cli.batch.line_index import LineIndex, sort_lines
 
 URL = "/v1/completions"
@@ -27,50 +27,40 @@ def written(folder: Path, *lines: str | bytes, end: bytes = b"\n") -> Path:
     return path
 
 
-def sent(source: BatchInput, checked: Checked, part_bytes: int) -> bytes:
-    parts = []
-    for number, mark in enumerate(checked.marks):
-        size = min(part_bytes, checked.bytes - number * part_bytes)
-        parts.append(b"".join(source.part(mark, size)))
-        assert len(parts[-1]) == size
-    return b"".join(parts)
-
-
-@pytest.mark.parametrize("part_bytes", [1, 7, 100, 10_000])
-def test_lines_are_sent_in_parts_that_begin_anywhere(folder: Path, part_bytes: int) -> None:
+def test_lines_are_sent_as_they_are(folder: Path) -> None:
     lines = [full(f"id-{n}", body={"prompt": "\u00fc" * n}) for n in range(9)]
     source = BatchInput(written(folder, *lines))
-    checked = source.check(part_bytes)
+    checked = source.check()
     assert (checked.lines, checked.errors, checked.endpoint) == (9, [], URL)
-    assert len(checked.marks) == -(-checked.bytes // part_bytes)
-    whole = sent(source, checked, part_bytes)
+    whole = b"".join(source.data())
+    assert len(whole) == checked.bytes
     assert [json.loads(line) for line in whole.splitlines()] == [json.loads(each) for each in lines]
 
 
 def test_a_line_that_is_only_a_body_is_completed(folder: Path) -> None:
     path = written(folder, '{"prompt": "x"}', "", '{"prompt": "y"}')
     source = BatchInput(path, URL)
-    checked = source.check(50)
-    first, blank, second = sent(source, checked, 50).splitlines()
+    source.check()
+    first, blank, second = b"".join(source.data()).splitlines()
     assert json.loads(first) == {
         "custom_id": "1", "method": "POST", "url": URL, "body": {"prompt": "x"}
     }  # fmt: skip
     assert blank == b"", "the numbers of lines in the gateway's errors are those of the input"
     assert json.loads(second)["custom_id"] == "3"
     assert [line.custom_id for line in source.lines()] == ["1", "3"]
-    assert BatchInput(path).check(50).endpoint == "/v1/chat/completions"
+    assert BatchInput(path).check().endpoint == "/v1/chat/completions"
 
 
 def test_a_model_for_all_lines(folder: Path) -> None:
     source = BatchInput(written(folder, full("a"), full("b", body={"model": "old"})), model="new")
-    whole = sent(source, source.check(64), 64)
+    whole = b"".join(source.data())
     assert [json.loads(line)["body"]["model"] for line in whole.splitlines()] == ["new", "new"]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n\n \n"])
 def test_marks_of_other_systems(folder: Path, end: bytes) -> None:
     source = BatchInput(written(folder, b"\xef\xbb\xbf" + full("a").encode(), full("b"), end=end))
-    assert (source.check(64).lines, source.check(64).errors) == (2, [])
+    assert (source.check().lines, source.check().errors) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -94,18 +84,18 @@ def test_marks_of_other_systems(folder: Path, end: bytes) -> None:
     ],
 )
 def test_what_no_batch_takes(folder: Path, line: str | bytes, code: str) -> None:
-    (error,) = BatchInput(written(folder, full("a"), line)).check(64).errors
+    (error,) = BatchInput(written(folder, full("a"), line)).check().errors
     assert (error.line, error.code) == (2, code)
 
 
 def test_both_lines_of_a_duplicate_are_named(folder: Path) -> None:
-    (error,) = BatchInput(written(folder, full("b"), full("a"), full("b"))).check(64).errors
+    (error,) = BatchInput(written(folder, full("b"), full("a"), full("b"))).check().errors
     assert error.line == 3
     assert "line 1" in error.message
 
 
 def test_a_file_of_nothing(folder: Path) -> None:
-    assert [each.code for each in BatchInput(written(folder, "", " ")).check(64).errors] == [
+    assert [each.code for each in BatchInput(written(folder, "", " ")).check().errors] == [
         "empty_file"
     ]
 
@@ -116,7 +106,7 @@ def test_a_line_without_an_end_is_not_read_whole(
     monkeypatch.setattr(batch_input, "MAX_LINE_BYTES", 200)
     long = full("a", body={"prompt": "x" * 1000})
     source = BatchInput(written(folder, full("1"), long, full("2"), long))
-    checked = source.check(64)
+    checked = source.check()
     assert [(each.line, each.code) for each in checked.errors] == [
         (2, "line_too_large"), (4, "line_too_large")
     ]  # fmt: skip
@@ -124,16 +114,16 @@ def test_a_line_without_an_end_is_not_read_whole(
 
 
 def test_the_first_hundred_errors(folder: Path) -> None:
-    assert len(BatchInput(written(folder, *["{"] * 300)).check(64).errors) == 100
+    assert len(BatchInput(written(folder, *["{"] * 300)).check().errors) == 100
 
 
 def test_only_wanted_lines_are_sent(folder: Path) -> None:
     source = BatchInput(written(folder, *(full(str(n)) for n in range(9)))).only(
         {"3", "7"}.__contains__
     )
-    checked = source.check(30)
+    checked = source.check()
     assert checked.lines == 2
-    whole = sent(source, checked, 30)
+    whole = b"".join(source.data())
     assert [json.loads(line)["custom_id"] for line in whole.splitlines()] == ["3", "7"]
 
 

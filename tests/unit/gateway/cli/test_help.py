@@ -18,8 +18,6 @@ PAGE = (FOLDER / "docs" / "pages" / "start.md").read_text()
 ROOT = typer.main.get_command(app)
 PROCESSES = {"up", "gateway", "worker", "engine-node", "maintenance"}
 """They run until they are stopped, and print logs."""
-TEXT_ONLY = {"config from-torchserve"}
-"""It prints a file."""
 
 
 def commands(command: Any = ROOT, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -51,7 +49,7 @@ def test_a_command_has_a_help_text_and_two_examples_of_itself(name: str) -> None
         command.make_context(name, words[len(name.split()) + 1 :])  # raises if it does not parse
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - PROCESSES - TEXT_ONLY))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - PROCESSES))
 def test_a_command_can_print_json(name: str) -> None:
     options = {option for param in COMMANDS[name].params for option in param.opts}
     assert "--json" in options

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.unit.gateway.cli.conftest import Flotilla
-from tests.unit.gateway.cli.samples import LETTER, LOST, SCALE, job, jobs, overview, worker
+from tests.unit.gateway.cli.samples import LETTER, LOST, job, jobs, overview, worker
 from tests.unit.gateway.cli.stub import Answer, StubGateway, error
 
 
@@ -56,10 +56,10 @@ def test_pause_and_resume(flotilla: Flotilla, stub: StubGateway) -> None:
 
 
 def test_scale_set(flotilla: Flotilla, stub: StubGateway) -> None:
-    stub.answers["GET /admin/autoscale"] = {"object": "list", "data": [SCALE]}
-    stub.answers["PUT /models/org/qwen"] = Answer({"status": "Processing worker updates..."}, 202)
-    assert flotilla("scale", "set", "qwen", "--min", "2").exit_code == 0
-    assert stub.requests[-1].path == "/models/org/qwen?min_worker=2&max_worker=4"
+    stub.answers["PUT /admin/autoscale/org/qwen"] = {"pool": "qwen", "min": 2, "max": 4}
+    shown = flotilla("scale", "set", "org/qwen", "--min", "2")
+    assert (shown.exit_code, shown.stdout) == (0, "qwen: 2 to 4 workers\n")
+    assert stub.requests[-1].path == "/admin/autoscale/org/qwen?min=2"
     assert flotilla("scale", "set", "qwen").exit_code == 2
 
 

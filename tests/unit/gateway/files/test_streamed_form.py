@@ -1,4 +1,4 @@
-"""Forms whose file is passed on as it arrives; ranges of a file."""
+"""Forms whose file is passed on as it arrives."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.http.content_response import byte_range
 from gateway.http.streamed_form import StreamedForm
-from shared.job.errors import BadRequest, BodyTimeout, RangeNotSatisfiable
+from shared.job.errors import BadRequest, BodyTimeout
 
 DATA = b"a\r\n--b\r\n--bound\r\n-\r\n--boundar\r\r\n\x00\xff"
 PARTS = (
@@ -102,33 +101,3 @@ async def test_silence_is_limited_and_not_the_whole_time() -> None:
     silent, pieces = True, [body]
     with pytest.raises(BodyTimeout, match=r"No byte arrived for 0\.3 s"):
         await read(StreamedForm(scope, receive, "file", 0.3))
-
-
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        ("", None),
-        ("bytes=0-", (0, 10)),
-        ("bytes=0-0", (0, 1)),
-        ("bytes = 3 - 5", (3, 6)),
-        ("bytes=9-99", (9, 10)),
-        ("bytes=-3", (7, 10)),
-        ("bytes=-99", (0, 10)),
-        ("bytes=5-4", None),
-        ("bytes=-", None),
-        ("bytes=0-1,3-4", None),
-        ("bytes=x-1", None),
-        ("items=0-1", None),
-    ],
-)
-def test_one_range(header: str, expected: tuple[int, int] | None) -> None:
-    assert byte_range(header, 10) == expected
-
-
-@pytest.mark.parametrize(
-    ("header", "total"), [("bytes=10-", 10), ("bytes=-0", 10), ("bytes=0-", 0), ("bytes=-1", 0)]
-)
-def test_a_range_behind_the_end(header: str, total: int) -> None:
-    with pytest.raises(RangeNotSatisfiable) as refused:
-        byte_range(header, total)
-    assert (b"content-range", b"bytes */%d" % total) in refused.value.headers()

@@ -1,1 +1,0 @@
-"""Anthropic's batches, without a fleet."""

@@ -14,7 +14,6 @@ def load() -> SimpleNamespace:
     import vllm
     from vllm import envs
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.cli.serve import run_headless
     from vllm.tool_parsers import ToolParserManager
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -49,7 +48,6 @@ def load() -> SimpleNamespace:
         install_prefill_resume=install_prefill_resume,
         prefills=PREFILLS,
         make_arg_parser=make_arg_parser,
-        run_headless=run_headless,
         tensors=_tensors,
         validate_parsed_serve_args=validate_parsed_serve_args,
     )

@@ -26,6 +26,7 @@ def load() -> SimpleNamespace:
     from worker.engines.vllm.collector import install as install_collector
     from worker.engines.vllm.forced_replay import choose_model_runner
     from worker.engines.vllm.forced_replay import install as install_forced_replay
+    from worker.engines.vllm.journal import JournalledEngine
     from worker.engines.vllm.prefill_resume import PREFILLS
     from worker.engines.vllm.prefill_resume import install as install_prefill_resume
 
@@ -36,6 +37,7 @@ def load() -> SimpleNamespace:
         AsyncEngineArgs=AsyncEngineArgs,
         AsyncLLM=AsyncLLM,
         FlexibleArgumentParser=FlexibleArgumentParser,
+        JournalledEngine=JournalledEngine,
         StatLoggerBase=StatLoggerBase,
         api_key=envs.VLLM_API_KEY,
         ToolParserManager=ToolParserManager,

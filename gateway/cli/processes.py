@@ -159,39 +159,6 @@ def worker(
 
 
 @app.command(
-    "engine-node",
-    epilog=examples(
-        "flotilla engine-node --node-rank 1 --config flotilla.yaml --pool large",
-        "flotilla engine-node --node-rank 1 --model Qwen/Qwen3-235B-A22B --engine-args "
-        '"--tensor-parallel-size 16 --nnodes 2 --master-addr 10.0.0.7"',
-    ),
-)
-def engine_node(
-    node_rank: Annotated[
-        int, typer.Option(min=1, help="Number of this machine in the engine; the worker is 0.")
-    ],
-    model: Model = None,
-    served_model_name: ModelName = None,
-    engine_args: EngineArgs = None,
-    pool: Pool = None,
-    log_level: LogLevel = None,
-    config: Config = None,
-) -> None:
-    """Run a further machine of a worker's engine, with the worker's settings; needs no Redis."""
-    _become(
-        "worker",
-        "worker.engine_node",
-        str(node_rank),
-        config=config,
-        model=model,
-        served_model_name=served_model_name,
-        engine_args=engine_args,
-        pool=pool,
-        log_level=log_level,
-    )
-
-
-@app.command(
     epilog=examples(
         "flotilla maintenance", "flotilla maintenance --redis-url redis://10.0.0.5:6379/0"
     )
@@ -219,10 +186,10 @@ def _usage_errors() -> Iterator[None]:
         raise typer.Exit(ExitCode.USAGE) from error
 
 
-def _become(process: str, module: str, *words: str, **flags: Any) -> NoReturn:
+def _become(process: str, module: str, **flags: Any) -> NoReturn:
     """Replace this process with the program, which gets the signals and has the exit status."""
     with _usage_errors():
         settings = load_settings(declared(process)[0], **flags)
     os.execve(  # noqa: S606
-        sys.executable, [sys.executable, "-m", module, *words], to_environment(process, settings)
+        sys.executable, [sys.executable, "-m", module], to_environment(process, settings)
     )

@@ -14,14 +14,12 @@ from gateway.core.call_options import CallHeaders, call_headers, member_in
 from gateway.core.endpoint_step import Prepared
 from gateway.core.fleet_view import FleetView
 from gateway.core.incoming import Incoming
-from gateway.core.input_shapes import check_shapes
-from gateway.core.message_shapes import check_items
 from gateway.core.prompt_limits import PromptSize, check_input, check_prompt_size, prompt_size
 from gateway.gateway_settings import GatewaySettings
 from gateway.http.route_scopes import check_scope
 from gateway.http.wrong_fields import sent
 from shared.api.endpoint import Endpoint, ModelField
-from shared.api.field_policy import check_fields, check_permission, restricted_parts
+from shared.api.field_policy import check_fields, check_permission
 from shared.fleet.registry import ModelInfo
 from shared.job.errors import BadRequest, IntakeStopped, ModelNotFound
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY, pool_of
@@ -79,21 +77,10 @@ def check_request(
         raise BadRequest(f"`stream` must be true or false, not {sent(stream)}.", "stream")
     lane = lane_of(fields) if policy.service_tier else DEFAULT
     check_input(policy, fields, settings)
-    check_shapes(policy.input, fields)
     restricted = check_fields(fields, settings)
     size, ours = prompt_size(policy.input, fields), member_in(fields)
     of = model, stream is True, lane, size, ours.on_disconnect, restricted
     return CheckedRequest(*of, max_wait_s=ours.max_wait_s, output=most_output(fields))
-
-
-def check_stored_items(items: Any, allowed: Collection[str]) -> None:
-    """Check items that responses of any model may continue later. Raises BadRequest.
-
-    `allowed`: fields that the operator allows for every pool, as in field_policy.py.
-    """
-    if type(items) is list:
-        check_items("items", items)
-        check_permission(restricted_parts(items), allowed)
 
 
 def lane_of(fields: Mapping[str, Any]) -> str:

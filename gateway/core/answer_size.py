@@ -72,7 +72,7 @@ def check_answer_size(
 
 
 def _number(value: Any) -> int:
-    return int(value) if type(value) is int or type(value) is float else 0
+    return value if type(value) is int else 0
 
 
 def _alternatives(fields: Mapping[str, Any], most: int) -> int:

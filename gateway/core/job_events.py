@@ -22,7 +22,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from gateway.core.choice_numbers import ChoiceNumbers
 from gateway.core.log_event import LogEvent, ReadMode
 from gateway.core.reader import Reader
 from gateway.core.stream_context import StreamContext
@@ -101,7 +100,6 @@ async def _follow(
 ) -> AsyncIterator[tuple[bytes, str]]:
     """Parts of the response, each with the id of the last event that the client has with it."""
     last_id, skip = str(after), after.chunks
-    numbers = ChoiceNumbers(context.queue, job_id)
     await read_again(lambda: context.queue.watch(job_id, context.gateway_id, follow=True))
     reader.resync()  # the log holds what was published before this gateway watched
     queued = True
@@ -129,9 +127,7 @@ async def _follow(
                 async for data in _end(context, job):
                     yield data, END_ID
                 return
-            if event.kind == FrameKind.DELTAS:
-                await numbers.prepare(event.payload)
-            for data, last_id in _render(event, numbers)[skip:]:
+            for data, last_id in _render(event)[skip:]:
                 yield data, last_id
             if event.seq:
                 skip = 0
@@ -157,10 +153,10 @@ def _in_progress(job: Job, last_id: str) -> bytes:
     return sse.event(JobState.IN_PROGRESS, {"id": job.id, "state": JobState.IN_PROGRESS}, last_id)
 
 
-def _render(event: LogEvent, numbers: ChoiceNumbers) -> list[tuple[bytes, str]]:
+def _render(event: LogEvent) -> list[tuple[bytes, str]]:
     """Events with their ids."""
     if event.kind == FrameKind.DELTAS:
-        return _render_deltas(event, numbers)
+        return _render_deltas(event)
     if event.kind == FrameKind.CHUNK:
         chunks = [data for data in sse.split(event.payload) if data != _DONE]
         ids = [f"{event.seq}.{k}" for k in range(1, len(chunks))] + [str(event.seq)]
@@ -171,14 +167,20 @@ def _render(event: LogEvent, numbers: ChoiceNumbers) -> list[tuple[bytes, str]]:
     return []
 
 
-def _render_deltas(event: LogEvent, numbers: ChoiceNumbers) -> list[tuple[bytes, str]]:
-    """One event with the text of each choice; several steps of one are joined."""
+def _render_deltas(event: LogEvent) -> list[tuple[bytes, str]]:
+    """One event with the text of each choice; several steps of one are joined.
+
+    `prompt`: which one of several prompts a choice answers, but for the first.
+    """
     texts: dict[tuple[int, int], str] = {}
     for delta in event.payload:
         if isinstance(delta, Delta):
             sequence = (delta.call, delta.choice)
             texts[sequence] = texts.get(sequence, "") + delta.text
-    choices = [{"index": numbers.of(*which), "text": text} for which, text in texts.items()]
+    choices = [
+        {"index": choice, "text": text} | ({"prompt": call} if call else {})
+        for (call, choice), text in texts.items()
+    ]
     if not choices:
         return []
     data = json.dumps({"choices": choices}, ensure_ascii=False).encode()

@@ -26,9 +26,6 @@ T = TypeVar("T")
 _MAX_PARTS = 64
 _MAX_FIELD_BYTES = 1 << 16
 _SMALL_BYTES = 1 << 16
-_MAX_DIGITS = 16
-_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
-"""What vLLM reads as a boolean, as far as clients send it; it ignores case."""
 
 # It warns of every invalid form, which is answered with an error.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -37,8 +34,7 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)
 async def parse_form(body: bytes, scope: Scope, use: Callable[[dict[str, Any]], T]) -> T:
     """Call `use` with the text fields of a form that the gateway checks, and return its result.
 
-    `stream` is a boolean and `n` a number where their texts are. `use` is called in a thread if the
-    form is large. Raises BadRequest, and what `use` raises.
+    `use` is called in a thread if the form is large. Raises BadRequest, and what `use` raises.
     """
     boundary = _checked_boundary(body, scope)
     if len(body) <= _SMALL_BYTES:
@@ -60,11 +56,6 @@ def fields_of(body: bytes, boundary: bytes) -> dict[str, Any]:
         parser.finalize()
     form.check_ended()
     fields = form.fields
-    stream, n = fields.get("stream"), fields.get("n", "")
-    if stream is not None:
-        fields["stream"] = _BOOLEANS.get(stream.lower(), stream)
-    if n.isdecimal() and len(n) < _MAX_DIGITS:
-        fields["n"] = int(n)
     fields.pop("response_format", None)  # in JSON it is a schema, here the name of a format
     return fields
 

@@ -106,6 +106,6 @@ function parsed(raw) {
 /** The text that an event of a job adds to its first choice. */
 export function textOf(event) {
   if (!event.data || event.data === "[DONE]") return "";
-  const choice = (JSON.parse(event.data).choices || []).find((each) => !each.index);
+  const choice = (JSON.parse(event.data).choices || []).find((each) => !each.index && !each.prompt);
   return choice ? choice.text ?? choice.delta?.content ?? "" : "";
 }

@@ -77,10 +77,44 @@ def test_numbers_as_texts(api: httpx.Client, value: Any) -> None:
         assert [each["index"] for each in lenient["choices"]] == list(range(len(strict["choices"])))
 
 
-def test_limits_hold_for_numbers_as_texts(api: httpx.Client) -> None:
-    for value in ("5", 5.0, 5):
-        error = api.post(CHAT, json=chat(max_tokens=2, n=value))
-        assert (error.status_code, error.json()["error"]["param"]) == (400, "n")
+COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
+MANY = 1_000_000
+LIMITED: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "n": (CHAT, "n", 5, {}),
+    "best_of": (COMPLETIONS, "best_of", 5, {}),
+    "n of prompts": (COMPLETIONS, "n", 4, {"prompt": ["x"] * 200}),
+    "logprobs": (COMPLETIONS, "logprobs", 21, {}),
+    "top_logprobs": (CHAT, "top_logprobs", 21, {"logprobs": "true"}),
+    "prompt_logprobs": (COMPLETIONS, "prompt_logprobs", 21, {}),
+    "top_logprobs of a response": (RESPONSES, "top_logprobs", 21, {}),
+    "max_tokens": (CHAT, "max_tokens", MANY, {"logprobs": "1", "top_logprobs": "9", "stream": 1}),
+    "max_tokens, many choices": (COMPLETIONS, "max_tokens", MANY, {"n": "4", "logprobs": "9"}),
+    "max_completion_tokens": (
+        CHAT,
+        "max_completion_tokens",
+        MANY,
+        {"logprobs": True, "top_logprobs": 9.0, "stream": "yes"},
+    ),
+    "max_output_tokens": (RESPONSES, "max_output_tokens", MANY, {"top_logprobs": 9.0}),
+}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_limits_hold_for_numbers_as_texts(api: httpx.Client, name: str) -> None:
+    path, field, value, more = LIMITED[name]
+    body = {**chat(), "prompt": "x", "input": "x"} | more
+    if path != CHAT:
+        del body["messages"]
+    of_integer = api.post(path, json=body | {field: value})
+    assert of_integer.status_code == 400, of_integer.text
+    for same in (str(value), f" {value}.0 ", float(value)):
+        refused = api.post(path, json=body | {field: same})
+        assert (refused.status_code, refused.json()) == (400, of_integer.json())
+        job = api.post("/jobs", json={"endpoint": path, "body": body | {field: same}})
+        assert (job.status_code, job.json()["error"]["message"]) == (
+            400,
+            of_integer.json()["error"]["message"],
+        )
 
 
 def test_a_job_with_texts_for_values(api: httpx.Client) -> None:

@@ -159,7 +159,7 @@ def paused(fleet: Fleet) -> Iterator[None]:
     fleet.operator("POST", f"/admin/pools/{MODEL}/resume")
 
 
-def submit(gateway: Process, secret: str, max_tokens: int, **more: str) -> httpx.Response:
+def submit(gateway: Process, secret: str, max_tokens: Any, **more: str) -> httpx.Response:
     job = {"body": CHAT | {"max_tokens": max_tokens}}
     return http.post(f"{gateway.url}/jobs", headers=headers(secret) | more, json=job, timeout=60)
 
@@ -171,6 +171,19 @@ def test_a_request_that_asks_for_too_many_tokens_waits(fleet: Fleet, paused: Non
     assert refused.status_code == 429
     assert refused.json()["error"]["type"] == "tokens"
     assert int(refused.headers["retry-after"]) > 10
+
+
+@pytest.mark.parametrize("asked", ["900", 900.0, " 900 "])
+def test_tokens_as_text_are_counted_like_numbers(fleet: Fleet, paused: None, asked: Any) -> None:
+    left = "x-ratelimit-remaining-tokens"
+    found = []
+    for max_tokens in (asked, 900):
+        answer = submit(fleet.gateways[0], fleet.key(tokens_per_minute=1000), max_tokens)
+        assert answer.status_code == 202, answer.text
+        found.append(int(answer.headers[left]))
+    # The bodies have different lengths, of which the prompt's part is estimated.
+    assert max(found) - min(found) < 20
+    assert max(found) < 110
 
 
 def test_concurrent_requests_are_bounded_and_none_is_left_over(fleet: Fleet) -> None:

@@ -30,7 +30,7 @@ from worker.core.plugin import AroundRuns, Check, EngineAnswer
 from worker.core.publisher import Publisher
 from worker.core.resume import ContinuedOutputBuffer, continue_from_log, give_up
 from worker.core.run_trace import RunTrace
-from worker.engines.interface import JOB, JOURNAL, Engine, JobFacts
+from worker.engines.interface import JOURNAL, TENANT, Engine
 
 log = logging.getLogger("flotilla.job")
 
@@ -126,7 +126,7 @@ class JobRun:
             return Outcome.RELEASE
         self.has_begun = True
         JOURNAL.set(self.buffer)
-        JOB.set(JobFacts(self.job.tenant, self.job.attempt > 1))
+        TENANT.set(self.job.tenant)
         if self._continued is None:
             # A job that has ended since it was leased (a deadline) never reaches the engine.
             failure = None if self.buffer.discarded else await self._call_engine()

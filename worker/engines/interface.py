@@ -134,16 +134,8 @@ JOURNAL: ContextVar[Journal | None] = ContextVar("JOURNAL", default=None)
 ASGI application; tasks that the application starts inherit it."""
 
 
-class JobFacts(NamedTuple):
-    """What an engine gets of a job beside its request."""
-
-    tenant: str = ""
-    suspicious: bool = False
-    """A worker was lost before the job had made output."""
-
-
-JOB: ContextVar[JobFacts] = ContextVar("JOB", default=JobFacts())  # noqa: B039, it is immutable
-"""The facts of the job in whose context the engine is called; set and inherited as JOURNAL is."""
+TENANT: ContextVar[str] = ContextVar("TENANT", default="")
+"""The tenant of the job in whose context the engine is called; set and inherited as JOURNAL is."""
 
 
 class Engine(Protocol):

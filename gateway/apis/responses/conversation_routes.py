@@ -14,12 +14,12 @@ from gateway.apis.responses.conversation_store import Conversations
 from gateway.apis.responses.item_query import IncludedDep, ItemQueryDep, json_answer
 from gateway.apis.responses.response_items import Item
 from gateway.apis.responses.response_schemas import RESPONSE_ERRORS
-from gateway.core.admission import check_stored_items
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, TenantDep
 from gateway.description.schema import errors_in, ref, shows, takes
 from gateway.http.held_bytes import hold_answer
 from gateway.http.wrong_fields import wrong_field
+from shared.api.field_policy import check_permission, restricted_parts
 from shared.job.errors import BadRequest
 
 router = APIRouter(
@@ -164,7 +164,9 @@ async def _body(request: Request, gateway: Gateway) -> ConversationRequest:
 
 
 def _checked(fields: dict[str, Any], allowed: Sequence[str]) -> ConversationRequest:
-    check_stored_items(fields.get("items"), allowed)
+    items = fields.get("items")
+    if type(items) is list:  # responses of any model may continue them
+        check_permission(restricted_parts(items), allowed)
     try:
         return ConversationRequest.model_validate(fields)
     except ValidationError as error:

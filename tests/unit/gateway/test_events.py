@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gateway.core.choice_numbers import ChoiceNumbers
 from gateway.core.job_events import EventPosition, _render, events
 from gateway.core.log_event import LogEvent
 from shared.job.errors import BadRequest
@@ -19,22 +18,6 @@ from shared.store.stored_body import Body
 from tests.unit.gateway.jobs import job
 
 
-class Queue:
-    """A queue that holds one body."""
-
-    def __init__(self, body: bytes = b"") -> None:
-        self.body = body
-
-    async def stored_request(self, job_id: str) -> tuple[bytes, str]:
-        assert self.body, "a single call needs no body"
-        return self.body, ""
-
-
-def numbers(body: bytes = b"") -> ChoiceNumbers:
-    queue: Any = Queue(body)
-    return ChoiceNumbers(queue, "job")
-
-
 def test_steps_that_were_logged_together_become_one_text_per_choice() -> None:
     records = [
         Prompt(0, 3),
@@ -43,7 +26,7 @@ def test_steps_that_were_logged_together_become_one_text_per_choice() -> None:
         Delta(0, 0, (2,), "llo"),
         Delta(0, 1, (6,), "!"),
     ]
-    ((event, event_id),) = _render(LogEvent(7, FrameKind.DELTAS, records), numbers())
+    ((event, event_id),) = _render(LogEvent(7, FrameKind.DELTAS, records))
     assert event_id == "7"
     lines = event.decode().split("\n")
     assert lines[:2] == ["event: delta", "id: 7"]
@@ -53,8 +36,8 @@ def test_steps_that_were_logged_together_become_one_text_per_choice() -> None:
 
 
 def test_an_entry_without_text_is_no_event() -> None:
-    assert _render(LogEvent(1, FrameKind.DELTAS, [Prompt(0, 3)]), numbers()) == []
-    assert _render(LogEvent(1, FrameKind.STARTED, b"w-1"), numbers()) == []
+    assert _render(LogEvent(1, FrameKind.DELTAS, [Prompt(0, 3)])) == []
+    assert _render(LogEvent(1, FrameKind.STARTED, b"w-1")) == []
 
 
 @pytest.mark.parametrize(
@@ -97,23 +80,14 @@ def test_a_position_is_written_as_it_is_read(event_id: str) -> None:
     assert str(EventPosition.parse(event_id)) == event_id
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (b'{"prompt": ["a", "b"], "n": 2}', [0, 1, 2, 3]),
-        (b'{"prompt": ["a", "b"]}', [0, 1, 1, 2]),
-    ],
-)
-async def test_choices_of_several_prompts_are_numbered_over_all(
-    body: bytes, expected: list[int]
-) -> None:
+def test_choices_of_a_further_prompt_name_it() -> None:
     records = [Delta(call, choice, (1,), "x") for call in (0, 1) for choice in (0, 1)]
-    of_job = numbers(body)
-    await of_job.prepare(records[:2])
-    await of_job.prepare(records)
-    ((event, _),) = _render(LogEvent(7, FrameKind.DELTAS, records), of_job)
-    data = json.loads(event.split(b"data: ")[1])
-    assert [choice["index"] for choice in data["choices"]] == expected
+    ((event, _),) = _render(LogEvent(7, FrameKind.DELTAS, records))
+    choices = json.loads(event.split(b"data: ")[1])["choices"]
+    assert [(each.get("prompt"), each["index"]) for each in choices] == [
+        *((None, 0), (None, 1)),
+        *((1, 0), (1, 1)),
+    ]
 
 
 class Ended:

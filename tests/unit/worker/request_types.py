@@ -1,15 +1,14 @@
-"""The types of vLLM's request models, taken apart: bodies with one wrong value, and all names."""
+"""The types of vLLM's request models, taken apart: all names in them."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from typing import (
     Annotated,
     Any,
     Literal,
-    NamedTuple,
     NotRequired,
     Required,
     Union,
@@ -17,7 +16,7 @@ from typing import (
     get_origin,
 )
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from typing_extensions import get_type_hints, is_typeddict
 
 from shared.api.endpoints import ENDPOINTS
@@ -45,17 +44,6 @@ _MODELS = {
 }
 PATHS = [path for path in ENDPOINTS if not path.startswith("/v1/audio") and path != "/invocations"]
 """Those with a body in JSON of a type of its own."""
-JUNK: tuple[Any, ...] = ({}, [], 1.5, "", None, True, -1, "x", [[]], {"type": "x"}, {"role": "x"})
-_LITTLE_JUNK: tuple[Any, ...] = ({}, [], 1.5, None)
-_SHALLOW, _MAX_DEPTH = 2, 6
-
-
-class Wrong(NamedTuple):
-    """A value of which one part is wrong."""
-
-    value: Any
-    many: bool
-    """Whether it is wrong many times."""
 
 
 def request_type(path: str) -> Any:
@@ -91,49 +79,6 @@ def fields_of(kind: Any) -> dict[str, tuple[Any, bool]]:
     return {}
 
 
-def sample(kind: Any) -> Any:
-    """A value of this type with what is required, as small as may be."""
-    first = next(branches(kind))
-    origin = get_origin(first) or first
-    if origin is Literal:
-        return get_args(first)[0]
-    if fields := fields_of(first):
-        return {name: sample(hint) for name, (hint, required) in fields.items() if required}
-    if isinstance(origin, type) and issubclass(origin, str):
-        return "x"
-    if origin in (int, float, bool):
-        return origin(1)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {}
-    if isinstance(origin, type) and issubclass(origin, Iterable):
-        return []
-    return "x"
-
-
-def wrong_values(kind: Any, times: int, depth: int = 0) -> Iterator[Wrong]:
-    """Values of a type in which one part is wrong; in a list it is there `times` times."""
-    yield from (Wrong(each, False) for each in (JUNK if depth < _SHALLOW else _LITTLE_JUNK))
-    if depth > _MAX_DEPTH:
-        return
-    for each in branches(kind):
-        origin = get_origin(each) or each
-        if fields := fields_of(each):
-            whole = sample(each)
-            for name, (hint, required) in fields.items():
-                if required:
-                    yield Wrong({key: whole[key] for key in whole if key != name}, False)
-                for wrong in wrong_values(hint, times, depth + 1):
-                    yield Wrong({**whole, name: wrong.value}, wrong.many)
-        elif origin in (list, Sequence, Iterable) or origin is Iterable:
-            inner = get_args(each)[0] if get_args(each) else Any
-            for wrong in wrong_values(inner, times, depth + 1):
-                yield Wrong([wrong.value] * (1 if wrong.many else times), True)
-        elif isinstance(origin, type) and issubclass(origin, Mapping) and get_args(each):
-            for wrong in wrong_values(get_args(each)[1], times, depth + 1):
-                count = 1 if wrong.many else times
-                yield Wrong({f"k{index}": wrong.value for index in range(count)}, True)
-
-
 def names_of(kind: Any, seen: set[Any] | None = None) -> set[str]:
     """The names of all fields of a type and of what is in it, and the `type`s of its objects."""
     seen = set() if seen is None else seen
@@ -156,19 +101,3 @@ def names_of(kind: Any, seen: set[Any] | None = None) -> set[str]:
         for inner in get_args(each) if get_origin(each) is not Literal else ():
             found |= names_of(inner, seen)
     return found
-
-
-def consume(value: Any) -> Any:
-    """Read what vLLM validates only when it is read. Raises ValidationError."""
-    if isinstance(value, BaseModel):
-        return [consume(each) for each in vars(value).values()]
-    if isinstance(value, Mapping):
-        return [consume(each) for each in value.values()]
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        return [consume(each) for each in value]
-    return None
-
-
-def adapter(path: str) -> TypeAdapter[Any]:
-    """vLLM's validation of the bodies of an endpoint."""
-    return TypeAdapter(request_type(path))

@@ -16,7 +16,7 @@ from tests.harness.settings import Settings
 from tests.unit.worker.bench import Bench
 from worker.core import job_run as module
 from worker.core.job_run import Outcome
-from worker.engines.interface import JOB, JOURNAL, Capacity, JobFacts, Load
+from worker.engines.interface import JOURNAL, TENANT, Capacity, Load
 from worker.engines.simulated.engine import SimulatedEngine
 
 Start = Callable[..., Any]
@@ -272,16 +272,13 @@ async def test_the_engine_is_called_in_the_runs_own_task_and_context(
     seen: list[Any] = []
 
     async def answer(receive: Receive, send: Send) -> None:
-        seen.append((asyncio.current_task(), JOURNAL.get(), JOB.get()))
+        seen.append((asyncio.current_task(), JOURNAL.get(), TENANT.get()))
 
     bench = await start(Application(answer))
     runs = [bench.run("one"), bench.run("other", attempt=2)]
     tasks = [asyncio.create_task(run.execute()) for run in runs]
     await asyncio.gather(*tasks)
-    facts = [JobFacts("team"), JobFacts("team", suspicious=True)]
-    assert seen == [
-        (task, run.buffer, of) for task, run, of in zip(tasks, runs, facts, strict=True)
-    ]
+    assert seen == [(task, run.buffer, "team") for task, run in zip(tasks, runs, strict=True)]
 
 
 async def test_the_engine_gets_the_bytes_of_the_job(start: Start) -> None:

@@ -73,10 +73,9 @@ def _can_compile() -> bool:
     return shutil.which(compiler) is not None and headers.exists()
 
 
-def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: int = 0) -> Any:
+def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str) -> Any:
     """Return the namespace of vLLM's arguments, and `memory_share_is_set`. `v`: see release.py.
 
-    `node_rank`: 0 for a worker, the head of its engine; else that of a further machine's node.
     Raises SettingsError for what vLLM does not take and for what has no meaning here.
     """
     argv = ["--model", pool.model or str(MODEL_DIR)]
@@ -85,8 +84,6 @@ def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: in
         argv += shlex.split(DEMO_ARGS)
     argv += shlex.split(pool.engine_args)
     argv += tracing_args(traces_endpoint, pool.engine_args)
-    if node_rank:
-        argv += ["--node-rank", str(node_rank)]
     argv = with_gpus(argv, v.gpus)
     argv = with_media_domains(argv, urls_allowed=pool.allows(MEDIA_URLS))
     parser = v.make_arg_parser(v.FlexibleArgumentParser())
@@ -103,7 +100,7 @@ def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: in
     args.memory_share_is_set = args.gpu_memory_utilization is not None
     if not args.memory_share_is_set:
         args.gpu_memory_utilization = default_share
-    problems = [*set_in_vain(REFUSED, args, parser.get_default), *node_problems(args, node_rank)]
+    problems = [*set_in_vain(REFUSED, args, parser.get_default), *node_problems(args)]
     if problems:
         raise SettingsError("; ".join(problems))
     for text in set_in_vain(IGNORED, args, parser.get_default):
@@ -113,23 +110,18 @@ def parse(v: SimpleNamespace, pool: Pool, traces_endpoint: str, *, node_rank: in
     return args
 
 
-def node_problems(args: Any, node_rank: int) -> list[str]:
-    """What is wrong with the arguments of an engine over several machines, a sentence each. Pure.
-
-    `node_rank`: see `parse`.
-    """
+def node_problems(args: Any) -> list[str]:
+    """What is wrong with the arguments of an engine over several machines. Pure."""
     found = []
     if (args.data_parallel_size or 1) > 1:
         found.append(
             "--data-parallel-size above 1 is several engines: start a worker for each instead"
         )
-    if args.node_rank != node_rank:
+    if args.node_rank:
         found.append(
             f"--node-rank {args.node_rank} is not for a worker, which is the head (0) of its "
-            f"engine: start `flotilla engine-node --node-rank {args.node_rank}` on that machine"
+            f"engine: start `vllm serve --headless --node-rank {args.node_rank}` on that machine"
         )
-    if node_rank >= args.nnodes > 0 and node_rank:
-        found.append(f"--node-rank {node_rank} needs --nnodes above it, which is {args.nnodes}")
     return found
 
 

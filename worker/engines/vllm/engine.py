@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from shared.fleet.pool import Pool
 from shared.platform import settings as environment
@@ -18,12 +18,15 @@ from worker.engines.interface import Capacity, Load
 from worker.engines.vllm import (
     arguments,
     cpu_memory,
+    first_errors,
     group_health,
+    input_errors,
     parent_death,
     release,
     stream_chunks,
 )
-from worker.engines.vllm.guards import Guards
+from worker.engines.vllm.grammar_check import GrammarChecker, Limits
+from worker.engines.vllm.rendered_context import Contexts
 from worker.engines.vllm.vllm_settings import VllmSettings
 from worker.engines.vllm.warm_up import warm_up
 
@@ -44,10 +47,9 @@ class VllmEngine:
         self._pool = pool
         self._engine: Any = None
         self._app: Any = None
-        self._entry: ASGIApp | None = None
         self._capacity: Capacity | None = None
         self._kv_usage = 0.0
-        self._guards = Guards(settings)
+        self._grammars: GrammarChecker | None = None
         self._group: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -67,9 +69,7 @@ class VllmEngine:
             tensors = v.tensors(model.model, revision=model.revision)
             cpu_memory.size_kv_cache(config, tensors, memory_bytes)
         _prepare_forks(v)
-        await self._guards.start(
-            config, lambda tasks: v.build_app(args, tasks, config.model_config)
-        )
+        contexts = await Contexts.start(config.model_config)
         # Before vLLM forks its engine. The logits processor is added only where it is needed: with
         # one, vLLM copies every request's tokens to the host in every step.
         if not v.install_prefill_resume():
@@ -82,7 +82,20 @@ class VllmEngine:
         for name, value in OPERATOR_ROUTES.items():
             environment.set_engine_variable(name, value)
         app = v.build_app(args, tasks, self._engine.model_config)
-        engine = self._guards.install(app, self._engine, config)
+        first_errors.install(app)
+        input_errors.install(app)
+        model = config.model_config
+        if model.runner_type != "pooling" and not model.skip_tokenizer_init:  # has grammars
+            limits = Limits(self._settings.grammar_timeout_s, self._settings.grammar_memory_bytes)
+            self._grammars = GrammarChecker(config, limits)
+            await self._grammars.start()
+        engine = v.JournalledEngine(
+            self._engine,
+            self._grammars,
+            config.scheduler_config.max_num_seqs,
+            contexts,
+            cache_per_tenant=not self._settings.share_prompt_cache,
+        )
         await v.init_app_state(engine, app.state, args, tasks)
         stream_chunks.install(app.state)
         # When the engine dies, vLLM's error handlers set this attribute of their server. Here the
@@ -93,7 +106,6 @@ class VllmEngine:
         if group_health.spans_machines(config.parallel_config):
             self._group = asyncio.create_task(group_health.until_broken(self._engine))
         self._app = app
-        self._entry = self._guards.around(app)
         cache = config.cache_config
         self._capacity = Capacity(
             max_num_seqs=config.scheduler_config.max_num_seqs,
@@ -123,12 +135,14 @@ class VllmEngine:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one HTTP request with vLLM's own application."""
-        assert self._entry is not None, "call start first"
-        return self._entry(scope, receive, send)
+        assert self._app is not None, "call start first"
+        answered: Awaitable[None] = self._app(scope, receive, send)
+        return answered
 
     def close(self) -> None:
         """Shut the engine down without waiting for requests."""
-        self._guards.close()
+        if self._grammars is not None:
+            self._grammars.close()
         if self._group is not None:
             self._group.cancel()
         if self._engine is not None:

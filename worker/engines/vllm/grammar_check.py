@@ -1,120 +1,124 @@
 """Checks a request's grammar (regular expression, schema, choice, ...) before vLLM gets it.
 
-vLLM converts grammars on the event loop and compiles them in its engine, without a limit. Here a
-grammar that is new is tried in another process first (trials.py); the results are kept.
+vLLM converts grammars on the event loop and compiles them in its engine, mostly without a limit. So
+each new one is tried in a process of its own first (grammar_process.py); the results are kept. That
+process is started again when it has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import sys
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from hashlib import sha256
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
-from worker.engines.vllm.trial_process import Failure, Limits, Try
-from worker.engines.vllm.trials import TrialFailed, Trials
+from worker.engines.interface import TENANT
 
-Compile = Callable[[dict[str, Any], str], tuple[str, str]]
-"""(structured outputs, engine's backend or an empty string) -> (error or an empty string, backend).
-"""
-_KEPT = 4096
-_MAX_ERROR_CHARS = 2000
+log = logging.getLogger("flotilla.grammar")
+
+_KEPT = 1024
+"""Grammars whose results are kept."""
+_STARTS = 3
+"""So many processes in a row may end before one has tried a grammar."""
 
 
 class GrammarRefused(ValueError):
     """The engine can't use a grammar; the text is why. VLLM answers a ValueError with 400."""
 
 
-@dataclass
-class _Asked:
-    """A grammar that is being tried. `jobs`: how many wait for it."""
+class Limits(NamedTuple):
+    """What one grammar may take while it is tried."""
 
-    task: asyncio.Task[str]
-    jobs: int = 0
+    seconds: float
+    """CPU time of all threads; wall-clock time may be twice as long."""
+    memory_bytes: int
 
 
 class GrammarChecker:
-    """Tries grammars in a process that `start` forks. One for each engine."""
+    """Has the grammars of one engine tried, one at a time; tenants take turns."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.trials = Trials(limits)
-        self._too_slow = f"it takes more than {limits.seconds:g} s to compile"
+    def __init__(self, config: Any, limits: Limits) -> None:
+        """`config`: vLLM's, for which it has registered how it is pickled."""
+        self._start_data = bytes(ForkingPickler.dumps((config, limits)))
+        self._process: asyncio.subprocess.Process | None = None
         self._known: OrderedDict[bytes, str] = OrderedDict()
-        self._asked: dict[tuple[str, bytes], _Asked] = {}
+        self._one = asyncio.Lock()
+        self._one_of_tenant: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._number = 0
         self._backend = ""
         """The library that the engine uses: that of the first grammar it got."""
 
-    async def start(self, prepare: Callable[[], Compile]) -> None:
-        """Fork the process; before the engine, which starts threads. `prepare` runs in it."""
-        await self.trials.start(lambda: _trying(prepare()))
+    async def start(self) -> None:
+        """Start the process, which loads the tokenizer meanwhile."""
+        self.close()
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "worker.engines.vllm.grammar_process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        self._send(self._start_data)
 
-    async def check(self, structured: Any, tenant: str = "") -> None:
-        """Return once the engine can use this grammar. Raises GrammarRefused and TrialsBusy.
+    async def check(self, structured: Any) -> None:
+        """Return once the engine can use this grammar. Raises GrammarRefused.
 
         `structured`: vLLM's StructuredOutputsParams.
         """
         grammar = {each.name: getattr(structured, each.name) for each in fields(structured)}
-        question = {name: value for name, value in grammar.items() if not name.startswith("_")}
-        text = json.dumps(question)
-        key = sha256(text.encode()).digest()
-        error = self._known.get(key)
-        if error is None:
-            error = await self._ask_with_others(tenant, key, text)
-        else:
-            self._known.move_to_end(key)
-        if error:
+        given = {name: value for name, value in grammar.items() if not name.startswith("_")}
+        key = sha256(json.dumps(given).encode()).digest()
+        if key not in self._known:
+            tenant = TENANT.get()
+            async with self._one_of_tenant.setdefault(tenant, asyncio.Lock()), self._one:
+                if key not in self._known:  # another job has asked meanwhile
+                    self._known[key] = await self._try(given)
+                    if len(self._known) > _KEPT:
+                        self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        if error := self._known[key]:
             raise GrammarRefused(error)
-
-    def forget(self) -> None:
-        """Drop the kept results."""
-        self._known.clear()
 
     def close(self) -> None:
         """End the process."""
-        self.trials.close()
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
 
-    async def _ask_with_others(self, tenant: str, key: bytes, text: str) -> str:
-        """What is wrong with a grammar, or an empty string. Jobs of a tenant share a question."""
-        asked = self._asked.get((tenant, key))
-        if asked is None:
-            asked = _Asked(asyncio.create_task(self._ask(tenant, key, text)))
-            self._asked[tenant, key] = asked
-        asked.jobs += 1
+    async def _try(self, grammar: dict[str, Any]) -> str:
+        """What is wrong with a grammar; empty if nothing is."""
+        for _ in range(_STARTS):
+            if self._process is None or self._process.returncode is not None:
+                await self.start()
+            reply = await self._answer(grammar)
+            if reply is not None:
+                self._backend = self._backend or reply["backend"]
+                return str(reply["error"])
+            log.error("the process that tries grammars has ended, and is started again")
+        raise RuntimeError("the process that tries grammars does not start")
+
+    async def _answer(self, grammar: dict[str, Any]) -> dict[str, Any] | None:
+        """The process' answer; None if it has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._number += 1
+        question = {"number": self._number, "backend": self._backend, "grammar": grammar}
         try:
-            return await asyncio.shield(asked.task)
-        finally:
-            asked.jobs -= 1
-            if not asked.jobs and self._asked.get((tenant, key)) is asked:
-                del self._asked[tenant, key]
-                asked.task.cancel()  # does nothing if it is done
+            self._send(json.dumps(question).encode())
+            while line := await self._process.stdout.readline():
+                reply: dict[str, Any] = json.loads(line)
+                if reply["number"] == self._number:  # else that job did not wait for it
+                    return reply
+        except ConnectionError:
+            pass
+        await self._process.wait()
+        return None
 
-    async def _ask(self, tenant: str, key: bytes, text: str) -> str:
-        content = f'{{"backend": "{self._backend}", "grammar": {text}}}'
-        try:
-            answer = await self.trials.ask(content.encode(), tenant)
-        except TrialFailed as failed:
-            slow = failed.failure is Failure.SLOW
-            why = self._too_slow if slow else "the compiler failed, or needed too much memory"
-            error = f"The grammar can't be used: {why}."
-        else:
-            if answer is None:  # no process was started: vLLM alone checks it
-                return ""
-            reply = json.loads(answer)
-            error = reply["error"]
-            self._backend = self._backend or reply["backend"]
-        self._known[key] = error
-        if len(self._known) > _KEPT:
-            self._known.popitem(last=False)
-        return error
-
-
-def _trying(compile_grammar: Compile) -> Try:
-    def attempt(content: bytes) -> str:
-        question = json.loads(content)
-        error, backend = compile_grammar(question["grammar"], question["backend"])
-        return json.dumps({"error": error[:_MAX_ERROR_CHARS], "backend": backend})
-
-    return attempt
+    def _send(self, data: bytes) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(len(data).to_bytes(8))
+        self._process.stdin.write(data)

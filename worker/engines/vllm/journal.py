@@ -21,20 +21,19 @@ import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from worker.engines.interface import JOB, JOURNAL, Journal, Past, PastRefused
+from worker.engines.interface import JOURNAL, TENANT, Journal, Past, PastRefused
 from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
 from worker.engines.vllm.continuation import Continuation, Replayed, refusal
 from worker.engines.vllm.gathered_answer import GatheredAnswer
+from worker.engines.vllm.grammar_check import GrammarChecker
 from worker.engines.vllm.rendered_context import Contexts
-from worker.engines.vllm.request_limits import RequestLimits
 from worker.engines.vllm.stream_chunks import INTERCEPT, Interceptor
 from worker.engines.vllm.wide_requests import WideEngine
 
@@ -56,18 +55,25 @@ _CALL = re.compile(
 )
 
 
+_MAX_PROMPT_LOGPROBS = 65_536
+
+
+class TooManyLogprobs(ValueError):
+    """A prompt has too many. VLLM answers a ValueError with 400."""
+
+
 class JournalledEngine:
     """An AsyncLLM that writes to the `JOURNAL` of the calling context.
 
-    `limits`: what one request may ask for; None: anything. `slots`: sequences that the engine runs
-    at once. `contexts`: None: calls are not compared with those of earlier attempts.
+    `grammars`: None: they are not tried. `slots`: sequences that the engine runs at once.
+    `contexts`: None: calls are not compared with those of earlier attempts.
     `cache_per_tenant`: no call uses prompts that another tenant's calls have left in the cache.
     """
 
     def __init__(
         self,
         engine: Any,
-        limits: RequestLimits | None = None,
+        grammars: GrammarChecker | None = None,
         slots: int = 1024,
         contexts: Contexts | None = None,
         *,
@@ -75,13 +81,10 @@ class JournalledEngine:
     ) -> None:
         self._engine = engine
         self._wide = WideEngine(engine, slots)
-        self._limits = limits
+        self._grammars = grammars
         self._contexts = contexts
         self._cache_per_tenant = cache_per_tenant
         self._starting = asyncio.Lock()
-        self._n_logprobs: WeakKeyDictionary[Journal, int] = WeakKeyDictionary()
-        """How many log probabilities each answer that is not streamed has so far; of all calls of
-        its job together."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -112,7 +115,7 @@ class JournalledEngine:
         """As AsyncLLM.generate; the prompt and every delta are journaled.
 
         The iterator raises PastRefused, after `Journal.refuse_past`, if there is a past that can't
-        be continued, and what `RequestLimits.check` raises.
+        be continued, GrammarRefused, and TooManyLogprobs.
         """
         sampling_params = resume_args.without(sampling_params)
         journal, prompt = JOURNAL.get(), self._salted(prompt)
@@ -138,7 +141,9 @@ class JournalledEngine:
         with_prompt_logprobs = sampling_params.prompt_logprobs is not None
         gathered: GatheredAnswer | None = None
         if sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
-            sampling_params, gathered = self._gathering(journal, sampling_params)
+            sampling_params = sampling_params.clone()
+            sampling_params.output_kind = RequestOutputKind.DELTA
+            gathered = GatheredAnswer()
         collector: Collector | None = None
         cached_told = False
         outputs = self._outputs(journal, call, prompt, sampling_params, request_id, options)
@@ -163,7 +168,6 @@ class JournalledEngine:
                     yield output
                     continue
                 gathered.add(output)
-                gathered.check()
                 if intercept is not None:
                     intercept(gathered.add_unfinished)
         except PastRefused as error:
@@ -176,18 +180,9 @@ class JournalledEngine:
             gathered.output.outputs.sort(key=lambda part: part.index)
             yield gathered.output
 
-    def _gathering(
-        self, journal: Journal, params: SamplingParams
-    ) -> tuple[SamplingParams, GatheredAnswer]:
-        """A call that wants only the whole answer: it gets deltas, which are gathered."""
-        params = params.clone()
-        params.output_kind = RequestOutputKind.DELTA
-        limits = None if params.num_logprobs is None else self._limits
-        return params, GatheredAnswer(journal, limits, self._n_logprobs)
-
     def _salted(self, prompt: Any) -> Any:
         """The prompt with its tenant's salt, and the client's own one, if it may have one."""
-        tenant = JOB.get().tenant
+        tenant = TENANT.get()
         if not self._cache_per_tenant or not tenant or not isinstance(prompt, dict):
             return prompt
         own = prompt.get("cache_salt")
@@ -202,8 +197,10 @@ class JournalledEngine:
         options: dict[str, Any],
     ) -> None:
         """Check a call, and journal its context and prompt before the engine gets it."""
-        if self._limits is not None:
-            await self._limits.check(params, _prompt_tokens(prompt))
+        if params.prompt_logprobs is not None:
+            self._check_prompt_logprobs(params.prompt_logprobs, _prompt_tokens(prompt))
+        if self._grammars is not None and params.structured_outputs is not None:
+            await self._grammars.check(params.structured_outputs)
         if self._contexts is not None:
             adapter = options.get("lora_request")
             journal.context(call, await self._contexts.of(prompt, adapter))
@@ -211,6 +208,16 @@ class JournalledEngine:
             journal.prompt(call, _prompt_tokens(prompt))
         if call:
             await self._wait_for_turn()
+
+    def _check_prompt_logprobs(self, alternatives: int, tokens: int) -> None:
+        # vLLM makes an object of each on the event loop, and all other requests wait.
+        each = self._engine.model_config.get_vocab_size() if alternatives < 0 else alternatives + 1
+        if tokens * each > _MAX_PROMPT_LOGPROBS:
+            raise TooManyLogprobs(
+                f"`prompt_logprobs` asks for {tokens} * {each} log probabilities; at most "
+                f"{_MAX_PROMPT_LOGPROBS} are allowed in one request. Ask for fewer alternatives, "
+                "or send a shorter prompt."
+            )
 
     async def _wait_for_turn(self) -> None:
         # All prompts of a request start at once. In one turn of the event loop, a thousand of them

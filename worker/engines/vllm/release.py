@@ -14,7 +14,6 @@ def load() -> SimpleNamespace:
     import vllm
     from vllm import envs
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.cli.serve import run_headless
     from vllm.tool_parsers import ToolParserManager
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -27,6 +26,7 @@ def load() -> SimpleNamespace:
     from worker.engines.vllm.collector import install as install_collector
     from worker.engines.vllm.forced_replay import choose_model_runner
     from worker.engines.vllm.forced_replay import install as install_forced_replay
+    from worker.engines.vllm.journal import JournalledEngine
     from worker.engines.vllm.prefill_resume import PREFILLS
     from worker.engines.vllm.prefill_resume import install as install_prefill_resume
 
@@ -37,6 +37,7 @@ def load() -> SimpleNamespace:
         AsyncEngineArgs=AsyncEngineArgs,
         AsyncLLM=AsyncLLM,
         FlexibleArgumentParser=FlexibleArgumentParser,
+        JournalledEngine=JournalledEngine,
         StatLoggerBase=StatLoggerBase,
         api_key=envs.VLLM_API_KEY,
         ToolParserManager=ToolParserManager,
@@ -49,7 +50,6 @@ def load() -> SimpleNamespace:
         install_prefill_resume=install_prefill_resume,
         prefills=PREFILLS,
         make_arg_parser=make_arg_parser,
-        run_headless=run_headless,
         tensors=_tensors,
         validate_parsed_serve_args=validate_parsed_serve_args,
     )

@@ -18,15 +18,6 @@ class VllmSettings(WorkerMemorySettings, FleetSettings):
         description="CPU time for compiling one request's grammar (schema, regex, choice, ...)",
     )
     grammar_memory_bytes: int = Field(512 << 20, ge=1 << 20, description="memory for the same")
-    validation_timeout_s: float = Field(
-        0.3,
-        gt=0,
-        le=1,
-        description="CPU time for reading one request's body, in which all other answers wait",
-    )
-    max_prompt_logprobs: int = Field(
-        65_536, ge=0, description="a prompt's tokens times `prompt_logprobs`, in one request"
-    )
     share_prompt_cache: bool = Field(
         False,
         description="tenants use each other's cached prompts, and can tell from the time of an "

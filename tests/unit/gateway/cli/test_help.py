@@ -16,7 +16,7 @@ from tests.harness.settings import ROOT as FOLDER
 
 PAGE = (FOLDER / "docs" / "pages" / "start.md").read_text()
 ROOT = typer.main.get_command(app)
-PROCESSES = {"up", "gateway", "worker", "engine-node", "maintenance"}
+PROCESSES = {"up", "gateway", "worker", "maintenance"}
 """They run until they are stopped, and print logs."""
 
 

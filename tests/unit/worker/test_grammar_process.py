@@ -1,0 +1,76 @@
+"""A grammar is tried in a fork, which may do anything."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import io
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from worker.engines.vllm.grammar_check import Limits
+from worker.engines.vllm.grammar_process import _try
+
+LIMITS = Limits(1.0, 64 << 20)
+
+
+def attempt(grammar: dict[str, Any], engine_backend: str) -> tuple[str, str]:
+    """A compiler whose behaviour is the grammar's text."""
+    what = grammar["regex"]
+    while what == "hang":
+        pass
+    if what == "sleep":
+        time.sleep(60)
+    if what == "crash":
+        faulthandler.disable()  # it would print all threads first
+        ctypes.string_at(0)
+    if what == "exit":
+        os._exit(3)
+    if what == "memory":
+        bytearray(1 << 30)
+    return ("it is wrong" if what == "wrong" else ""), engine_backend or "own"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[io.FileIO, io.FileIO]]:
+    read, write = os.pipe()
+    with io.FileIO(read) as questions, io.FileIO(write, "w") as asker:
+        yield questions, asker
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("right", ""),
+        ("wrong", "it is wrong"),
+        ("crash", "failed"),
+        ("exit", "failed"),
+        ("memory", "memory"),
+        ("hang", "1 s"),
+        ("sleep", "1 s"),
+    ],
+)
+def test_whatever_a_grammar_does_there_is_an_answer(
+    pipe: tuple[io.FileIO, io.FileIO], text: str, error: str
+) -> None:
+    for backend in ("", "that of the engine"):
+        question = {"grammar": {"regex": text}, "backend": backend}
+        found, library = _try(question, attempt, LIMITS, pipe[0])
+        assert (found == error) if text in ("right", "wrong") else (error in found)
+        assert library == (backend or "own" if text in ("right", "wrong") else "")
+
+
+def test_the_next_question_ends_what_nobody_waits_for(
+    pipe: tuple[io.FileIO, io.FileIO],
+) -> None:
+    questions, asker = pipe
+    asker.write(b"the next one")
+    patient = LIMITS._replace(seconds=600.0)
+    began = time.monotonic()
+    _try({"grammar": {"regex": "sleep"}, "backend": ""}, attempt, patient, questions)
+    assert time.monotonic() - began < 60
+    assert questions.read(8) == b"the next"

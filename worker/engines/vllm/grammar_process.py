@@ -1,0 +1,185 @@
+"""The process that tries grammars: `python -m worker.engines.vllm.grammar_process`.
+
+Some grammars take vLLM minutes or gigabytes, or end its process. So each is tried here in a fork,
+with limits of time and memory: whatever happens there is an answer about the grammar, and nothing
+of it is kept. `grammar_check.py` is the worker's side; its questions come through standard input.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shared.platform.death_signal import request_signal
+from worker.engines.vllm.grammar_check import Limits
+
+Attempt = Callable[[dict[str, Any], str], tuple[str, str]]
+"""(structured outputs, engine's backend or an empty string) -> (error or an empty string, backend).
+"""
+_NICENESS = 5
+_MAX_ERROR_CHARS = 2000
+_TRIED_TOKENS = 16
+_MAX_TOKEN_S = 0.25
+"""CPU time of the engine's process for one token's mask: all sequences wait for it in each step."""
+_MAX_CHECK_S = 0.5
+"""CPU time of the worker's event loop: vLLM repeats the check there for every request."""
+
+
+def main() -> None:
+    """Answer the worker's questions until it ends."""
+    request_signal(signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # it ends with the worker, which may drain first
+    os.nice(_NICENESS)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # libraries print
+    with io.FileIO(0) as questions:
+        config, limits = pickle.loads(_next(questions))  # noqa: S301, from the worker
+        attempt = _prepare(config)
+        while data := _next(questions):
+            question = json.loads(data)
+            error, backend = _try(question, attempt, limits, questions)
+            reply = {"number": question["number"], "error": error, "backend": backend}
+            os.write(answers, json.dumps(reply).encode() + b"\n")
+
+
+def _next(questions: io.FileIO) -> bytes:
+    """The next message; empty once the worker has ended."""
+    left, data = int.from_bytes(questions.read(8) or b""), b""
+    while left > len(data) and (part := questions.read(left - len(data))):
+        data += part
+    return data
+
+
+def _try(
+    question: dict[str, Any], attempt: Attempt, limits: Limits, questions: io.FileIO
+) -> tuple[str, str]:
+    """What is wrong with a grammar (empty: nothing), and the library that is for it."""
+    parent = os.getpid()
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            _limit(limits, parent)
+            error, backend = attempt(question["grammar"], question["backend"])
+            os.write(write, json.dumps([error[:_MAX_ERROR_CHARS], backend]).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        # The next question comes before this one's answer if nobody waits for it any more.
+        ready, _, _ = select.select([answer, questions], [], [], 2 * limits.seconds)
+        if answer not in ready:
+            os.kill(pid, signal.SIGKILL)
+        text = answer.read()
+    _, status = os.waitpid(pid, 0)
+    if status == 0:
+        error, backend = json.loads(text)
+        return error, backend
+    if answer not in ready or os.WTERMSIG(status) == signal.SIGPROF:
+        return f"The grammar can't be used: it takes more than {limits.seconds:g} s to compile.", ""
+    return "The grammar can't be used: the compiler failed, or needed too much memory.", ""
+
+
+def _limit(limits: Limits, parent: int) -> None:
+    request_signal(signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the request
+        os._exit(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_PROF, limits.seconds)
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    most = pages * resource.getpagesize() + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    with suppress(OSError):  # the first to be killed where memory is short
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _prepare(config: Any) -> Attempt:
+    """Load the tokenizer; the result tries one grammar. `config`: vLLM's."""
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.tokenizers import cached_tokenizer_from_config
+    from vllm.v1.structured_output.backend_guidance import GuidanceBackend
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+    from vllm.v1.structured_output.request import get_structured_output_key
+
+    tokenizer = cached_tokenizer_from_config(model_config=config.model_config)
+    vocab_size = config.model_config.get_vocab_size()
+    backends: dict[str, Any] = {}
+    for name, kind in (("xgrammar", XgrammarBackend), ("guidance", GuidanceBackend)):
+        with suppress(Exception):  # vLLM can't use it for this tokenizer either
+            backends[name] = kind(config, tokenizer=tokenizer, vocab_size=vocab_size)
+
+    def check(params: SamplingParams) -> None:
+        params.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
+
+    with suppress(Exception):  # loads what all forks need
+        check(SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)))
+
+    def attempt(grammar: dict[str, Any], engine_backend: str) -> tuple[str, str]:
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(**grammar))
+        structured = params.structured_outputs
+        assert structured is not None
+        began = time.process_time()
+        try:
+            check(params)
+        except Exception as error:
+            return str(error) or type(error).__name__, ""
+        if time.process_time() - began > _MAX_CHECK_S:
+            return "The grammar can't be used: it is too large.", ""
+        own = str(structured._backend)  # noqa: SLF001
+        backend = backends.get(engine_backend or own)
+        if backend is None:  # another library of vLLM's, which an operator has chosen
+            return "", own
+        try:
+            slowest = _first_tokens(backend, get_structured_output_key(structured))
+        except Exception as error:
+            return f"The grammar can't be compiled: {error or type(error).__name__}", ""
+        if slowest > _MAX_TOKEN_S:
+            return "The grammar can't be used: each token would take too long.", ""
+        return "", own
+
+    return attempt
+
+
+def _first_tokens(backend: Any, key: Any) -> float:
+    """Compile the grammar and follow it for some tokens; the longest time that one took."""
+    compiled = backend.compile_grammar(*key)
+    mask = backend.allocate_token_bitmask(1)
+    slowest = 0.0
+    for step in range(_TRIED_TOKENS):
+        began = time.process_time()
+        if compiled.is_terminated():
+            break
+        compiled.fill_bitmask(mask, 0)
+        token = _allowed_token(mask[0].tolist(), step)
+        if token is None:
+            raise ValueError("it allows no token")
+        if not compiled.accept_tokens("grammar", [token]):
+            break
+        slowest = max(slowest, time.process_time() - began)
+    return slowest
+
+
+def _allowed_token(words: list[int], step: int) -> int | None:
+    """One of the tokens whose bits are set, another one in each step."""
+    allowed = [index for index, word in enumerate(words) if word]
+    if not allowed:
+        return None
+    index = allowed[(step * 7919) % len(allowed)]
+    bits = [bit for bit in range(32) if words[index] >> bit & 1]
+    return index * 32 + bits[(step * 31) % len(bits)]
+
+
+if __name__ == "__main__":
+    main()

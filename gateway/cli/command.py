@@ -79,16 +79,15 @@ def examples(*commands: str) -> str:
 
 
 def gateway_command(
-    app: typer.Typer, name: str, *commands: str, passes_on: bool = False
+    app: typer.Typer, name: str, *commands: str
 ) -> Callable[
     [Callable[Concatenate[Session, P], ExitCode | None]],
     Callable[Concatenate[Session, P], ExitCode | None],
 ]:
     """Register a function whose first parameter is a Session; `commands` are examples of it.
 
-    With `passes_on` unknown options go to the function's list of arguments. The options of the
-    gateway and `--json` are added here. Errors end the command with their exit code; what the
-    function returns is the exit code otherwise.
+    The options of the gateway and `--json` are added here. Errors end the command with their exit
+    code; what the function returns is the exit code otherwise.
     """
 
     def register(
@@ -115,8 +114,7 @@ def gateway_command(
             return_annotation=None,
         )
         run.__annotations__ = {each.name: each.annotation for each in parameters}
-        context = {"ignore_unknown_options": passes_on}
-        app.command(name, epilog=examples(*commands), context_settings=context)(run)
+        app.command(name, epilog=examples(*commands))(run)
         return function
 
     return register

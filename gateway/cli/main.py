@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli import audit_command as audit
-from gateway.cli import bench, chat, config, dead, doctor, job_actions, processes, queues, scale
+from gateway.cli import chat, config, dead, doctor, job_actions, processes, queues, scale, status
 from gateway.cli import files_command as files
 from gateway.cli import jobs_command as jobs
 from gateway.cli import keys_command as keys
@@ -19,7 +19,6 @@ from gateway.cli import webhook_command as webhook
 from gateway.cli import workers_command as workers
 from gateway.cli.batch import batch_command as batch
 from gateway.cli.exit_codes import MEANINGS
-from gateway.cli.top import top_command as top
 from shared.platform import process_start
 
 app = typer.Typer(
@@ -31,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (processes, chat, submit, top, bench, doctor, usage, audit):
+for group in (processes, chat, submit, status, doctor, usage, audit):
     app.add_typer(group.app)  # without a name its commands are the app's
 jobs.app.add_typer(job_actions.app)
 app.add_typer(jobs.app, name="jobs")

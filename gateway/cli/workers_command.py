@@ -18,7 +18,6 @@ from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.options import Reason
 from gateway.cli.output import duration, figure, level, note, state, table
 from gateway.cli.queues import OPERATION_S
-from gateway.cli.worker_order import urgency
 
 app = typer.Typer(help="Workers: list, drain.", no_args_is_help=True)
 _POLL_S = 1.0
@@ -83,7 +82,13 @@ def worker_table(workers: Iterable[Mapping[str, Any]]) -> Table:
         "WORKER", "STATE", "SLOTS", "BUSY>", "KV>", "TOK/S>", "HEARTBEAT>", "POOL", "ENGINE",
         "DOING",
     )  # fmt: skip
-    return table(columns, map(_row, sorted(workers, key=urgency)))
+    return table(columns, map(_row, sorted(workers, key=_urgency)))
+
+
+def _urgency(worker: Mapping[str, Any]) -> tuple[bool, bool, str, str]:
+    """The unhealthy ones first."""
+    healthy = worker["state"] in ("ready", "busy")
+    return (not worker["lost"], healthy, worker["pool"], worker["id"])
 
 
 def _row(worker: Mapping[str, Any]) -> Sequence[Any]:
@@ -92,7 +97,7 @@ def _row(worker: Mapping[str, Any]) -> Sequence[Any]:
     return (
         worker["id"],
         state(worker["state"]),
-        bar(worker["busy"], worker["slots"], lost=worker["lost"]),
+        _bar(worker["busy"], worker["slots"], lost=worker["lost"]),
         f"{worker['busy']}/{worker['slots']}",
         "" if kv is None else f"{kv:.0%}",
         figure(worker.get("output_tokens_per_s")),
@@ -103,7 +108,7 @@ def _row(worker: Mapping[str, Any]) -> Sequence[Any]:
     )
 
 
-def bar(busy: int, slots: int, *, lost: bool = False) -> str:
+def _bar(busy: int, slots: int, *, lost: bool = False) -> str:
     """One cell per slot, or as many as there is room for: `|##....|`."""
     cells = max(1, min(slots, _BAR))
     filled = min(cells, -(-busy * cells // max(1, slots)))

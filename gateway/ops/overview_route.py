@@ -1,4 +1,4 @@
-"""The overview of the fleet, once or as a stream: what the page and `flotilla top` show."""
+"""The overview of the fleet, once or as a stream: what the page and `flotilla status` show."""
 
 from __future__ import annotations
 

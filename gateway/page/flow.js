@@ -21,7 +21,7 @@ const TOKENS = [
 
 export function flowPanel() {
   const stages = STAGES.map((stage) => made(stage, "a"));
-  const element = panel("flow", "Flow", "/admin/overview", "flotilla top", h("ol", "flow", stages.map((stage) => h("li", null, stage))));
+  const element = panel("flow", "Flow", "/admin/overview", "flotilla status", h("ol", "flow", stages.map((stage) => h("li", null, stage))));
   return {
     element,
     update: (overview) => stages.forEach((stage) => stage.update(overview)),
@@ -31,7 +31,7 @@ export function flowPanel() {
 /** The tokens that go through the engines. */
 export function throughputPanel() {
   const parts = TOKENS.map((part) => made(part, "div"));
-  const element = panel("throughput", "Throughput", "/admin/overview", "flotilla top", h("div", "tokens", parts));
+  const element = panel("throughput", "Throughput", "/admin/overview", "flotilla status", h("div", "tokens", parts));
   return { element, update: (overview) => parts.forEach((part) => part.update(overview)) };
 }
 

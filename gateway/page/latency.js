@@ -17,7 +17,7 @@ export function latencyPanel() {
   const head = h("tr", null, h("td"), PERCENTILES.map((text) => h("th", { scope: "col" }, text)));
   const names = ROWS.map(([, title]) => h("th", { scope: "row" }, title));
   const body = ROWS.map((_, row) => h("tr", null, names[row], figures[row].map((each) => h("td", null, each))));
-  const element = panel("latency", "Latency", "/admin/overview", "flotilla top",
+  const element = panel("latency", "Latency", "/admin/overview", "flotilla status",
     h("table", "latency", h("thead", null, head), h("tbody", null, body)), note);
   return {
     element,

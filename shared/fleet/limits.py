@@ -1,7 +1,7 @@
 """One table of limits: from which value on something is a problem, and what to do then. Pure.
 
-The overview (with it the page, `flotilla top` and `flotilla doctor`), the autoscaler and gateways
-read it.
+The overview (with it the page, `flotilla status` and `flotilla doctor`), the autoscaler and
+gateways read it.
 """
 
 from __future__ import annotations

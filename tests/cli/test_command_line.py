@@ -99,7 +99,7 @@ def test_what_an_operator_sees(flotilla: Flotilla) -> None:
     # The overview may show for a second what the tests before have done.
     wait_for(lambda: worker()[1:2] == ["ready"], "the worker is ready")
     assert "simulated" in worker()
-    page = flotilla("top", "--once").stdout
+    page = flotilla("status").stdout
     assert "SIMULATED engine" in page
     assert "w-1" in page
     assert flotilla("dead", "ls").stdout.split()[0] == "LETTER"

@@ -32,7 +32,6 @@ class Terminals:
         self._log = folder / "up.txt"
         tools = Path(sys.executable).parent
         (folder / ".venv").symlink_to(tools.parent)
-        (folder / "worker").symlink_to(ROOT / "worker")  # the demo model, whose tokenizer is used
         self._environment = {
             name: value for name, value in os.environ.items() if "FLOTILLA" not in name
         } | {

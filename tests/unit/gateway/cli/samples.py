@@ -40,15 +40,6 @@ def jobs(*data: dict[str, Any], cursor: str | None = None) -> dict[str, Any]:
     return {"object": "list", "data": list(data), "has_more": bool(cursor), "next_cursor": cursor}
 
 
-TIMELINE = {
-    "object": "timeline",
-    "job": "job_1",
-    "events": [
-        {"at": NOW, "event": "submitted", "worker": "", "text": "submitted"},
-        {"at": NOW + 0.5, "event": "claimed", "worker": "w-1", "text": "w-1 has claimed it"},
-    ],
-    "spans": [],
-}
 WHY = {
     "object": "why",
     "sentence": "It waits for a free slot: position 3.",

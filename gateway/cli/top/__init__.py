@@ -1,1 +1,0 @@
-"""`flotilla top`: the fleet in the terminal, live."""

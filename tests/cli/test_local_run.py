@@ -36,7 +36,9 @@ def write_input(folder: Path, count: int, max_tokens: int, refused: int = 0) -> 
 
 
 def ids(path: Path) -> list[str]:
-    return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+    """The ids of a file's lines, which are numbers here."""
+    found = [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+    return sorted(found, key=int)
 
 
 def completed(local: LocalProcesses) -> int:

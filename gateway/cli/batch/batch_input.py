@@ -43,7 +43,6 @@ class SentLine(NamedTuple):
     """From 1, blank lines too."""
     custom_id: str
     """Empty: a blank line."""
-    url: str
     data: bytes
 
 
@@ -102,22 +101,12 @@ class BatchInput:
         found.endpoint = self.endpoint or CHAT
         return found
 
-    def lines(self) -> Iterator[SentLine]:
-        """The lines that are sent, of a file that was checked; blank ones are left out."""
-        for line in self._sent():
-            if line.custom_id:
-                yield line
-
     def data(self) -> Iterator[bytes]:
-        """What is sent, line by line."""
-        for line in self._sent():
-            yield line.data
-
-    def _sent(self) -> Iterator[SentLine]:
+        """What is sent of a file that was checked, line by line."""
         for number, raw in self._raw_lines():
             line = self._line(number, raw)
             if not line.custom_id or self._wanted is None or self._wanted(line.custom_id):
-                yield line
+                yield line.data
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
         number = 1
@@ -137,7 +126,7 @@ class BatchInput:
             raise BadLine("line_too_large", f"This line has more than {most} MiB.")
         text = (raw.removeprefix(_BOM) if number == 1 else raw).strip()
         if not text:
-            return SentLine(number, "", "", b"\n")
+            return SentLine(number, "", b"\n")
         fields = line_object(text)
         if any(name in fields for name in OUTER):
             url = fields.get("url")
@@ -153,7 +142,7 @@ class BatchInput:
         if self.model:
             outer = {"custom_id": custom_id, "method": "POST", "url": url}
             text = json.dumps(outer | {"body": body | {"model": self.model}}).encode()
-        return SentLine(number, custom_id, url, text + b"\n")
+        return SentLine(number, custom_id, text + b"\n")
 
     def _check_line(self, line: SentLine, ids: dict[str, int]) -> None:
         """Raises BadLine if an earlier line has its id."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.batch.batch_input import BatchInput
 from gateway.cli.batch.batch_progress import ENDED
-from gateway.cli.batch.line_index import sort_lines
 from gateway.cli.batch.run_state import RunState, errors_path
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.gateway_client import ATTEMPTS, RETRY_S, GatewayClient
@@ -57,28 +54,12 @@ def fetch(client: GatewayClient, batch: dict[str, Any], output: Path) -> None:
         errors.unlink(missing_ok=True)
 
 
-def fetch_run(
-    client: GatewayClient,
-    state: RunState,
-    batch: dict[str, Any],
-    output: Path,
-    ordered_like: BatchInput | None,
-) -> None:
-    """The results of a run: as `fetch`, but those of a retry are added to the ones before.
-
-    `ordered_like`: sort the lines as they are in this input.
-    """
-    if not state.fetched:
-        if state.is_retry:
-            _add(client, state, batch, output)
-        else:
-            fetch(client, batch, output)
-        state.fetched = True
-        state.save()
-    if ordered_like is not None:
-        sort_lines(output, _ids(ordered_like))
-        if errors_path(output).exists():
-            sort_lines(errors_path(output), _ids(ordered_like))
+def fetch_run(client: GatewayClient, state: RunState, batch: dict[str, Any], output: Path) -> None:
+    """The results of a run: as `fetch`, but those of a retry are added to the ones before."""
+    if state.is_retry:
+        _add(client, state, batch, output)
+    else:
+        fetch(client, batch, output)
     state.batch = batch
     state.save()
 
@@ -95,7 +76,3 @@ def _add(client: GatewayClient, state: RunState, batch: dict[str, Any], output: 
     else:
         errors_path(output).unlink(missing_ok=True)
     new.unlink()
-
-
-def _ids(source: BatchInput) -> Iterator[str]:
-    return (line.custom_id for line in source.lines())

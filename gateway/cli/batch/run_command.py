@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import json
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,7 +12,6 @@ from gateway.cli.batch.batch_input import BatchInput, Checked
 from gateway.cli.batch.batch_progress import Display, exit_code, follow_batch, summary
 from gateway.cli.batch.batch_results import fetch_run
 from gateway.cli.batch.file_upload import UploadSource, upload
-from gateway.cli.batch.line_index import LineIndex
 from gateway.cli.batch.local_run import (
     LONGEST_WINDOW,
     FleetOptions,
@@ -39,9 +37,6 @@ Output = Annotated[
 ]
 LineEndpoint = Annotated[
     str, typer.Option(help="For lines that are only a body; else that of the lines.")
-]
-InOrder = Annotated[
-    bool, typer.Option("--in-order", help="Sort the answers as the requests are; so does --local.")
 ]
 RetryFailed = Annotated[
     bool, typer.Option("--retry-failed", help="Run the failed lines of the last run again.")
@@ -69,7 +64,6 @@ class Options(NamedTuple):
 
     output: Path
     window: str
-    in_order: bool
     retry_failed: bool
     detach: bool
 
@@ -77,7 +71,7 @@ class Options(NamedTuple):
 @gateway_command(
     app,
     "run",
-    "flotilla batch run in.jsonl -o out.jsonl --retry-failed --in-order",
+    "flotilla batch run in.jsonl -o out.jsonl --retry-failed",
     "flotilla batch run in.jsonl -o out.jsonl --local --model Qwen/Qwen3-0.6B --workers 2",
 )
 def run(
@@ -87,7 +81,6 @@ def run(
     endpoint: LineEndpoint = "",
     model: Model = None,
     window: WindowOption = "",
-    in_order: InOrder = False,
     retry_failed: RetryFailed = False,
     check_only: CheckOnly = False,
     detach: Detach = False,
@@ -111,7 +104,7 @@ def run(
         return _show_check(session, _checked(source))
     if output is None:
         raise CommandError("name a file for the answers with -o", ExitCode.USAGE)
-    options = Options(output, window or "24h", in_order, retry_failed, detach)
+    options = Options(output, window or "24h", retry_failed, detach)
     fleet = FleetOptions(model, workers, engine, engine_args)
     if local:
         return _run_local(session, source, options._replace(window=window or LONGEST_WINDOW), fleet)
@@ -133,7 +126,7 @@ def _run(session: Session, source: BatchInput, options: Options) -> ExitCode:
                 f"{state.batch_id} goes on; the same command attaches again, "
                 f"`flotilla batch cancel {state.batch_id}` ends it."
             )
-            _await_results(session, state, output, source if options.in_order else None)
+            _await_results(session, state, output)
         return _ended(session, state)
 
 
@@ -155,7 +148,7 @@ def _run_local(
                 if fleet_options.model:
                     source.model = fleet.model
                 _submit(session, state, source, options)
-                _await_results(session, state, output, source)
+                _await_results(session, state, output)
         assert state.batch is not None
         clear(output, keep_logs=state.batch["request_counts"]["failed"] > 0)
         return _ended(session, state)
@@ -210,10 +203,10 @@ def _submit(session: Session, state: RunState, source: BatchInput, options: Opti
         return
     session.on_interrupt = session.on_interrupt or "The same command begins the upload anew."
     if not state.file_id:
-        with _lines_to_run(state, source, options.output) as chosen:
-            checked = _checked(chosen)
-            state.endpoint = checked.endpoint
-            state.file_id = _uploaded(session, state, chosen, checked)
+        chosen = _failed_lines(source, options.output) if state.is_retry else source
+        checked = _checked(chosen)
+        state.endpoint = checked.endpoint
+        state.file_id = _uploaded(session, state, chosen, checked)
         state.save()
     else:
         state.batch_id = _made_before(session, state.file_id)
@@ -227,14 +220,11 @@ def _submit(session: Session, state: RunState, source: BatchInput, options: Opti
     state.save()
 
 
-@contextlib.contextmanager
-def _lines_to_run(state: RunState, source: BatchInput, output: Path) -> Iterator[BatchInput]:
-    """The input: all of it, or the lines that have failed."""
-    if not state.is_retry:
-        yield source
-        return
-    with LineIndex.of(errors_path(output)) as failed:
-        yield source.only(failed.__contains__)
+def _failed_lines(source: BatchInput, output: Path) -> BatchInput:
+    """The lines of the input that have failed."""
+    with errors_path(output).open("rb") as lines:
+        failed = {json.loads(line)["custom_id"] for line in lines}
+    return source.only(failed.__contains__)
 
 
 def _uploaded(session: Session, state: RunState, source: BatchInput, checked: Checked) -> str:
@@ -264,11 +254,9 @@ def _made_before(session: Session, file_id: str) -> str:
     return next((str(each["id"]) for each in batches if each["input_file_id"] == file_id), "")
 
 
-def _await_results(
-    session: Session, state: RunState, output: Path, ordered_like: BatchInput | None
-) -> None:
+def _await_results(session: Session, state: RunState, output: Path) -> None:
     """Follow the batch, and fetch its results."""
     if not session.as_json:
         note(state.batch_id)
     batch = follow_batch(session, state.batch_id)
-    fetch_run(session.client, state, batch, output, ordered_like)
+    fetch_run(session.client, state, batch, output)

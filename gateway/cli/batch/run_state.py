@@ -30,8 +30,6 @@ class RunState:
         self.is_retry: bool = values.get("is_retry", False)
         self.kept_bytes: int = values.get("kept_bytes", 0)
         """Of the output, before the answers of the batch are added."""
-        self.fetched: bool = values.get("fetched", False)
-        """The answers are added; they may have to be sorted yet."""
 
     def save(self) -> None:
         """Write it, whole or not at all."""
@@ -43,7 +41,7 @@ class RunState:
     def begin_retry(self, output: Path) -> None:
         """Forget the batch that has ended; the failed lines of it are to run as another one."""
         self.file_id, self.batch_id, self.batch = "", "", None
-        self.is_retry, self.fetched = True, False
+        self.is_retry = True
         self.kept_bytes = output.stat().st_size if output.exists() else 0
         self.save()
 

@@ -59,13 +59,13 @@ def test_failed_lines_and_their_retry(
     flotilla: Flotilla, gateway: BatchGateway, folder: Path
 ) -> None:
     gateway.fails = lambda custom_id: int(custom_id) % 3 == 0
-    assert flotilla(*RUN, "--in-order").exit_code == 7
-    assert ids(folder / "out.jsonl") == ["1", "2", "4", "5", "7", "8", "10"]
-    assert ids(folder / "out.errors.jsonl") == ["3", "6", "9"]
+    assert flotilla(*RUN).exit_code == 7
+    assert set(ids(folder / "out.jsonl")) == {"1", "2", "4", "5", "7", "8", "10"}
+    assert set(ids(folder / "out.errors.jsonl")) == {"3", "6", "9"}
     assert flotilla(*RUN).exit_code == 7, "it has ended"
     gateway.fails = lambda custom_id: custom_id == "6"
-    assert flotilla(*RUN, "--in-order", "--retry-failed").exit_code == 7
-    assert ids(folder / "out.jsonl") == ["1", "2", "3", "4", "5", "7", "8", "9", "10"]
+    assert flotilla(*RUN, "--retry-failed").exit_code == 7
+    assert sorted(map(int, ids(folder / "out.jsonl"))) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
     assert ids(folder / "out.errors.jsonl") == ["6"]
     gateway.fails = lambda custom_id: False
     assert flotilla(*RUN, "--retry-failed").exit_code == 0

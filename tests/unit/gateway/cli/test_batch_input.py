@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 
 from gateway.cli.batch import batch_input
 from gateway.cli.batch.batch_input import BatchInput
-from gateway.cli.batch.line_index import LineIndex, sort_lines
 
 URL = "/v1/completions"
 
@@ -47,7 +45,6 @@ def test_a_line_that_is_only_a_body_is_completed(folder: Path) -> None:
     }  # fmt: skip
     assert blank == b"", "the numbers of lines in the gateway's errors are those of the input"
     assert json.loads(second)["custom_id"] == "3"
-    assert [line.custom_id for line in source.lines()] == ["1", "3"]
     assert BatchInput(path).check().endpoint == "/v1/chat/completions"
 
 
@@ -125,24 +122,3 @@ def test_only_wanted_lines_are_sent(folder: Path) -> None:
     assert checked.lines == 2
     whole = b"".join(source.data())
     assert [json.loads(line)["custom_id"] for line in whole.splitlines()] == ["3", "7"]
-
-
-def test_lines_are_sorted_as_their_requests(folder: Path) -> None:
-    ids = [f"id-{n}" for n in range(2000)]
-    answered = random.Random(1).sample(ids, 1500)
-    path = folder / "out.jsonl"
-    path.write_text("".join(json.dumps({"custom_id": each}) + "\n" for each in answered))
-    sort_lines(path, ids)
-    found = [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
-    assert found == [each for each in ids if each in set(answered)]
-    assert [each.name for each in folder.iterdir()] == ["out.jsonl"]
-
-
-def test_an_index_finds_lines(folder: Path) -> None:
-    path = folder / "out.jsonl"
-    path.write_text('{"custom_id": "a", "n": 1}\n{"custom_id": "b"}\n')
-    with LineIndex.of(path) as index:
-        assert "a" in index
-        assert "c" not in index
-        assert index.line("b") == b'{"custom_id": "b"}\n'
-        assert index.line("c") is None

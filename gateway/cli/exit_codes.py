@@ -42,12 +42,17 @@ class CommandError(Exception):
         code: ExitCode = ExitCode.FAILED,
         body: bytes | None = None,
         status: int = 0,
+        retry_after_s: float | None = None,
     ) -> None:
-        """`body`: the gateway's answer, if it is one that programs can read, and its `status`."""
+        """`body`: the gateway's answer, if it is one that programs can read, and its `status`.
+
+        `retry_after_s`: when it may be asked again, if it says so.
+        """
         super().__init__(message)
         self.code = code
         self.body = body
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 _OF_STATUS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.cli.command import Session
 from gateway.cli.exit_codes import CommandError, ExitCode
-from gateway.cli.gateway_client import ATTEMPTS, RETRY_S, ServerEvent
+from gateway.cli.gateway_client import ATTEMPTS, RETRY_S, Patience, ServerEvent
 from gateway.cli.output import json_text, note
 from shared.platform.printable import printable
 
@@ -31,7 +31,7 @@ def follow_job(session: Session, job_id: str, after: str = "", *, raw: bool = Fa
         f"`flotilla jobs cancel {job_id}` ends it."
     )
     output = _Output(session, raw=raw)
-    failures = 0
+    patience, failures = Patience(session.client), 0
     while True:
         before = after
         for event in session.client.follow(f"/jobs/{job_id}/events", after):
@@ -44,7 +44,12 @@ def follow_job(session: Session, job_id: str, after: str = "", *, raw: bool = Fa
             if event.name in _ENDS:
                 return _ENDS[event.name]
         # The response has ended before the job, or it was empty: nothing follows `after`.
-        job = session.client.get(f"/jobs/{job_id}")
+        try:
+            job = session.client.get(f"/jobs/{job_id}")
+        except CommandError as error:
+            patience.wait(error)
+            continue
+        patience.end()
         if job["state"] in _ENDS:
             return _ENDS[job["state"]]
         failures = failures + 1 if after == before else 0

@@ -29,8 +29,10 @@ _PAGE = 100
 _SILENCE_S = 45.0
 """A stream without a byte for so long has lost its gateway, which sends a comment every 10 s."""
 ATTEMPTS = 5
-"""In a row, to take up a stream of events again."""
+"""In a row, to take up a stream of events that has nothing new."""
 RETRY_S = 0.3
+_PATIENCE_S = 120.0
+"""So long a command that follows something waits for a gateway that does not serve it."""
 
 
 class Address(NamedTuple):
@@ -92,6 +94,32 @@ def proxy_of(url: str) -> str | None:
     return proxy if not proxy or "://" in proxy else f"http://{proxy}"
 
 
+class Patience:
+    """How long a command goes on while its gateway is away, or says that it may come back."""
+
+    def __init__(self, client: GatewayClient) -> None:
+        self._client = client
+        self._since: float | None = None
+
+    def wait(self, error: CommandError) -> None:
+        """Wait before the next try. Raises an error that does not pass, and any after 120 s.
+
+        A gateway that was never reached is none to wait for: its address may be wrong.
+        """
+        passes = error.retry_after_s is not None or (
+            error.code in (ExitCode.UNREACHABLE, ExitCode.TIMED_OUT) and self._client.reached
+        )
+        now = time.monotonic()
+        self._since = self._since or now
+        if not passes or now - self._since > _PATIENCE_S:
+            raise error
+        time.sleep(min(max(error.retry_after_s or 0.0, RETRY_S), _PATIENCE_S))
+
+    def end(self) -> None:
+        """It serves: the next error is a new one."""
+        self._since = None
+
+
 class GatewayClient:
     """One gateway. Every method raises CommandError for an answer that is no success."""
 
@@ -100,6 +128,8 @@ class GatewayClient:
         self.url = where.url
         self.where = where
         self.timeout_s = timeout_s
+        self.reached = False
+        """A connection to it was made."""
         self.proxy = proxy_of(where.url)
         limits = httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S))
         secure = where.url.startswith("https:")  # loading certificates takes a while
@@ -194,6 +224,7 @@ class GatewayClient:
             )
         except httpx.HTTPError as error:
             raise self._lost(error) from error
+        self.reached = True
         if not any_status:
             raise_for(answer)
         return answer
@@ -206,6 +237,7 @@ class GatewayClient:
         limits = httpx.Timeout(_SILENCE_S, connect=min(self.timeout_s, _CONNECT_S))
         try:
             with self._http.stream(method, path, headers=headers, timeout=limits, **body) as answer:
+                self.reached = True
                 raise_for(answer)
                 yield answer
         except httpx.HTTPError as error:
@@ -221,20 +253,18 @@ class GatewayClient:
 
     def follow(self, path: str, after: str = "") -> Iterator[ServerEvent]:
         """The events of a path up to its end, over as many connections as it takes."""
-        failures = 0
+        patience = Patience(self)
         while True:
             headers = {"last-event-id": after} if after else {}
             try:
                 with self.stream("GET", path, headers=headers) as (_, events):
                     for event in events:
-                        failures, after = 0, event.id or after
+                        patience.end()
+                        after = event.id or after
                         yield event
                 return
             except CommandError as error:
-                failures += 1
-                if error.code is not ExitCode.UNREACHABLE or failures >= ATTEMPTS:
-                    raise
-                time.sleep(RETRY_S * failures)
+                patience.wait(error)
 
     def resuming(self) -> httpx.Client:
         """A client for `/v1` calls that continues a stream after the loss of its connection."""
@@ -289,7 +319,17 @@ def _failure(answer: httpx.Response) -> CommandError:
     if name == "unknown_route":
         message = f"this gateway has no {answer.url.path}: it is of an older release"
         code = ExitCode.FAILED
-    return CommandError(message, code, answer.content, answer.status_code)
+    return CommandError(message, code, answer.content, answer.status_code, _retry_after_s(answer))
+
+
+def _retry_after_s(answer: httpx.Response) -> float | None:
+    """When a gateway that does not serve now may be asked again; None if it does not say so."""
+    if answer.status_code not in (429, 503):
+        return None
+    try:
+        return float(answer.headers["retry-after"])
+    except (KeyError, ValueError):
+        return None
 
 
 def _events(answer: httpx.Response) -> Iterator[ServerEvent]:

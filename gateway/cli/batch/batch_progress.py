@@ -8,40 +8,32 @@ from typing import Any
 
 from gateway.cli.command import Session
 from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.cli.gateway_client import RETRY_S, Patience
 from gateway.cli.output import count, duration, figure, note
 from shared.platform.printable import printable
 
 _BAR = 24
 _LINE_EVERY_S = 10.0
-_PATIENCE_S = 120.0
-"""So long a gateway may be away."""
-_RETRY_S = 1.0
 ENDED = ("failed", "completed", "expired", "cancelled")
 
 
 def follow_batch(session: Session, batch_id: str) -> dict[str, Any]:
     """Show how far a batch is; returns the batch at its end."""
-    display = Display(session)
-    lost_at: float | None = None
-    while True:
-        try:
+    display, patience = Display(session), Patience(session.client)
+    try:
+        while True:
             for event in session.client.follow(f"/v1/batches/{batch_id}/events"):
                 if event.name in ENDED:
                     batch: dict[str, Any] = event.json()
-                    display.end()
                     return batch
                 if event.name == "progress":
-                    lost_at = None
+                    patience.end()
                     display.show(event.json())
                 elif event.name == "error":
-                    raise _failure(event.json()["error"])
-        except CommandError as error:
-            lost_at = lost_at or time.monotonic()
-            gone = error.code not in (ExitCode.UNREACHABLE, ExitCode.TIMED_OUT)
-            if gone or time.monotonic() - lost_at > _PATIENCE_S:
-                display.end()
-                raise
-        time.sleep(_RETRY_S)
+                    patience.wait(_failure(event.json()["error"]))
+            time.sleep(RETRY_S)
+    finally:
+        display.end()
 
 
 def _failure(error: dict[str, Any]) -> CommandError:

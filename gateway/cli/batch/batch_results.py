@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 from gateway.cli.batch.batch_progress import ENDED
 from gateway.cli.batch.run_state import RunState, errors_path
-from gateway.cli.exit_codes import CommandError, ExitCode
-from gateway.cli.gateway_client import ATTEMPTS, RETRY_S, GatewayClient
+from gateway.cli.exit_codes import CommandError
+from gateway.cli.gateway_client import GatewayClient, Patience
 
 _CHUNK_BYTES = 1 << 18
 
@@ -22,7 +21,7 @@ def download(client: GatewayClient, file_id: str, target: Path) -> None:
 
 def download_from(client: GatewayClient, path: str, target: Path) -> None:
     """Write the whole answer of a path to `target`, or nothing."""
-    part, failures = target.with_name(f"{target.name}.part"), 0
+    part, patience = target.with_name(f"{target.name}.part"), Patience(client)
     while True:
         try:
             with client.exchange("GET", path) as answer, part.open("wb") as file:
@@ -30,10 +29,7 @@ def download_from(client: GatewayClient, path: str, target: Path) -> None:
                     file.write(chunk)
             break
         except CommandError as error:
-            failures += 1
-            if error.code not in (ExitCode.UNREACHABLE, ExitCode.TIMED_OUT) or failures > ATTEMPTS:
-                raise
-            time.sleep(RETRY_S * failures)
+            patience.wait(error)
     part.replace(target)
 
 

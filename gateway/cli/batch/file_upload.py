@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from gateway.cli.exit_codes import CommandError, ExitCode
-from gateway.cli.gateway_client import ATTEMPTS, RETRY_S, GatewayClient
+from gateway.cli.exit_codes import CommandError
+from gateway.cli.gateway_client import GatewayClient, Patience
 
 _CHUNK_BYTES = 1 << 18
-_AGAIN = (ExitCode.UNREACHABLE, ExitCode.TIMED_OUT)
-_AGAIN_CODES = ("storage_unavailable", "redis_unavailable", "gateway_stopped")
 _ESCAPED = {ord('"'): "%22", ord("\r"): "%0D", ord("\n"): "%0A"}
 
 
@@ -45,11 +42,9 @@ def upload(client: GatewayClient, what: UploadSource) -> str:
         "content-type": f"multipart/form-data; boundary={boundary}",
         "content-length": str(len(head) + what.n_bytes + len(tail)),
     }
-    begun = False
 
     def body() -> Iterator[bytes]:
-        nonlocal begun
-        begun, sent = True, 0
+        client.reached, sent = True, 0
         yield head
         for chunk in _joined(what.data()):
             yield chunk
@@ -57,21 +52,14 @@ def upload(client: GatewayClient, what: UploadSource) -> str:
             what.progress(sent)
         yield tail
 
-    for attempt in range(1, ATTEMPTS + 1):
+    patience = Patience(client)
+    while True:
         try:
             with client.exchange("POST", "/v1/files", headers=headers, content=body()) as answer:
                 answer.read()
                 return str(answer.json()["id"])
         except CommandError as error:
-            if attempt == ATTEMPTS or not begun or not _is_temporary(error):
-                raise
-        time.sleep(RETRY_S * 2**attempt)
-    raise AssertionError
-
-
-def _is_temporary(error: CommandError) -> bool:
-    body = (error.body or b"").decode(errors="replace")
-    return error.code in _AGAIN or any(code in body for code in _AGAIN_CODES)
+            patience.wait(error)
 
 
 def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:

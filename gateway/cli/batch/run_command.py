@@ -22,6 +22,7 @@ from gateway.cli.batch.local_run import (
 from gateway.cli.batch.run_state import RunState, errors_path, input_key, opened
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.cli.gateway_client import Patience
 from gateway.cli.options import Model
 from gateway.cli.output import count, figure, note
 
@@ -208,15 +209,20 @@ def _submit(session: Session, state: RunState, source: BatchInput, options: Opti
         state.endpoint = checked.endpoint
         state.file_id = _uploaded(session, state, chosen, checked)
         state.save()
-    else:
-        state.batch_id = _made_before(session, state.file_id)
-    if not state.batch_id:
-        request = {
-            "input_file_id": state.file_id,
-            "endpoint": state.endpoint,
-            "completion_window": options.window,
-        }
-        state.batch_id = session.client.post("/v1/batches", request)["id"]
+    request = {
+        "input_file_id": state.file_id,
+        "endpoint": state.endpoint,
+        "completion_window": options.window,
+    }
+    patience = Patience(session.client)
+    while not state.batch_id:
+        try:
+            state.batch_id = (
+                _made_before(session, state.file_id)
+                or session.client.post("/v1/batches", request)["id"]
+            )
+        except CommandError as error:
+            patience.wait(error)
     state.save()
 
 
@@ -249,7 +255,7 @@ def _uploaded(session: Session, state: RunState, source: BatchInput, checked: Ch
 
 
 def _made_before(session: Session, file_id: str) -> str:
-    """The batch of a file that an earlier run has uploaded, if it has also made the batch."""
+    """The batch of a file, if an earlier run has made it, or a request that got no answer."""
     batches: list[dict[str, Any]] = session.client.get("/v1/batches", limit=100)["data"]
     return next((str(each["id"]) for each in batches if each["input_file_id"] == file_id), "")
 

@@ -24,8 +24,8 @@ def gateway(
     flotilla: Flotilla, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> Iterator[BatchGateway]:
     """The gateway, and an input of ten bodies."""
-    monkeypatch.setattr("gateway.cli.batch.file_upload.RETRY_S", 0.01)
-    monkeypatch.setattr("gateway.cli.batch.batch_progress._RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.cli.gateway_client.RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.cli.batch.batch_progress.RETRY_S", 0.01)
     lines = "".join(json.dumps({"prompt": f"number {n}"}) + "\n" for n in range(1, 11))
     (folder / "in.jsonl").write_text(lines)
     gateway = BatchGateway()

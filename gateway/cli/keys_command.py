@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import key_ids, model_names
+from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.limits_text import LIMITS, limits_text
 from gateway.cli.output import figure, note, since, table
 
@@ -39,6 +40,9 @@ _USED = ("tokens_today", "tokens_this_month")
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="A key's id.", autocompletion=key_ids)]
 Reason = Annotated[str, typer.Option(help="Why; for the audit log.")]
 Most = Annotated[int, typer.Option(min=0, help="0: no limit.")]
+Change = Annotated[
+    int | None, typer.Option(min=0, help="0: no limit; not named: as it is.", show_default=False)
+]
 
 
 @gateway_command(app, "ls", "flotilla keys ls", "flotilla keys ls --tenant team --json")
@@ -46,17 +50,22 @@ def ls(
     session: Session, tenant: Annotated[str, typer.Option(help="Only those of this one.")] = ""
 ) -> None:
     """List the keys that were made with `create`; those of the gateway's settings have no id."""
+    found = _made(session, tenant)
+    session.show({"object": "list", "data": found}, lambda body: _keys(body["data"]))
+    if not found and not session.as_json:
+        note("no key was made; `flotilla keys tenants` counts those of the settings, too")
+
+
+def _made(session: Session, tenant: str = "") -> list[dict[str, Any]]:
+    """The keys that were made with `create`; `tenant`: only its keys."""
     found: list[dict[str, Any]] = []
     after = None
     while True:
         page = session.client.get(_PATH, tenant=tenant, limit=_PAGE, after=after)
         found += page["data"]
         if not page["has_more"]:
-            break
+            return found
         after = found[-1]["id"]
-    session.show({"object": "list", "data": found}, lambda body: _keys(body["data"]))
-    if not found and not session.as_json:
-        note("no key was made; `flotilla keys tenants` counts those of the settings, too")
 
 
 @gateway_command(
@@ -115,20 +124,29 @@ def limit(
     whose: Annotated[
         str, typer.Argument(metavar="KEY|TENANT", help="A key's id, or a tenant: all its keys.")
     ],
-    requests_per_minute: Most = 0,
-    tokens_per_minute: Most = 0,
-    concurrent_requests: Most = 0,
-    tokens_per_day: Most = 0,
-    tokens_per_month: Most = 0,
+    requests_per_minute: Change = None,
+    tokens_per_minute: Change = None,
+    concurrent_requests: Change = None,
+    tokens_per_day: Change = None,
+    tokens_per_month: Change = None,
     reason: Reason = "",
 ) -> None:
-    """Set the limits of a key, or of a tenant, in place of all that it has."""
-    path = f"{_PATH}/{whose}" if whose.startswith("key_") else f"/admin/tenants/{whose}"
+    """Set limits of a key, or of a tenant. Those that are not named stay; 0 removes one."""
     numbers = (
         requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
         tokens_per_month,
     )  # fmt: skip
-    sent = {**dict(zip(LIMITS, numbers, strict=True)), "reason": reason}
+    named = zip(LIMITS, numbers, strict=True)
+    changes = {name: number for name, number in named if number is not None}
+    if not changes:
+        raise CommandError("name a limit; 0 removes it", ExitCode.USAGE)
+    if whose.startswith("key_"):
+        path, name, rows = f"{_PATH}/{whose}", "id", _made(session)
+    else:
+        path, name = f"/admin/tenants/{whose}", "tenant"
+        rows = session.client.get("/admin/tenants")["data"]
+    before = next((row["limits"] for row in rows if row[name] == whose), {})
+    sent = {**before, **changes, "reason": reason}
     body = session.client.send("PUT", f"{path}/limits", body=sent).json()
     session.show(body, lambda body: f"{whose}: {limits_text(body['limits'])}")
 

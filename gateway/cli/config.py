@@ -13,11 +13,11 @@ from pydantic import BaseModel, SecretStr
 
 from gateway.cli.command import AsJson, examples
 from gateway.cli.exit_codes import ExitCode
-from gateway.launcher.local_redis import without_password
 from shared.fleet.pool import Pool, PoolEntry
 from shared.fleet.pool_settings import PoolSettings
 from shared.fleet.pools import Pools, load_pools
 from shared.platform import config_file
+from shared.platform.node_list import without_password
 from shared.platform.settings import (
     ProcessSettings,
     SettingsError,

@@ -22,9 +22,9 @@ from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.gateway_client import GatewayClient
 from gateway.cli.limits_text import nearly_used
 from gateway.cli.output import count, level, line
-from gateway.launcher.local_redis import without_password
 from shared.fleet import limits
 from shared.fleet.limits import Level
+from shared.platform.node_list import without_password
 
 app = typer.Typer()
 _MARKS = {Level.OK: "ok  ", Level.WARNING: "WARN", Level.PROBLEM: "FAIL"}

@@ -16,11 +16,11 @@ import httpx
 from gateway.cli.client_settings import ClientSettings
 from gateway.cli.exit_codes import CommandError, ExitCode, of_status
 from gateway.launcher import run_file
-from gateway.launcher.local_redis import without_password
 from gateway.listen_settings import is_loopback
 from shared.client.connections import LIMITS, SOCKET_OPTIONS
 from shared.client.sse import EventSplitter, field, is_comment
 from shared.client.transport import ResumingTransport
+from shared.platform.node_list import without_password
 from shared.platform.settings import SettingsError, load_settings
 
 DEFAULT_URL = "http://127.0.0.1:8000"

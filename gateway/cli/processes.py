@@ -19,9 +19,6 @@ from gateway.cli import config as config_command
 from gateway.cli.command import examples
 from gateway.cli.exit_codes import ExitCode
 from gateway.cli.terminal import alone_in_foreground
-from gateway.launcher.launcher_settings import LauncherSettings
-from gateway.launcher.preflight import check_and_run
-from shared.fleet.pools import load_pools
 from shared.platform.settings import (
     SettingsError,
     declared,
@@ -67,6 +64,11 @@ def up(
     config: Config = None,
 ) -> None:
     """Run the whole fleet on this machine: Redis, gateway and workers. Ctrl-C stops it."""
+    # Here, so that other commands and completion do not wait for it.
+    from gateway.launcher.launcher_settings import LauncherSettings
+    from gateway.launcher.preflight import check_and_run
+    from shared.fleet.pools import load_pools
+
     if workers is not None and autoscale is not None:
         raise typer.BadParameter("use either --workers or --autoscale", param_hint="--autoscale")
     flags = {

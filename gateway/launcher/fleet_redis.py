@@ -13,6 +13,7 @@ from gateway.launcher.child import Command
 from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.service import Service
 from shared.fleet.pool import Pool
+from shared.platform.node_list import without_password
 from shared.platform.settings import SettingsError, to_environment
 from shared.store.interface import StoreError
 from shared.store.redis.fleet_registry import Registry
@@ -124,7 +125,7 @@ class FleetRedis:
         return await local_redis.ping(self.url) is None
 
     async def _wait(self) -> None:
-        where = local_redis.without_password(self.url)
+        where = without_password(self.url)
         for attempt in range(round(_WAIT_S)):
             problem = await local_redis.ping(self.url)
             if problem is None:

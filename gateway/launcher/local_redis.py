@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 
 from gateway.launcher.child import Command
-from shared.platform.node_list import split_url
 from shared.store.interface import StoreError
 from shared.store.redis.redis_client import connect
 
@@ -173,9 +172,3 @@ async def ping(url: str) -> str | None:
     finally:
         await client.aclose(close_connection_pool=True)
     return None
-
-
-def without_password(url: str) -> str:
-    """`url` as it may be shown."""
-    parts = split_url(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

@@ -48,3 +48,9 @@ def split_url(url: str) -> SplitResult:
     rest, _, query = rest.partition("?")
     netloc, slash, path = rest.partition("/")
     return SplitResult(scheme, netloc, slash + path, query, fragment)
+
+
+def without_password(url: str) -> str:
+    """`url` as it may be shown."""
+    parts = split_url(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 
 from tests.harness.cli import run_flotilla
 from tests.harness.fleet import Process, Stack
+from tests.harness.settings import ROOT, child_environment
+from tests.harness.up import FLOTILLA
 from tests.harness.waiting import wait_for
 
 Flotilla = Callable[..., Any]
@@ -112,3 +116,14 @@ def test_what_an_operator_sees(flotilla: Flotilla) -> None:
     flotilla("jobs", "ls", key="wrong", code=4)
     flotilla("jobs", "ls", "stat:failed", code=2)
     flotilla("workers", "drain", "w-9", code=3)
+
+
+def test_the_command_starts_without_the_libraries_of_processes() -> None:
+    command = [sys.executable, "-X", "importtime", FLOTILLA, "--version"]
+    environment = child_environment() | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("flotilla ")
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "typer" in loaded
+    assert not loaded & {"celery", "fastapi", "opentelemetry", "redis", "vllm"}

@@ -21,6 +21,7 @@ from gateway.launcher.service import Restart, after_end
 from gateway.launcher.stalled_workers import StalledWorkers
 from gateway.launcher.welcome import PoolLine, welcome
 from shared.job.states import WorkerState
+from shared.platform.node_list import without_password
 from worker.demo import MODEL_NAME
 
 runner = CliRunner()
@@ -140,7 +141,7 @@ def test_find_server_prefers_the_system(tmp_path: Path) -> None:
 
 
 def test_redis_urls_are_shown_without_password() -> None:
-    shown = local_redis.without_password("redis://me:secret@host:6379/0?password=secret")
+    shown = without_password("redis://me:secret@host:6379/0?password=secret")
     assert shown == "redis://host:6379/0"
 
 

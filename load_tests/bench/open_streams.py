@@ -13,7 +13,7 @@ from load_tests.bench.rounds import load_spec, run_client, run_point
 from load_tests.harness.errors import WrongAnswerError
 from load_tests.harness.session import Progress
 from load_tests.systems.engine import SLOW
-from load_tests.systems.registry import SYSTEMS
+from load_tests.systems.flotilla import SYSTEMS
 from load_tests.systems.system import System
 from tests.harness.fleet import Stack
 

@@ -25,7 +25,7 @@ from load_tests.harness.errors import WrongAnswerError
 from load_tests.harness.session import Progress
 from load_tests.oracle.answer import DONE
 from load_tests.systems.engine import request_body
-from load_tests.systems.registry import SYSTEMS
+from load_tests.systems.flotilla import SYSTEMS
 from load_tests.systems.system import System
 from tests.harness.client import http
 from tests.harness.fleet import Stack

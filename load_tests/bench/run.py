@@ -28,7 +28,7 @@ from load_tests.harness.session import (
     session,
 )
 from load_tests.systems.engine import EngineTiming
-from load_tests.systems.registry import SYSTEMS
+from load_tests.systems.flotilla import SYSTEMS
 from tests.harness.fleet import Stack
 
 HELP = "measure systems and compare with the targets (the default command)"

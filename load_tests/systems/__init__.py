@@ -1,1 +1,1 @@
-"""The measured systems, one file each; `registry.py` lists them."""
+"""The measured systems, one file each."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from load_tests.harness.errors import RunError
+from load_tests.systems.direct import Direct
 from load_tests.systems.system import System
 from shared.store.redis import keys
 from tests.harness.servers import RedisServer
@@ -53,16 +54,21 @@ class FlotillaBefore(Flotilla):
         super().start()
 
 
-VARIANTS = (
-    Flotilla,
-    FlotillaBefore,
-    Flotilla.variant("flotilla-plain", fast_paths="off"),
-    Flotilla.variant("flotilla-tcp", redis_by_socket=False),
-    Flotilla.variant("flotilla-2gw", n_gateways=2),
-)
-
-
 def _log_bytes(redis: RedisServer) -> float:
     with redis.client() as client:
         found = client.scan_iter(match=f"*{keys.LOG}:*", count=1000)
         return float(sum(client.memory_usage(key, samples=0) or 0 for key in found))
+
+
+SYSTEMS: dict[str, type[System]] = {
+    system.name: system
+    for system in (
+        Direct,
+        Flotilla,
+        FlotillaBefore,
+        Flotilla.variant("flotilla-plain", fast_paths="off"),
+        Flotilla.variant("flotilla-tcp", redis_by_socket=False),
+        Flotilla.variant("flotilla-2gw", n_gateways=2),
+    )
+}
+"""By name, in the order of the tables."""

@@ -87,7 +87,7 @@ async def test_an_answer_is_not_continued_with_another_model(
     vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = await run(vllm_engine, [], stream=True)
-    contexts = vllm_engine._guards._contexts  # type: ignore[attr-defined]
+    contexts = vllm_engine._app.state.engine_client._contexts  # type: ignore[attr-defined]
     assert contexts._model > 1, "the demo model's files were found"
     monkeypatch.setattr(contexts, "_model", contexts._model + 1)
     bench, outcome = await run(vllm_engine, first.queue.log[:3], stream=True)

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from worker.engines.vllm.grammar_check import Limits
+from worker.engines.vllm import grammar_process
 from worker.engines.vllm.grammar_process import _try
-
-LIMITS = Limits(1.0, 64 << 20)
 
 
 def attempt(grammar: dict[str, Any], engine_backend: str) -> tuple[str, str]:
@@ -33,6 +31,11 @@ def attempt(grammar: dict[str, Any], engine_backend: str) -> tuple[str, str]:
     if what == "memory":
         bytearray(1 << 30)
     return ("it is wrong" if what == "wrong" else ""), engine_backend or "own"
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_process, "_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -59,18 +62,18 @@ def test_whatever_a_grammar_does_there_is_an_answer(
 ) -> None:
     for backend in ("", "that of the engine"):
         question = {"grammar": {"regex": text}, "backend": backend}
-        found, library = _try(question, attempt, LIMITS, pipe[0])
+        found, library = _try(question, attempt, pipe[0])
         assert (found == error) if text in ("right", "wrong") else (error in found)
         assert library == (backend or "own" if text in ("right", "wrong") else "")
 
 
 def test_the_next_question_ends_what_nobody_waits_for(
-    pipe: tuple[io.FileIO, io.FileIO],
+    pipe: tuple[io.FileIO, io.FileIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions, asker = pipe
     asker.write(b"the next one")
-    patient = LIMITS._replace(seconds=600.0)
+    monkeypatch.setattr(grammar_process, "_SECONDS", 600.0)
     began = time.monotonic()
-    _try({"grammar": {"regex": "sleep"}, "backend": ""}, attempt, patient, questions)
+    _try({"grammar": {"regex": "sleep"}, "backend": ""}, attempt, questions)
     assert time.monotonic() - began < 60
     assert questions.read(8) == b"the next"

@@ -25,7 +25,7 @@ from worker.engines.vllm import (
     release,
     stream_chunks,
 )
-from worker.engines.vllm.grammar_check import GrammarChecker, Limits
+from worker.engines.vllm.grammar_check import GrammarChecker
 from worker.engines.vllm.rendered_context import Contexts
 from worker.engines.vllm.vllm_settings import VllmSettings
 from worker.engines.vllm.warm_up import warm_up
@@ -86,8 +86,7 @@ class VllmEngine:
         input_errors.install(app)
         model = config.model_config
         if model.runner_type != "pooling" and not model.skip_tokenizer_init:  # has grammars
-            limits = Limits(self._settings.grammar_timeout_s, self._settings.grammar_memory_bytes)
-            self._grammars = GrammarChecker(config, limits)
+            self._grammars = GrammarChecker(config)
             await self._grammars.start()
         engine = v.JournalledEngine(
             self._engine,
@@ -95,6 +94,7 @@ class VllmEngine:
             config.scheduler_config.max_num_seqs,
             contexts,
             cache_per_tenant=not self._settings.share_prompt_cache,
+            max_logprobs_at_once=self._settings.max_logprobs_at_once,
         )
         await v.init_app_state(engine, app.state, args, tasks)
         stream_chunks.install(app.state)

@@ -29,10 +29,12 @@ def fail_fast(schema: Any) -> Any:
         return type(schema)(map(fail_fast, schema))
     if not isinstance(schema, dict):
         return schema
+    kind = schema.get("type")
+    if not isinstance(kind, str):  # fields, by name
+        return {name: fail_fast(value) for name, value in schema.items()}
     copy = {
-        name: value if name in _NO_SCHEMAS and "type" in schema else fail_fast(value)
-        for name, value in schema.items()
+        name: value if name in _NO_SCHEMAS else fail_fast(value) for name, value in schema.items()
     }
-    if isinstance(kind := schema.get("type"), str) and kind in _LISTS:
+    if kind in _LISTS:
         copy["fail_fast"] = True
     return copy

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import fields
 from hashlib import sha256
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 from worker.engines.interface import TENANT
@@ -32,20 +32,12 @@ class GrammarRefused(ValueError):
     """The engine can't use a grammar; the text is why. VLLM answers a ValueError with 400."""
 
 
-class Limits(NamedTuple):
-    """What one grammar may take while it is tried."""
-
-    seconds: float
-    """CPU time of all threads; wall-clock time may be twice as long."""
-    memory_bytes: int
-
-
 class GrammarChecker:
     """Has the grammars of one engine tried, one at a time; tenants take turns."""
 
-    def __init__(self, config: Any, limits: Limits) -> None:
+    def __init__(self, config: Any) -> None:
         """`config`: vLLM's, for which it has registered how it is pickled."""
-        self._start_data = bytes(ForkingPickler.dumps((config, limits)))
+        self._config = bytes(ForkingPickler.dumps(config))
         self._process: asyncio.subprocess.Process | None = None
         self._known: OrderedDict[bytes, str] = OrderedDict()
         self._one = asyncio.Lock()
@@ -62,7 +54,7 @@ class GrammarChecker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        self._send(self._start_data)
+        self._send(self._config)
 
     async def check(self, structured: Any) -> None:
         """Return once the engine can use this grammar. Raises GrammarRefused.

@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from shared.platform.death_signal import request_signal
-from worker.engines.vllm.grammar_check import Limits
 
 Attempt = Callable[[dict[str, Any], str], tuple[str, str]]
 """(structured outputs, engine's backend or an empty string) -> (error or an empty string, backend).
 """
+_SECONDS = 4.0
+"""CPU time of all threads that try a grammar; wall-clock time may be twice as long."""
+_MEMORY_BYTES = 256 << 20
 _NICENESS = 5
 _MAX_ERROR_CHARS = 2000
 _TRIED_TOKENS = 16
@@ -44,11 +46,10 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # libraries print
     with io.FileIO(0) as questions:
-        config, limits = pickle.loads(_next(questions))  # noqa: S301, from the worker
-        attempt = _prepare(config)
+        attempt = _prepare(pickle.loads(_next(questions)))  # noqa: S301, from the worker
         while data := _next(questions):
             question = json.loads(data)
-            error, backend = _try(question, attempt, limits, questions)
+            error, backend = _try(question, attempt, questions)
             reply = {"number": question["number"], "error": error, "backend": backend}
             os.write(answers, json.dumps(reply).encode() + b"\n")
 
@@ -61,16 +62,14 @@ def _next(questions: io.FileIO) -> bytes:
     return data
 
 
-def _try(
-    question: dict[str, Any], attempt: Attempt, limits: Limits, questions: io.FileIO
-) -> tuple[str, str]:
+def _try(question: dict[str, Any], attempt: Attempt, questions: io.FileIO) -> tuple[str, str]:
     """What is wrong with a grammar (empty: nothing), and the library that is for it."""
     parent = os.getpid()
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            _limit(limits, parent)
+            _limit(parent)
             error, backend = attempt(question["grammar"], question["backend"])
             os.write(write, json.dumps([error[:_MAX_ERROR_CHARS], backend]).encode())
             os._exit(0)
@@ -79,7 +78,7 @@ def _try(
     os.close(write)
     with os.fdopen(read, "rb") as answer:
         # The next question comes before this one's answer if nobody waits for it any more.
-        ready, _, _ = select.select([answer, questions], [], [], 2 * limits.seconds)
+        ready, _, _ = select.select([answer, questions], [], [], 2 * _SECONDS)
         if answer not in ready:
             os.kill(pid, signal.SIGKILL)
         text = answer.read()
@@ -88,18 +87,18 @@ def _try(
         error, backend = json.loads(text)
         return error, backend
     if answer not in ready or os.WTERMSIG(status) == signal.SIGPROF:
-        return f"The grammar can't be used: it takes more than {limits.seconds:g} s to compile.", ""
+        return f"The grammar can't be used: it takes more than {_SECONDS:g} s to compile.", ""
     return "The grammar can't be used: the compiler failed, or needed too much memory.", ""
 
 
-def _limit(limits: Limits, parent: int) -> None:
+def _limit(parent: int) -> None:
     request_signal(signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the request
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.setitimer(signal.ITIMER_PROF, limits.seconds)
+    signal.setitimer(signal.ITIMER_PROF, _SECONDS)
     pages = int(Path("/proc/self/statm").read_text().split()[5])
-    most = pages * resource.getpagesize() + limits.memory_bytes
+    most = pages * resource.getpagesize() + _MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     with suppress(OSError):  # the first to be killed where memory is short
         Path("/proc/self/oom_score_adj").write_text("1000")

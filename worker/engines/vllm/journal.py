@@ -31,7 +31,7 @@ from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
 from worker.engines.vllm.continuation import Continuation, Replayed, refusal
-from worker.engines.vllm.gathered_answer import GatheredAnswer
+from worker.engines.vllm.gathered_answer import GatheredAnswer, LogprobCounts, TooManyLogprobs
 from worker.engines.vllm.grammar_check import GrammarChecker
 from worker.engines.vllm.rendered_context import Contexts
 from worker.engines.vllm.stream_chunks import INTERCEPT, Interceptor
@@ -58,16 +58,13 @@ _CALL = re.compile(
 _MAX_PROMPT_LOGPROBS = 65_536
 
 
-class TooManyLogprobs(ValueError):
-    """A prompt has too many. VLLM answers a ValueError with 400."""
-
-
 class JournalledEngine:
     """An AsyncLLM that writes to the `JOURNAL` of the calling context.
 
     `grammars`: None: they are not tried. `slots`: sequences that the engine runs at once.
     `contexts`: None: calls are not compared with those of earlier attempts.
     `cache_per_tenant`: no call uses prompts that another tenant's calls have left in the cache.
+    `max_logprobs_at_once`: of an answer that is not streamed.
     """
 
     def __init__(
@@ -78,12 +75,14 @@ class JournalledEngine:
         contexts: Contexts | None = None,
         *,
         cache_per_tenant: bool = True,
+        max_logprobs_at_once: int = 1 << 30,
     ) -> None:
         self._engine = engine
         self._wide = WideEngine(engine, slots)
         self._grammars = grammars
         self._contexts = contexts
         self._cache_per_tenant = cache_per_tenant
+        self._logprobs = LogprobCounts(max_logprobs_at_once)
         self._starting = asyncio.Lock()
 
     def __getattr__(self, name: str) -> Any:
@@ -143,7 +142,7 @@ class JournalledEngine:
         if sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
             sampling_params = sampling_params.clone()
             sampling_params.output_kind = RequestOutputKind.DELTA
-            gathered = GatheredAnswer()
+            gathered = GatheredAnswer(journal, self._logprobs)
         collector: Collector | None = None
         cached_told = False
         outputs = self._outputs(journal, call, prompt, sampling_params, request_id, options)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from redis.crc import key_slot
 
 from shared.store.redis.cluster import shard_tags
-from tests.harness.servers import RedisCluster, call, move_slot, stop_until_replaced
+from tests.harness.servers import RedisCluster, RedisServer, call, move_slot, stop_until_replaced
 from tests.harness.waiting import wait_for
 
 
@@ -47,8 +47,23 @@ class Injection:
         return self.ended - self.began
 
 
-def inject(cluster: RedisCluster, fault: Fault, rng: random.Random, shards: int) -> Injection:
-    """Inject a fault into the master of a shard; return when the cluster is whole again."""
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One fault, and the nodes that it is about."""
+
+    fault: Fault
+    shards: frozenset[int]
+    slot: int
+    master: RedisServer
+    target: RedisServer
+    """Where `MOVE` brings the slot."""
+    replica: RedisServer
+
+
+def plan_fault(
+    cluster: RedisCluster, fault: Fault, rng: random.Random, shards: int
+) -> PlannedFault:
+    """Choose the shard whose master gets the fault."""
     slots = [key_slot(tag.encode()) for tag in shard_tags(shards)]
     masters = [cluster.master_of(slot) for slot in slots]
     away = [shard for shard, at in enumerate(masters) if masters.count(at) > 1]
@@ -56,25 +71,31 @@ def inject(cluster: RedisCluster, fault: Fault, rng: random.Random, shards: int)
     slot, master = slots[shard], masters[shard]
     others = [node for node in map(cluster.master_of, _a_slot_of_each(cluster)) if node != master]
     free = [node for node in others if node not in masters]
-    target, replica = rng.choice(free or others), cluster.replica_of(slot)
-    began = time.monotonic()
-    if fault is Fault.KILL:
-        master.kill()
-        ended = cluster.wait_for_master(slot, master)
-        master.start()
-    elif fault is Fault.STOP:
-        ended = stop_until_replaced(cluster, slot, master)
-    elif fault is Fault.FAILOVER:
-        call(replica, "CLUSTER FAILOVER")
-        ended = cluster.wait_for_master(slot, master)
-    else:
-        move_slot(slot, master, target)
-        ended = cluster.wait_for_master(slot, master)
-    wait_for(cluster.usable, "the cluster is whole again")
     touched = (
         {shard} if fault is Fault.MOVE else {n for n, at in enumerate(masters) if at == master}
     )
-    return Injection(fault, frozenset(touched), began, ended)
+    target, replica = rng.choice(free or others), cluster.replica_of(slot)
+    return PlannedFault(fault, frozenset(touched), slot, master, target, replica)
+
+
+def inject(cluster: RedisCluster, planned: PlannedFault) -> Injection:
+    """Inject the fault; return when the cluster is whole again."""
+    slot, master = planned.slot, planned.master
+    began = time.monotonic()
+    if planned.fault is Fault.KILL:
+        master.kill()
+        ended = cluster.wait_for_master(slot, master)
+        master.start()
+    elif planned.fault is Fault.STOP:
+        ended = stop_until_replaced(cluster, slot, master)
+    elif planned.fault is Fault.FAILOVER:
+        call(planned.replica, "CLUSTER FAILOVER")
+        ended = cluster.wait_for_master(slot, master)
+    else:
+        move_slot(slot, master, planned.target)
+        ended = cluster.wait_for_master(slot, master)
+    wait_for(cluster.usable, "the cluster is whole again")
+    return Injection(planned.fault, planned.shards, began, ended)
 
 
 def _a_slot_of_each(cluster: RedisCluster) -> list[int]:

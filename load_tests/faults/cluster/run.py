@@ -15,7 +15,7 @@ import uvloop
 
 from load_tests.clients.trial import Trial
 from load_tests.faults.checked_call import CheckedCall
-from load_tests.faults.cluster.injection import MAY_LOSE, Fault, Injection, inject
+from load_tests.faults.cluster.injection import MAY_LOSE, Fault, Injection, inject, plan_fault
 from load_tests.harness.fleet import FleetShape
 from load_tests.harness.session import Progress, print_progress, print_tables, save_result
 from load_tests.harness.spread import percentile
@@ -141,17 +141,18 @@ async def play(
         timeout_s=_TIMEOUT_S,
     )
     async with trial:
+        cluster = trial.fleet.cluster
         trial.clients.start(trial.source.draw, clients=clients, seed=seed)
         await asyncio.sleep(_WARM_UP_S)
         for n in range(times):
             for fault in FAULTS:
+                # Chosen before, as a busy machine takes a while for it: the streams may have ended.
+                planned = await asyncio.to_thread(plan_fault, cluster, fault, rng, SHARDS)
                 async with asyncio.timeout(_TIMEOUT_S):
                     while not _each_shard_streams(trial):
                         await asyncio.sleep(_POLL_S)
                         trial.check()
-                result.injections.append(
-                    await asyncio.to_thread(inject, trial.fleet.cluster, fault, rng, SHARDS)
-                )
+                result.injections.append(await asyncio.to_thread(inject, cluster, planned))
                 await asyncio.sleep(_BETWEEN_S)
                 trial.check()
             progress(f"{n + 1} of each fault, {len(result.calls)} calls")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections import defaultdict
@@ -15,6 +16,7 @@ from load_tests.harness.fleet import LOADED_S, Fleet
 from load_tests.oracle.observation import Observation
 from tests.harness.waiting import ProcessError
 
+_STREAMS_OF_A_WORKER, _STREAMS_S = 2, 10.0
 OF_WORKERS = (KillKind.WORKER, KillKind.ENGINE, KillKind.STOP, KillKind.SILENT)
 
 
@@ -41,7 +43,8 @@ class Killer:
     async def wait_until_all_serve(self, planned: PlannedKill) -> float:
         """Wait until all workers serve, if kills of workers do and this is one; return the seconds.
 
-        Raises ProcessError after five minutes.
+        Waits for some streams, too, so that the kill hits one. Raises ProcessError after five
+        minutes.
         """
         began = time.monotonic()
         if not self._one_at_a_time or planned.kind not in OF_WORKERS:
@@ -51,9 +54,17 @@ class Killer:
                 raise ProcessError("a replacement does not serve; see its log")
             await asyncio.sleep(0.1)
             self.check()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STREAMS_S):
+                while self._streams() < _STREAMS_OF_A_WORKER * len(self._fleet.workers):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
         waited = time.monotonic() - began
         self.waited_s += waited
         return waited
+
+    def _streams(self) -> int:
+        """How many streams have begun, and have not ended."""
+        return sum(each.streams and bool(each.at) for each in self._clients.open.values())
 
     async def kill(self, planned: PlannedKill) -> None:
         """Carry out one kill."""

@@ -53,10 +53,7 @@ class WorkerInfo:
     """Jobs that have ended or were lost; not those that it released."""
     job_seconds: float = 0.0
     """The time from lease to end of those jobs together."""
-    request_bytes: int = 0
-    """Their bodies."""
     prompt_tokens: int = 0
-    completion_tokens: int = 0
     job_steps: tuple[int, ...] = ()
     """How many steps of the engine its jobs have run, the most first; of many, a sample."""
     job_ids: tuple[str, ...] = ()

@@ -65,8 +65,7 @@ def scale(name: str = "qwen", **changes: Any) -> dict[str, Any]:
         "pool": name,
         "model": "qwen3-8b",
         "wanted": 4,
-        "reason": "4 workers are enough: 62 % of their slots are busy",
-        "wait_s": 0.3,
+        "reason": "9 jobs wait and 158 run, 64 a worker",
         "decided_at": AT - 1,
         "age_s": 1.0,
     } | changes
@@ -80,19 +79,14 @@ def autoscale() -> dict[str, Any]:
         "limits": {
             "min": 2,
             "max": 5,
-            "target_wait_s": 5.0,
-            "utilization": 0.7,
             "down_after_s": 300.0,
             "idle_s": 600.0,
         },
         "inputs": {
             "waiting": 9,
-            "waiting_tokens": 2400.0,
             "oldest_s": 0.4,
             "running": 158,
-            "arrivals_per_s": 31.0,
             "job_s": 5.1,
-            "job_tokens": 120.0,
             "start_s": 42.0,
             "slots": 64,
             "ready": 4,
@@ -100,8 +94,8 @@ def autoscale() -> dict[str, Any]:
             "draining": 0,
         },
         "history": [
-            {"at_s": AT - 600, "before": 3, "wanted": 4, "reason": "the oldest job waits 6.1 s"},
-            {"at_s": AT - 4000, "before": 4, "wanted": 3, "reason": "3 have been enough for 300 s"},
+            {"at_s": AT - 600, "before": 3, "wanted": 4, "reason": "40 jobs wait and 180 run"},
+            {"at_s": AT - 4000, "before": 4, "wanted": 3, "reason": "9 jobs wait and 140 run"},
         ],
     }
     return {"object": "list", "data": [whole]}
@@ -274,7 +268,7 @@ def incident() -> Overview:
                 oldest_wait_s=9.8,
                 estimated_wait_s=11.2,
                 workers_ready=3,
-                scale=scale(wanted=6, reason="the oldest job waits 9.8 s, aim 5 s; the limit is 5"),
+                scale=scale(wanted=6, reason="118 jobs wait and 192 run; maximum 5"),
             )
         ],
         workers=workers,
@@ -357,7 +351,7 @@ def growing(share: float) -> Overview:
                 estimated_wait_s=share**3 * 86_399.9,
                 lanes=[{"lane": lane, "waiting": to(LARGE)} for lane in ("priority", "default")],
                 tenants=[{"tenant": "search", "waiting": to(LARGE), "running": to(256)}],
-                scale=scale(wait_s=share**3 * 86_399.9),
+                scale=scale(),
             )
         ],
         workers=[

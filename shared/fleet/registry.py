@@ -68,8 +68,6 @@ class WorkerInfo:
     """Moving sums of what its engine did lately: see recent_work.py."""
     lengths: dict[int, float] = field(default_factory=dict)
     """The jobs that have ended lately, by the bucket of how many steps they ran."""
-    waits: tuple[int, ...] = ()
-    """Its histogram of queue waits since its start: jobs in each of the metric's buckets."""
     failure: str = ""
     """Why it has failed; empty while it runs. One that ends without a failure deletes its entry."""
 

@@ -167,6 +167,7 @@ ERRORS = """
 501 storage_not_configured
 502 operation_failed
 503 deadline_unreachable
+503 overview_failed
 503 gateway_stopped
 503 intake_stopped
 503 model_unavailable

@@ -82,7 +82,6 @@ LOST = {
         "body": {},
     },
 }
-LATENCY = {"p50": 0.09, "p95": 0.3, "p99": 1.5}
 
 
 def overview(*problems: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -109,8 +108,6 @@ def overview(*problems: dict[str, Any], **changes: Any) -> dict[str, Any]:
             }
         ],
         "workers": [worker(), worker("w-2")],
-        "latency": {"ttft_s": LATENCY, "itl_s": LATENCY, "queue_wait_s": None, "e2e_s": LATENCY},
-        "history": {"step_s": 5},
         "dead_letters": 3,
         "redis": {"ok": True, "used_memory": 123_000_000, "max_memory": 0},
         **changes,

@@ -91,6 +91,7 @@ DELETE /admin/models/{name}
 GET /autoscale/{name}
 GET /admin/autoscale
 PUT /admin/autoscale/{name}
+GET /admin/doctor
 GET /admin/overview
 GET /admin/stream
 POST /v1/load_lora_adapter

@@ -42,13 +42,11 @@ from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.http.web_pages import WebPages
 from gateway.ops import (
     docs_route,
-    ledger_route,
+    doctor_route,
     metrics_route,
     overview_route,
     page_route,
     probes,
-    storage_route,
-    webhooks_route,
 )
 from gateway.ops.overview.overview import Overview
 from gateway.ops.overview.sampler import Sampler
@@ -77,9 +75,7 @@ log = logging.getLogger("flotilla.gateway")
 
 _ROUTES = (
     overview_route,
-    storage_route,
-    webhooks_route,
-    ledger_route,
+    doctor_route,
     probes,
     metrics_route,
     docs_route,

@@ -7,7 +7,6 @@ import sys
 from types import ModuleType
 
 from load_tests import job_queue
-from load_tests.autoscale import command as autoscale
 from load_tests.bench import run
 from load_tests.fairness import command as fairness
 from load_tests.faults import command as faults
@@ -18,7 +17,6 @@ from load_tests.vllm import command as vllm
 COMMANDS: dict[str, ModuleType] = {
     "run": run,
     "queue": job_queue,
-    "autoscale": autoscale,
     "soak": soak,
     "fairness": fairness,
     "placement": placement,

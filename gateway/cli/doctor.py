@@ -1,14 +1,12 @@
 """`flotilla doctor`: checks the fleet from this machine; every finding comes with what to do.
 
-Problems of the fleet come from the overview, others from `/admin/storage` and `/admin/webhooks`.
-Here are the checks of this machine (clock, key, version), of API keys that are refused, and those
-that work without an operator's key.
+What is wrong with the fleet a gateway finds (`/admin/doctor`). Here are the checks of this machine
+(clock, key, version), and those that work without an operator's key.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -20,8 +18,7 @@ from rich.text import Text
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.gateway_client import GatewayClient
-from gateway.cli.limits_text import nearly_used
-from gateway.cli.output import count, level, line
+from gateway.cli.output import level, line
 from shared.fleet import limits
 from shared.fleet.limits import Level
 from shared.platform.node_list import without_password
@@ -48,10 +45,10 @@ _OPERATOR = "Give an operator's key (FLOTILLA_ADMIN_KEYS): --api-key-file, FLOTI
 class Finding(NamedTuple):
     """The result of one check."""
 
-    check: str
-    level: Level
+    name: str
+    state: Level
     text: str
-    do: str = ""
+    remedy: str = ""
     """Empty if nothing is wrong."""
 
 
@@ -72,7 +69,7 @@ def doctor(session: Session) -> ExitCode:
     session.show(body, lambda _: _page(found))
     if ready is None:
         return ExitCode.UNREACHABLE
-    wrong = any(each.level is Level.PROBLEM for each in found)
+    wrong = any(each.state is Level.PROBLEM for each in found)
     return ExitCode.FAILED if wrong else ExitCode.OK
 
 
@@ -99,12 +96,7 @@ def _findings(client: GatewayClient, ready: Mapping[str, Any]) -> Iterator[Findi
     for name, path, check, bad, do in (
         ("version", "/version", _version, Level.WARNING, _KEY),
         ("key", "/v1/models", _models, Level.PROBLEM, _KEY),
-        ("overview", "/admin/overview", _overview, Level.WARNING, _OPERATOR),
-        ("storage", "/admin/storage", _storage, Level.WARNING, _OPERATOR),
-        ("webhooks", "/admin/webhooks", _webhooks, Level.WARNING, _OPERATOR),
-        ("usage", "/admin/ledger", _ledger, Level.WARNING, _OPERATOR),
-        ("keys", "/admin/keys?limit=1000", _keys, Level.WARNING, _OPERATOR),
-        ("budgets", "/admin/tenants", _budgets, Level.WARNING, _OPERATOR),
+        ("doctor", "/admin/doctor", _fleet, Level.WARNING, _OPERATOR),
     ):  # fmt: skip
         try:
             body = client.get(path)
@@ -148,82 +140,21 @@ def _models(body: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("model", Level.PROBLEM, text, do)
 
 
-def _overview(body: Mapping[str, Any]) -> Iterator[Finding]:
+def _fleet(body: Mapping[str, Any]) -> Iterator[Finding]:
     skew_s = abs(time.time() - body["at"])
     if limits.CLOCK.level(skew_s) is Level.OK:
         yield Finding("clock", Level.OK, "this machine and the fleet agree")
     else:
         text = limits.CLOCK.text.format(seconds=skew_s)
         yield Finding("clock", limits.CLOCK.level(skew_s), text, limits.CLOCK.do)
-    problems = body["verdict"]["problems"]
-    if not problems:
-        yield Finding("fleet", Level.OK, body["verdict"]["sentence"])
-    yield from _problems(problems)
-
-
-def _storage(body: Mapping[str, Any]) -> Iterator[Finding]:
-    if not body["configured"]:
-        text = "files and batches are off: the gateway's FLOTILLA_STORAGE_URL is empty"
-        yield Finding("storage", Level.OK, text)
-    elif not body["problems"]:
-        free = body["free_bytes"]
-        room = "" if free is None else f", {free / 2**30:,.0f} GiB are free"
-        yield Finding("storage", Level.OK, f"files can be stored{room}")
-    if body["open_batches"] and not body["problems"]:
-        yield Finding("batches", Level.OK, f"{body['open_batches']} advance")
-    yield from _problems(body["problems"])
-
-
-def _webhooks(body: Mapping[str, Any]) -> Iterator[Finding]:
-    if not body["problems"]:
-        behind = body["endpoints"]
-        text = f"events are on their way to {count(behind, 'endpoint')}" if behind else "none waits"
-        yield Finding("webhooks", Level.OK, text)
-    yield from _problems(body["problems"])
-
-
-def _ledger(body: Mapping[str, Any]) -> Iterator[Finding]:
-    if not body["problems"]:
-        dropped = f"; {count(body['dropped'], 'job')} dropped ever" if body["dropped"] else ""
-        yield Finding("usage", Level.OK, f"all jobs are in the sums{dropped}")
-    yield from _problems(body["problems"])
-
-
-def _keys(body: Mapping[str, Any]) -> Iterator[Finding]:
-    peppers = Counter(key["pepper"] for key in body["data"])
-    if refused := peppers["unknown"]:
-        yield Finding(
-            "keys",
-            Level.WARNING,
-            f"{count(refused, 'key')} made with another pepper than the gateway's: refused",
-            "Rotate or revoke them (`flotilla keys ls`), or set their pepper in "
-            "FLOTILLA_KEY_PEPPERS, too.",
-        )
-    else:
-        old = f", {peppers['old']} of them with the old pepper" if peppers["old"] else ""
-        yield Finding("keys", Level.OK, f"{count(len(body['data']), 'key')} in Redis{old}")
-    yield from _budgets(body)
-
-
-def _budgets(body: Mapping[str, Any]) -> Iterator[Finding]:
-    """Who has used nearly all of a budget, for people; that is no fault of the fleet."""
-    for row in body["data"]:
-        for text in nearly_used(row.get("limits"), row.get("used")):
-            whose = f"the key {row['id']} of {row['tenant']}" if "id" in row else row["tenant"]
-            yield Finding("budgets", Level.OK, f"{whose} has used {text}")
-
-
-def _problems(problems: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """What the gateway has found."""
-    for problem in problems:
-        found = Level(problem["level"])
-        yield Finding(problem["kind"], found, problem["sentence"], problem["do"])
+    for each in body["data"]:
+        yield Finding(each["name"], Level(each["state"]), each["text"], each["remedy"])
 
 
 def _page(found: Iterable[Finding]) -> RenderableType:
     lines = []
     for each in found:
-        lines.append(level(each.level, f"{_MARKS[each.level]}  {each.check}: {each.text}"))
-        if each.do:
-            lines.append(Text(f"      do: {line(each.do)}"))
+        lines.append(level(each.state, f"{_MARKS[each.state]}  {each.name}: {each.text}"))
+        if each.remedy:
+            lines.append(Text(f"      do: {line(each.remedy)}"))
     return Group(*lines)

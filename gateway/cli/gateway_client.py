@@ -218,6 +218,7 @@ class GatewayClient:
         `wait_s`: how long the gateway itself may wait before it answers.
         """
         limits = httpx.Timeout(self.timeout_s + wait_s, connect=min(self.timeout_s, _CONNECT_S))
+        params = params or None  # empty ones would remove a query in the path
         try:
             answer = self._http.request(
                 method, path, json=body, params=params, headers=headers, timeout=limits

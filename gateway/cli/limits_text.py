@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from gateway.cli.output import figure
@@ -16,7 +16,6 @@ LIMITS = {
 }
 """The API's limits, and how they are called here."""
 _BUDGETS = {"tokens_per_day": "tokens_today", "tokens_per_month": "tokens_this_month"}
-_NEARLY = 0.9
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 
@@ -28,11 +27,3 @@ def limits_text(limits: Mapping[str, int] | None, used: Mapping[str, int] | None
             of = f"{figure(used[_BUDGETS[name]])} of " if used and name in _BUDGETS else ""
             found.append(f"{of}{figure(limits[name])} {word}")
     return ", ".join(found) or "no limits"
-
-
-def nearly_used(limits: Mapping[str, int] | None, used: Mapping[str, int] | None) -> Iterator[str]:
-    """The budgets of which more than 90 % are used, like `4.6M of 5.0M tokens/day`."""
-    limits, used = limits or _NONE, used or _NONE
-    for name, of in _BUDGETS.items():
-        if used.get(of, 0) > _NEARLY * limits.get(name, 0) > 0:
-            yield limits_text({name: limits[name]}, used)

@@ -80,13 +80,11 @@ def text(pool: dict[str, Any]) -> str:
         f"  wanted   {_workers(pool['wanted'])}, of {limits['min']} to {limits['max']}",
         f"  actual   {_states(pool['workers'])}",
         f"  because  {pool['reason']}",
-        f"  wait     {_wait(pool['wait_s'])}",
         f"  decided  {pool['age_s']:.0f} s ago",
     ]
     if pool["silent"]:
         lines.append("  THE AUTOSCALER HAS STOPPED: this decision is out of date")
     lines += ["", "  what it observed", *(f"    {line}" for line in _inputs(seen))]
-    lines += ["", "  its limits and aims", *(f"    {line}" for line in _aims(limits))]
     history = pool["history"][:_SHOWN]
     if history:
         lines += ["", "  its changes, newest first", *map(_change, history)]
@@ -94,36 +92,18 @@ def text(pool: dict[str, Any]) -> str:
 
 
 def _inputs(seen: dict[str, Any]) -> Sequence[str]:
-    tokens = seen["waiting_tokens"]
-    about = f", about {tokens:.0f} tokens" if tokens else ""
     waits = f", the oldest for {seen['oldest_s']:.1f} s" if seen["waiting"] else ""
-    job = "how long a job takes is not known yet"
-    if seen["job_s"] is not None:
-        job = f"a job takes {_figure(seen['job_s'])} s"
-        job += f" and {seen['job_tokens']:.0f} tokens" if seen["job_tokens"] else ""
-    start = "how long a worker takes to start is not known yet"
-    if seen["start_s"] is not None:
-        start = f"a worker takes {_figure(seen['start_s'])} s to start"
-    slots = "how many jobs a worker runs at once is not known yet"
-    if seen["slots"] is not None:
-        slots = f"a worker runs {seen['slots']} jobs at once"
+    each = {
+        "jobs at once a worker": seen["slots"],
+        "s a job": seen["job_s"] and _figure(seen["job_s"]),
+        "s a worker's start": seen["start_s"] and _figure(seen["start_s"]),
+    }
+    known = [f"{value} {what}" for what, value in each.items() if value is not None]
     return (
-        f"{_jobs(seen['waiting'])} waiting{about}{waits}; {_jobs(seen['running'])} running",
-        f"{_figure(seen['arrivals_per_s'])} jobs a second arrived lately",
-        job,
-        slots,
-        start,
-        f"{_workers(seen['ready'])} ready, {seen['starting']} starting or requested, "
+        f"{_jobs(seen['waiting'])} waiting{waits}; {_jobs(seen['running'])} running",
+        f"{_workers(seen['ready'])} ready, {seen['starting']} starting, "
         f"{seen['draining']} draining",
-    )
-
-
-def _aims(limits: dict[str, Any]) -> Sequence[str]:
-    return (
-        f"a job waits at most {limits['target_wait_s']:g} s once its workers have started",
-        f"{limits['utilization']:.0%} of the slots are busy in steady load",
-        f"a worker is removed when fewer have been enough for {limits['down_after_s']:g} s",
-        f"the last one is removed after {limits['idle_s']:g} s without work",
+        *((", ".join(known),) if known else ()),
     )
 
 
@@ -135,12 +115,6 @@ def _change(entry: dict[str, Any]) -> str:
 
 def _states(workers: dict[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted(workers.items())) or "none"
-
-
-def _wait(seconds: float | None) -> str:
-    if seconds is None:
-        return "for a job that comes now: not known"
-    return f"about {_figure(seconds)} s for a job that comes now" if seconds else "none"
 
 
 def _figure(value: float) -> str:

@@ -12,6 +12,7 @@ import functools
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -36,6 +37,8 @@ from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.maintenance")
+
+T = TypeVar("T")
 
 REPAIR = "repair"
 PRUNE = "prune"
@@ -108,19 +111,17 @@ class MaintenanceTasks:
 
     async def run(self, name: str) -> None:
         """Run a task unless another process has done so in this round. Logs what goes wrong."""
+        ran = False
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                try:
-                    await self.run_once_per_round(name)
-                except StoreUnavailable:  # an idle connection fails after a restart of Redis
-                    await self.run_once_per_round(name)
+                ran = await self.run_once_per_round(name)
         except TimeoutError:
             log.warning("%s: cancelled after %g s; the next round continues", name, TIMEOUT_S)
         except (StoreError, StorageUnavailable) as error:
             self._warnings[name]("%s: failed in this round: %s", name, error)
         except Exception:
             log.exception("%s: failed in this round", name)
-        else:
+        if ran:
             self._warnings[name].over("%s: runs again", name)
 
     async def run_once_per_round(self, name: str) -> bool:
@@ -129,11 +130,16 @@ class MaintenanceTasks:
         Raises what the task raises, StoreError among it.
         """
         round_s = self._intervals_s[name] * _LOCKED_SHARE
-        if name not in _IN_EACH_PROCESS and not await self._runs.begin(name, round_s):
+        begin = functools.partial(self._runs.begin, name, round_s)
+        if name not in _IN_EACH_PROCESS and not await _tried_twice(begin):
             return False
-        await self._work[name]()
+        await _tried_twice(self._work[name])
         await self._runs.done(name)
         return True
+
+    async def has_begun(self, name: str) -> bool:
+        """Whether any process has begun the task in this round; it may fail. Raises StoreError."""
+        return await self._runs.has_begun(name)
 
     async def seconds_since(self, name: str) -> float | None:
         """How long ago any process completed the task; None: never. Raises StoreError."""
@@ -156,3 +162,10 @@ class MaintenanceTasks:
         """Close all connections."""
         await self._queue.close()
         await self._queue.servers.close()
+
+
+async def _tried_twice(work: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await work()
+    except StoreUnavailable:  # an idle connection fails after a restart of Redis
+        return await work()

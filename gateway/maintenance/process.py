@@ -27,7 +27,7 @@ from shared.store.redis.start_checks import refuse_unfit
 log = logging.getLogger("flotilla.maintenance")
 
 OVERDUE_S = 120.0
-"""If no process has repaired anything for this long, Celery has stopped taking messages."""
+"""If no process has tried to repair for this long, Celery has stopped taking messages."""
 _CHECK_INTERVAL_S = 1.0
 
 
@@ -107,8 +107,13 @@ async def watch(
 
 
 async def _is_overdue(settings: MaintenanceSettings, tasks: MaintenanceTasks) -> bool:
-    """Whether repairs are missing although both Redis databases answer."""
+    """Whether nobody tries to repair although both Redis databases answer.
+
+    Repairs that fail are tried: a restart does not bring back a server of the fleet that is away.
+    """
     try:
+        if await tasks.has_begun(REPAIR):
+            return False
         age_s = await tasks.seconds_since(REPAIR)
     except StoreError:
         return False

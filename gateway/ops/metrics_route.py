@@ -107,7 +107,7 @@ def _set_ledger(m: GatewayMetrics, ledger: LedgerBacklog | None) -> None:
 
 def _set_scales(gateway: Gateway) -> None:
     m, fleet = gateway.metrics, gateway.fleet
-    for gauge in (m.wanted, m.bounds, m.expected_wait, m.decision_age):
+    for gauge in (m.wanted, m.bounds, m.decision_age):
         gauge.clear()
     for pool, scale in fleet.scales.items():
         m.decision_age.labels(pool).set(fleet.now_s() - scale.at_s)
@@ -116,8 +116,6 @@ def _set_scales(gateway: Gateway) -> None:
         m.wanted.labels(pool).set(scale.wanted)
         m.bounds.labels(pool, "min").set(scale.limits.min)
         m.bounds.labels(pool, "max").set(scale.limits.max)
-        if scale.wait_s is not None:
-            m.expected_wait.labels(pool).set(scale.wait_s)
 
 
 async def _read_redis(gateway: Gateway) -> None:

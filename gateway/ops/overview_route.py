@@ -9,11 +9,12 @@ from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
 from gateway.core.context import Gateway, GatewayDep
-from gateway.description.schema import shows
+from gateway.description.schema import errors_in, shows
 from gateway.http import server_events as sse
 from gateway.http.query import known_only
 from gateway.ops.overview.models import FleetOverview
 from gateway.ops.overview.sampler import Sampler
+from shared.job.errors import OverviewFailed
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
 
@@ -21,9 +22,9 @@ _HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
 _RETRY = b"retry: 1000\n"
 
 
-@router.get("/overview", response_model=FleetOverview)
+@router.get("/overview", response_model=FleetOverview, responses=errors_in(OverviewFailed))
 async def get_overview(gateway: GatewayDep) -> Response:
-    """The state of the fleet: verdict, rates, pools, workers, latencies, the last 15 minutes.
+    """The state of the fleet: verdict, rates, pools, workers.
 
     Rates need two readings: they are null in the first answer, and there if you ask again within
     10 seconds.

@@ -2,20 +2,19 @@
 
 import { figure, h, panel } from "./dom.js";
 import { count, allJobsAt, rate } from "./format.js";
-import { spark } from "./spark.js";
 
 const sum = (pools, name) => pools.reduce((total, pool) => total + (pool[name] || 0), 0);
 
 const STAGES = [
-  { name: "Submitted / s", filter: "", value: (o) => rate(o.rates.submitted), history: "submitted" },
-  { name: "Waiting", filter: "state:queued", value: (o) => count(sum(o.pools, "waiting")), history: "waiting" },
-  { name: "Running", filter: "state:in_progress", value: (o) => count(sum(o.pools, "running")), history: "running" },
+  { name: "Submitted / s", filter: "", value: (o) => rate(o.rates.submitted) },
+  { name: "Waiting", filter: "state:queued", value: (o) => count(sum(o.pools, "waiting")) },
+  { name: "Running", filter: "state:in_progress", value: (o) => count(sum(o.pools, "running")) },
   { name: "Completed / s", filter: "state:completed", value: (o) => rate(o.rates.completed) },
   { name: "Failed / s", filter: "state:failed since:1h", value: (o) => rate(o.rates.failed), alarm: (o) => o.verdict.problems.some((each) => each.kind === "jobs_fail") },
   { name: "Cancelled / s", filter: "state:cancelled since:1h", value: (o) => rate(o.rates.cancelled) },
 ];
 const TOKENS = [
-  { name: "Output tokens / s", value: (o) => rate(o.rates.output_tokens), history: "output_tokens" },
+  { name: "Output tokens / s", value: (o) => rate(o.rates.output_tokens) },
   { name: "Prompt tokens / s", value: (o) => rate(o.rates.prompt_tokens) },
 ];
 
@@ -37,13 +36,11 @@ export function throughputPanel() {
 
 function made(stage, tag) {
   const number = figure();
-  const line = stage.history ? spark(stage.name) : null;
-  const element = h(tag, tag === "a" && { href: allJobsAt(stage.filter) }, h("span", "label", stage.name), number, line);
+  const element = h(tag, tag === "a" && { href: allJobsAt(stage.filter) }, h("span", "label", stage.name), number);
   return {
     element,
     update(overview) {
       number.set(stage.value(overview));
-      line?.set(overview.history[stage.history] || [], overview.history.step_s || 1);
       if (stage.alarm) element.classList.toggle("alarm", stage.alarm(overview));
     },
   };

@@ -41,12 +41,6 @@ export function whole(value) {
   return value < 59.5 ? `${Math.max(1, Math.round(value))} s` : duration(value);
 }
 
-/** A duration in one unit, for tables: "9.8 s", "59.9 min", "24.0 h". */
-export function short(value) {
-  if (!known(value) || value < 59.5) return duration(value);
-  return value < 3597 ? `${ONE.format(value / 60)} min` : `${ONE.format(value / 3600)} h`;
-}
-
 /** An age, in tenths of a second while it is short. */
 export function age(value) {
   if (!known(value)) return NONE;

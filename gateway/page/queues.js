@@ -53,8 +53,7 @@ function poolCard(first) {
       put(models, pool.models.filter((model) => model !== name).join(", "));
       row.most = Math.max(1, ...pool.lanes.map((lane) => lane.waiting));
       list(lanes, ordered(pool.lanes), "lane", (lane) => laneRow(lane, row));
-      const five = [...pool.tenants].sort((one, other) => other.waiting - one.waiting).slice(0, 5);
-      list(tenants, five, "tenant", tenantRow);
+      list(tenants, pool.tenants.slice(0, 5), "tenant", tenantRow);
     },
   };
   return row;
@@ -87,13 +86,11 @@ function laneRow(first, pool) {
 
 function tenantRow(first) {
   const waiting = figure("waiting", 9);
-  const running = figure("running");
   const link = h("a", { class: "label", href: jobsAt(`tenant:${first.tenant}`) }, first.tenant);
   return {
-    element: h("li", null, link, waiting, running),
+    element: h("li", null, link, waiting),
     update(tenant) {
       waiting.set(count(tenant.waiting));
-      running.set(count(tenant.running));
       attr(link, "title", `served lately: ${percent(tenant.served)}`);
     },
   };

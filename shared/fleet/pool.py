@@ -19,8 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from shared.fleet.autoscale_types import Limits
 from shared.fleet.hook_names import HookNames
+from shared.fleet.scale_decisions import Limits
 from shared.platform.settings import Names, clean
 
 DEMO_MODEL = "flotilla-demo"
@@ -61,12 +61,10 @@ class PoolDefaults(BaseModel):
 
 
 class AutoscaleEntry(BaseModel):
-    """What the autoscaler aims at in one pool; None: as the fleet's settings `autoscale_*`."""
+    """The autoscaler's times in one pool; None: as the fleet's settings `autoscale_*`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    target_wait_s: float | None = Field(None, ge=0)
-    utilization: float | None = Field(None, gt=0, le=1)
     down_after_s: float | None = Field(None, ge=0)
     idle_s: float | None = Field(None, ge=0)
 
@@ -103,7 +101,7 @@ class PoolEntry(PoolDefaults):
         None, ge=1, le=MAX_WORKERS, description="more than `min_workers`: the autoscaler decides"
     )
     autoscale: AutoscaleEntry = Field(
-        AutoscaleEntry(), description="what the autoscaler aims at in this pool"
+        AutoscaleEntry(), description="when the autoscaler removes workers of this pool"
     )
     deadline_s: Seconds | None = Field(
         None, description="of jobs that set none, from submit to the end"

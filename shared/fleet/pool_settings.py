@@ -36,12 +36,6 @@ class PoolSettings(FleetSettings, PoolDefaults):
     autoscale: str = Field(
         "", description="`model=min:max`, comma separated; empty: no autoscaling"
     )
-    autoscale_target_wait_s: float = Field(
-        5.0, ge=0, description="longest wait for a job once the workers have started"
-    )
-    autoscale_utilization: float = Field(
-        0.8, gt=0, le=1, description="share of the slots that should be busy under steady load"
-    )
     autoscale_down_after_s: float = Field(
         120.0, ge=0, description="remove workers after fewer have been enough for this time"
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.fleet.autoscale_types import Limits
 from shared.fleet.engine_args import adapters_argv, argv_of, sampling_argv
 from shared.fleet.pool import DEMO_MODEL, Pool, PoolDefaults, PoolEntry
 from shared.fleet.pool_settings import PoolSettings, parse_autoscale
+from shared.fleet.scale_decisions import Limits
 from shared.platform.settings import PREFIX, SettingsError
 
 _OF_ONE_POOL = ("model", "served_model_name", "engine_args", "autoscale")

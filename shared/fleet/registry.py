@@ -53,10 +53,7 @@ class WorkerInfo:
     """Jobs that have ended or were lost; not those that it released."""
     job_seconds: float = 0.0
     """The time from lease to end of those jobs together."""
-    request_bytes: int = 0
-    """Their bodies."""
     prompt_tokens: int = 0
-    completion_tokens: int = 0
     job_steps: tuple[int, ...] = ()
     """How many steps of the engine its jobs have run, the most first; of many, a sample."""
     job_ids: tuple[str, ...] = ()
@@ -71,8 +68,6 @@ class WorkerInfo:
     """Moving sums of what its engine did lately: see recent_work.py."""
     lengths: dict[int, float] = field(default_factory=dict)
     """The jobs that have ended lately, by the bucket of how many steps they ran."""
-    waits: tuple[int, ...] = ()
-    """Its histogram of queue waits since its start: jobs in each of the metric's buckets."""
     failure: str = ""
     """Why it has failed; empty while it runs. One that ends without a failure deletes its entry."""
 

@@ -6,10 +6,44 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from shared.fleet.autoscale_types import Limits, Observation
 from shared.fleet.limits import AUTOSCALER_SILENT
 
 _STALE_TICKS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The operator's limits for one pool; the settings of the same names explain them."""
+
+    min: int
+    max: int
+    down_after_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A pool at one moment. None: not known, because no worker has announced it yet."""
+
+    at_s: float
+    """Redis' clock, Unix seconds."""
+    waiting: int
+    """Jobs in the lanes."""
+    oldest_s: float
+    """Longest wait in the lanes."""
+    running: int
+    """Jobs that workers have leased."""
+    slots: int | None
+    """Jobs that one worker runs at once."""
+    ready: int
+    """Workers that take jobs, busy ones included."""
+    starting: int
+    """Workers that load their model."""
+    draining: int
+    start_s: float | None
+    """From a worker's start to its first claim."""
+    job_s: float | None
+    """Mean time from lease to end of the workers' jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +54,6 @@ class Scale:
     model: str
     wanted: int
     reason: str
-    wait_s: float | None
-    """What a job submitted now has to wait; None: not known."""
     seen: Observation
     limits: Limits
     tick_s: float

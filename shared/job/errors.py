@@ -457,6 +457,12 @@ class AutoscalerSilent(FlotillaError):
     status, code, retry_after_s = 503, "autoscaler_silent", 5
 
 
+class OverviewFailed(FlotillaError):
+    """The overview could not be made, though Redis answers."""
+
+    status, code, retry_after_s = 503, "overview_failed", 2
+
+
 class RedisUnavailable(FlotillaError):
     """Redis can't be reached, or refuses writes."""
 

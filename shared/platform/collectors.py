@@ -27,16 +27,6 @@ class FastHistogram(Collector):
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    @property
-    def bounds(self) -> Sequence[float]:
-        """The upper limits of its buckets; a last bucket without a limit follows them."""
-        return self._bounds
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """How many values each bucket has."""
-        return tuple(self._counts)
-
     def collect(self) -> Iterable[Metric]:
         """Called by prometheus_client at each scrape."""
         family = HistogramMetricFamily(self._name, self._help)

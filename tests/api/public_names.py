@@ -91,6 +91,7 @@ DELETE /admin/models/{name}
 GET /autoscale/{name}
 GET /admin/autoscale
 PUT /admin/autoscale/{name}
+GET /admin/doctor
 GET /admin/overview
 GET /admin/stream
 POST /v1/load_lora_adapter
@@ -167,6 +168,7 @@ ERRORS = """
 501 storage_not_configured
 502 operation_failed
 503 deadline_unreachable
+503 overview_failed
 503 gateway_stopped
 503 intake_stopped
 503 model_unavailable

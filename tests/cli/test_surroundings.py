@@ -114,7 +114,7 @@ def test_doctor_names_the_proxy_of_another_host(
     assert done.returncode != 0
     assert b"flotilla.invalid" in proxy.seen[0]
     if command[0] == "doctor":
-        found = {each["check"]: each["text"] for each in json.loads(done.stdout)["data"]}
+        found = {each["name"]: each["text"] for each in json.loads(done.stdout)["data"]}
         assert f"127.0.0.1:{proxy.port}" in found["proxy"]
     assert "secret" not in done.stdout + done.stderr
 
@@ -124,7 +124,7 @@ def test_a_host_in_no_proxy_uses_none(proxy: Proxy, tmp_path: Path) -> None:
     done = flotilla(
         "doctor", "--json", "--url", "http://flotilla.invalid", folder=tmp_path, **environment
     )
-    assert "proxy" not in {each["check"] for each in json.loads(done.stdout)["data"]}
+    assert "proxy" not in {each["name"] for each in json.loads(done.stdout)["data"]}
     assert proxy.seen == []
 
 
@@ -193,13 +193,13 @@ def test_doctor_without_redis(stack: Stack, tmp_path: Path, key: str) -> None:
     done = flotilla("doctor", "--json", "--url", gateway.url, folder=tmp_path, FLOTILLA_API_KEY=key)
     assert done.returncode == 1
     found = json.loads(done.stdout)["data"]
-    first = next(each for each in found if each["level"] != "ok")
-    assert first["check"] == ("redis" if key == "k-ops" else "gateway")
-    by_name = {each["check"]: each for each in found}
-    assert "FLOTILLA_API_KEY" not in by_name["key"]["do"]
-    assert by_name["key"]["do"]
+    first = next(each for each in found if each["state"] != "ok")
+    assert first["name"] == ("redis" if key == "k-ops" else "gateway")
+    by_name = {each["name"]: each for each in found}
+    assert "FLOTILLA_API_KEY" not in by_name["key"]["remedy"]
+    assert by_name["key"]["remedy"]
     if key == "k-ops":
-        assert not [each for each in found if "FLOTILLA_ADMIN_KEYS" in each["do"]]
+        assert not [each for each in found if "FLOTILLA_ADMIN_KEYS" in each["remedy"]]
 
 
 def answers(gateway: Process) -> bool:

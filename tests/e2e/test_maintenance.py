@@ -25,7 +25,7 @@ from gateway.maintenance.maintenance_tasks import AUTOSCALE, REPAIR
 from shared.job.lanes import DEFAULT
 from shared.store.redis import keys
 from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer, fleet_on_one_node
+from tests.harness.servers import RedisCluster, RedisServer, fleet_on_one_node
 from tests.harness.settings import ROOT, Settings, child_environment
 from tests.harness.up import children
 from tests.harness.waiting import wait_for
@@ -147,6 +147,30 @@ def test_on_a_cluster_the_messages_of_its_tasks_stay_in_its_memory(tmp_path: Pat
         assert cluster.masters[1].client().dbsize() == 0
         process.terminate()
         wait_for(lambda: process.popen.poll() == 0, "it ends", END_S)
+
+
+def test_it_is_alive_and_says_what_fails_while_one_of_several_masters_is_away(
+    tmp_path: Path,
+) -> None:
+    cluster = RedisCluster(tmp_path / "cluster", 3)
+    with contextlib.closing(cluster), contextlib.closing(Stack(cluster.url, tmp_path)) as fleet:
+        cluster.start()
+        settings = {"shards": 3, **OFTEN}
+        process = fleet.maintenance(**settings)
+        wait_for(lambda: check(fleet).returncode == 0, "the health check passes")
+        with cluster.client() as client:
+            own = cluster.master_of(client.keyslot(keys.MAINTENANCE_RUNS))
+            other = next(node for node in cluster.masters if node is not own)
+            other.kill()
+            wait_for(lambda: "repair: failed" in process.log.read_text(), "it says so")
+            process.terminate()
+            wait_for(lambda: process.popen.poll() is not None, "it ends", END_S)
+            client.delete(keys.MAINTENANCE_RUNS)
+        again = fleet.maintenance(**settings)
+        wait_for(lambda: check(fleet).returncode == 0, "the next one is alive, too", 60)
+        other.start()
+        with own.client() as store:
+            wait_for_rounds(store, again)
 
 
 def test_it_outlives_its_redis(fleet: Stack, own_redis: RedisServer, store: redis.Redis) -> None:

@@ -15,7 +15,6 @@ IMPATIENT_OF_BODIES: dict[str, Any] = {"body_timeout_s": 1}
 IMPATIENT_OF_OPERATIONS: dict[str, Any] = {"operation_timeout_s": 5}
 QUICK_SCALING: dict[str, Any] = {
     "autoscale_tick_s": 0.5,
-    "autoscale_target_wait_s": 1,
     "autoscale_down_after_s": 2,
 }
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 AT = 1_790_000_000.0
 LARGE = 1_204_331
 """A number of jobs that has to fit wherever a number of jobs is shown."""
-_POINTS = 180
 Overview = dict[str, Any]
 
 
@@ -52,8 +50,8 @@ def pool(name: str = "qwen", **changes: Any) -> dict[str, Any]:
             {"lane": "flex", "waiting": 0},
         ],
         "tenants": [
-            {"tenant": "search", "waiting": 6, "running": 120, "served": 0.714},
-            {"tenant": "support", "waiting": 3, "running": 38, "served": 0.286},
+            {"tenant": "search", "waiting": 6, "served": 0.714},
+            {"tenant": "support", "waiting": 3, "served": 0.286},
         ],
         "scale": scale(name),
     } | changes
@@ -65,8 +63,7 @@ def scale(name: str = "qwen", **changes: Any) -> dict[str, Any]:
         "pool": name,
         "model": "qwen3-8b",
         "wanted": 4,
-        "reason": "4 workers are enough: 62 % of their slots are busy",
-        "wait_s": 0.3,
+        "reason": "9 jobs wait and 158 run, 64 a worker",
         "decided_at": AT - 1,
         "age_s": 1.0,
     } | changes
@@ -80,19 +77,14 @@ def autoscale() -> dict[str, Any]:
         "limits": {
             "min": 2,
             "max": 5,
-            "target_wait_s": 5.0,
-            "utilization": 0.7,
             "down_after_s": 300.0,
             "idle_s": 600.0,
         },
         "inputs": {
             "waiting": 9,
-            "waiting_tokens": 2400.0,
             "oldest_s": 0.4,
             "running": 158,
-            "arrivals_per_s": 31.0,
             "job_s": 5.1,
-            "job_tokens": 120.0,
             "start_s": 42.0,
             "slots": 64,
             "ready": 4,
@@ -100,8 +92,8 @@ def autoscale() -> dict[str, Any]:
             "draining": 0,
         },
         "history": [
-            {"at_s": AT - 600, "before": 3, "wanted": 4, "reason": "the oldest job waits 6.1 s"},
-            {"at_s": AT - 4000, "before": 4, "wanted": 3, "reason": "3 have been enough for 300 s"},
+            {"at_s": AT - 600, "before": 3, "wanted": 4, "reason": "40 jobs wait and 180 run"},
+            {"at_s": AT - 4000, "before": 4, "wanted": 3, "reason": "9 jobs wait and 140 run"},
         ],
     }
     return {"object": "list", "data": [whole]}
@@ -131,34 +123,6 @@ def problem(kind: str, sentence: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def history(level: float = 1.0) -> dict[str, Any]:
-    """15 minutes of waves."""
-
-    def wave(height: float, phase: float) -> list[int]:
-        steps = range(_POINTS)
-        return [round(height * level * (1.2 + math.sin(n / 9 + phase))) for n in steps]
-
-    return {
-        "step_s": 5,
-        "waiting": wave(8, 0),
-        "running": wave(130, 1),
-        "output_tokens": wave(3000, 1),
-        "submitted": wave(26, 0.5),
-    }
-
-
-def quantiles(p50: float, p95: float, p99: float) -> dict[str, float]:
-    """Three percentiles in seconds."""
-    return {"p50": p50, "p95": p95, "p99": p99}
-
-
-def latencies(known: dict[str, Any]) -> dict[str, Any]:
-    """The same percentiles for all four times, and where they come from."""
-    names = ("ttft_s", "itl_s", "queue_wait_s", "e2e_s")
-    sources = dict.fromkeys(names, "jobs that ended in the last 5 minutes")
-    return dict.fromkeys(names, known) | {"since": AT - 300, "source": sources}
-
-
 def overview(**changes: Any) -> Overview:
     """A good day with four workers; `changes` replace members."""
     return {
@@ -178,14 +142,6 @@ def overview(**changes: Any) -> Overview:
         },
         "pools": [pool()],
         "workers": [worker(number) for number in range(1, 5)],
-        "latency": latencies({})
-        | {
-            "ttft_s": quantiles(0.09, 0.21, 0.41),
-            "itl_s": quantiles(0.018, 0.031, 0.038),
-            "queue_wait_s": quantiles(0.1, 0.3, 0.4),
-            "e2e_s": quantiles(4.9, 8.2, 11.0),
-        },
-        "history": history(),
         "dead_letters": 3,
         "redis": {"ok": True, "used_memory": 48_000_000, "max_memory": 2_000_000_000},
     } | changes
@@ -203,7 +159,6 @@ def simulated() -> Overview:
 
 def empty() -> Overview:
     """Nothing has happened yet and no worker is there; nothing is known."""
-    nothing = {"p50": None, "p95": None, "p99": None}
     sentence = "No worker is running. Requests wait until one starts."
     return overview(
         engines=[],
@@ -211,8 +166,6 @@ def empty() -> Overview:
         rates=dict.fromkeys(overview()["rates"], 0.0),
         pools=[],
         workers=[],
-        latency=latencies(nothing),
-        history={"step_s": 5, "waiting": [], "running": [], "output_tokens": [], "submitted": []},
         dead_letters=0,
         redis={"ok": True, "used_memory": 1_000_000, "max_memory": 0},
     )
@@ -274,7 +227,7 @@ def incident() -> Overview:
                 oldest_wait_s=9.8,
                 estimated_wait_s=11.2,
                 workers_ready=3,
-                scale=scale(wanted=6, reason="the oldest job waits 9.8 s, aim 5 s; the limit is 5"),
+                scale=scale(wanted=6, reason="118 jobs wait and 192 run; maximum 5"),
             )
         ],
         workers=workers,
@@ -297,10 +250,7 @@ def huge() -> Overview:
             oldest_wait_s=86_399.9,
             estimated_wait_s=172_800.0,
             lanes=[{"lane": lane, "waiting": LARGE} for lane in ("priority", "default", "flex")],
-            tenants=[
-                {"tenant": f"{tenant}-{each}", "waiting": LARGE, "running": 65_536}
-                for each in range(8)
-            ],
+            tenants=[{"tenant": f"{tenant}-{each}", "waiting": LARGE} for each in range(8)],
         )
         for number in range(6)
     ]
@@ -330,8 +280,6 @@ def huge() -> Overview:
         },
         pools=pools,
         workers=workers,
-        latency=latencies(quantiles(3_599.99, 86_399.9, 172_800.0)),
-        history=history(1e5),
         dead_letters=LARGE,
         redis={"ok": True, "used_memory": 512_000_000_000, "max_memory": 1_024_000_000_000},
     )
@@ -356,8 +304,8 @@ def growing(share: float) -> Overview:
                 oldest_wait_s=share**3 * 86_399.9,
                 estimated_wait_s=share**3 * 86_399.9,
                 lanes=[{"lane": lane, "waiting": to(LARGE)} for lane in ("priority", "default")],
-                tenants=[{"tenant": "search", "waiting": to(LARGE), "running": to(256)}],
-                scale=scale(wait_s=share**3 * 86_399.9),
+                tenants=[{"tenant": "search", "waiting": to(LARGE)}],
+                scale=scale(),
             )
         ],
         workers=[
@@ -371,8 +319,6 @@ def growing(share: float) -> Overview:
             )
             for number in range(1, 5)
         ],
-        latency=latencies(quantiles(share**3 * 599, share**3 * 3599, share**3 * 86_399)),
-        history=history(share),
         dead_letters=to(LARGE),
     )
 

@@ -17,6 +17,7 @@ from gateway.maintenance import maintenance_tasks as tasks_module
 from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
 from shared.job.lanes import DEFAULT
+from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys, scan
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
@@ -222,6 +223,20 @@ async def test_a_task_that_fails_is_logged_and_not_recorded_as_done(
     assert store.hgetall(keys.MAINTENANCE_RUNS) == {}
 
 
+async def test_after_a_lost_connection_a_task_is_tried_again(
+    store: Redis, tasks: MaintenanceTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [StoreUnavailable("the connection is gone")]
+
+    async def work() -> None:
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setitem(tasks._work, REPAIR, work)  # type: ignore[index]
+    await tasks.run(REPAIR)
+    assert store.hkeys(keys.MAINTENANCE_RUNS) == [REPAIR.encode()]
+
+
 # --- the liveness file, and Celery that has stopped ---
 
 
@@ -268,6 +283,26 @@ async def test_celery_is_killed_when_repairs_are_overdue_although_redis_answers(
         own_redis.stop(kill=True)
         await until(lambda: liveness_file.problem(settings) == "", "it waits for Redis")
     assert "no repair for 0 s although Redis answers" in logged.text
+
+
+@pytest.mark.usefixtures("quick_checks")
+async def test_a_process_whose_repairs_fail_is_alive(
+    redis_url: str,
+    tasks: MaintenanceTasks,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        raise StoreUnavailable("one of several servers is away")
+
+    monkeypatch.setitem(tasks._work, REPAIR, work)  # type: ignore[index]
+    settings = Settings(redis_url=redis_url)
+    await tasks.run(REPAIR)
+    assert "repair: failed in this round: one of several servers is away" in logged.text
+    async with watching(settings) as celery:
+        await until(lambda: liveness_file.problem(settings) == "", "it is alive")
+        await asyncio.sleep(3 * process.OVERDUE_S)
+        assert celery.kills == 0
 
 
 @pytest.mark.usefixtures("quick_checks")

@@ -27,7 +27,6 @@ from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.scale_store import ScaleStore
-from shared.tenants.tenant import Tenant
 from tests.redis.conftest import (
     POOL,
     WORKER,
@@ -60,7 +59,7 @@ def info(**changes: Any) -> WorkerInfo:
 class Fleet:
     """A worker in the registry, and an overview with all that it needs."""
 
-    def __init__(self, queue: JobQueue, only_tenant: str = "") -> None:
+    def __init__(self, queue: JobQueue) -> None:
         primary = queue.servers.primary
         self.registry = Registry(primary)
         self.desired = DesiredPools(primary)
@@ -76,9 +75,6 @@ class Fleet:
             admission=SimpleNamespace(memory=MemoryMonitor(queue, 0.9, self.view.mean_tokens)),
             format=FormatMonitor(primary, 1),
             tasks=TaskSupervisor(),
-            keys=SimpleNamespace(
-                tenants=(Tenant(only_tenant, 1, operator=False),) if only_tenant else ()
-            ),
             submitter=Submitter(queue, 1000, metrics),
         )
         self.overview = Overview(gateway)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from gateway.launcher.child import Command
 from gateway.launcher.scaler import Scaler
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.worker_children import Workers
-from shared.fleet.autoscale_types import Limits
-from shared.fleet.scale_decisions import Scale
+from shared.fleet.scale_decisions import Limits, Observation, Scale
 from shared.job.states import WorkerState
 from shared.platform.tasks import end
 from shared.store.redis import keys
@@ -25,9 +23,7 @@ from shared.store.redis.scale_store import ScaleStore
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 from tests.redis.conftest import POOL
-from tests.unit.gateway.test_observation import see
-from tests.unit.gateway.test_observation import snapshot as snapshot_of
-from tests.unit.gateway.test_observation import worker as worker_info
+from tests.unit.worker_info import worker as worker_info
 
 
 class Process:
@@ -82,9 +78,8 @@ class Fleet:
 
     async def decide(self, wanted: int, *, ago_s: float = 0.0) -> None:
         now_s, _ = await self.store.read([])
-        seen = replace(see(snapshot_of()), at_s=now_s - ago_s)
-        limits = Limits(0, 9, 5, 0.8, 120, 300)
-        scale = Scale(POOL, "m", wanted, "because", None, seen, limits, 2.0)
+        seen = Observation(now_s - ago_s, 0, 0.0, 0, None, 0, 0, 0, None, None)
+        scale = Scale(POOL, "m", wanted, "because", seen, Limits(0, 9, 120, 300), 2.0)
         await self.store.write(scale, b"{}", None)
 
     async def announce(self, number: int, **changes: Any) -> None:

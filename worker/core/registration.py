@@ -115,7 +115,6 @@ class Registration:
             lengths=loop.progress.work.sparse_lengths() if loop else {},
             job_ids=tuple(islice(loop.runs, _JOB_IDS)) if loop else (),
             clock_s=time.monotonic(),
-            waits=self._metrics.queue_wait.counts,
             failure=failure,
             **(asdict(loop.runs.totals) if loop else {}),
         )

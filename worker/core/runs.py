@@ -29,9 +29,7 @@ class WorkTotals:
 
     finished: int = 0
     job_seconds: float = 0.0
-    request_bytes: int = 0
     prompt_tokens: int = 0
-    completion_tokens: int = 0
     output_tokens: int = 0
     prefilled_tokens: int = 0
 
@@ -39,9 +37,7 @@ class WorkTotals:
         """Count a job that has ended, or was lost; released jobs do not count."""
         self.finished += 1
         self.job_seconds += time.monotonic() - run.started
-        self.request_bytes += len(run.job.body)
         self.prompt_tokens += run.buffer.prompt_tokens
-        self.completion_tokens += run.buffer.completion_tokens
 
 
 class Runs(dict[str, JobRun]):

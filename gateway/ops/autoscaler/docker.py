@@ -27,7 +27,7 @@ _RUNS = frozenset({"running", "restarting"})
 
 
 class Docker:
-    """An actuator: the containers of one Compose service."""
+    """The containers of one Compose service."""
 
     def __init__(self, host: str, project: str, service: str) -> None:
         """`host` is the URL of the Docker API, without TLS: a proxy on a network of its own."""
@@ -38,7 +38,10 @@ class Docker:
     async def reconcile(
         self, wanted: int, workers: Sequence[WorkerInfo], draining: Collection[str]
     ) -> list[str]:
-        """Start or drain containers; see `Actuator`."""
+        """Start or drain containers. `draining`: what the last call returned.
+
+        Returns the names of those that drain and still run. Raises OSError or httpx.HTTPError.
+        """
         by_host = {worker.host: worker for worker in workers}
         # Proxy variables are meant for the internet, not for the Docker API.
         async with httpx.AsyncClient(

@@ -12,13 +12,12 @@ from shared.fleet.scale_decisions import Scale, ScalingEvent
 
 
 def decision(scale: Scale, now_s: float) -> dict[str, Any]:
-    """The decision alone. Times are by Redis' clock; `wait_s` None is not known."""
+    """The decision alone. Times are by Redis' clock."""
     return {
         "pool": scale.pool,
         "model": scale.model,
         "wanted": scale.wanted,
         "reason": scale.reason,
-        "wait_s": scale.wait_s,
         "decided_at": scale.at_s,
         "age_s": round(max(0.0, now_s - scale.at_s), 1),
         "silent": scale.stale(now_s),

@@ -1,31 +1,29 @@
 """The autoscaler's tick: observe each pool, decide, record the decision, act on it.
 
-The decision itself is a pure function, gateway/ops/autoscaler/policy.py. One process at a time runs
-the tick (gateway/maintenance/maintenance_tasks.py).
+One process at a time runs the tick (gateway/maintenance/maintenance_tasks.py).
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
 from pydantic import TypeAdapter
 
-from gateway.ops.autoscaler.actuators import actuator
 from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
-from gateway.ops.autoscaler.observation import PoolSnapshot, RateState, observe
-from gateway.ops.autoscaler.policy import decide
-from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
+from gateway.ops.autoscaler.docker import Docker
+from gateway.ops.autoscaler.formula import Decided, decide, observe
 from shared.fleet.pool import Pool
 from shared.fleet.pools import Pools
-from shared.fleet.registry import ModelInfo, WorkerInfo
+from shared.fleet.registry import Heartbeat, ModelInfo, without_failed
 from shared.fleet.scale_decisions import Scale, ScalingEvent
 from shared.job.lanes import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreUnavailable
-from shared.store.redis.depths import LaneDepth, depths, mean_body_bytes
+from shared.store.redis.depths import LaneDepth, depths
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scale_store import ScaleStore, parse
@@ -37,10 +35,9 @@ log = logging.getLogger("flotilla.autoscale")
 class _TickState:
     """What is kept of one tick until the next."""
 
-    policy: PolicyState
-    rates: RateState
+    decided: Decided
     draining: list[str]
-    """The names that the actuator has returned."""
+    """The names that the docker actuator has returned."""
 
 
 _TICK_STATE = TypeAdapter(_TickState)
@@ -63,14 +60,18 @@ async def tick(
             "each pool that the docker actuator scales needs a `docker_service` of its own; "
             "FLOTILLA_AUTOSCALE names one service, so it takes one model"
         )
-    models, workers = await registry.models(), await registry.workers()
+    models, heartbeats = await registry.models(), await registry.heartbeats()
     lanes = await depths(queue)
     for pool in pools:
         try:
             name = await _registered_name(pool, models, registry, declared=declared)
-            await _PoolTick(queue, settings, pool, name).run(
+            await _scale(
+                queue,
+                settings,
+                pool,
+                name,
                 [depth for depth in lanes if pool_of(depth.pool) == name],
-                [worker for worker in workers if worker.pool == name],
+                [each for each in heartbeats if each.worker.pool == name],
             )
         except StoreUnavailable:
             raise
@@ -93,95 +94,47 @@ async def _registered_name(
     return pool.name
 
 
-class _PoolTick:
-    """One tick for one pool."""
-
-    def __init__(
-        self, queue: JobQueue, settings: AutoscalerSettings, pool: Pool, name: str
-    ) -> None:
-        """`name` is the pool's name in the registry."""
-        assert pool.limits is not None
-        self._queue = queue
-        self._pool = name
-        self._model = pool.served_names[0]
-        self._configured = pool.limits
-        self._tick_s = settings.autoscale_tick_s
-        self._actuator = actuator(settings, pool)
-        self._store = ScaleStore(queue.servers.primary)
-
-    async def run(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> None:
-        """Observe, decide, record the decision, act on it."""
-        before = parse(
-            _TICK_STATE, await self._store.tick_state(self._pool), self._pool, _malformed
-        )
-        policy, rates_before = (before.policy, before.rates) if before else (None, None)
-        seen, rates = observe(await self._snapshot(lanes, workers), rates_before, policy)
-        chosen = await self._store.worker_range(self._pool)
-        limits = chosen.applied_to(self._configured) if chosen else self._configured
-        decision = decide(seen, limits, policy)
-        # Recorded before acting: the decision can be read even if the actuator fails.
-        draining = before.draining if before else []
-        change = _change(decision, seen, policy)
-        await self._write(
-            seen, limits, decision, _TickState(decision.state, rates, draining), change
-        )
-        if change is not None:
-            log.info("%s: workers wanted: %d (%s)", self._pool, decision.wanted, decision.reason)
-        draining = await self._act(decision.wanted, workers, draining)
-        if before is None or draining != before.draining:
-            state = _TickState(decision.state, rates, draining)
-            await self._write(seen, limits, decision, state, None)
-
-    async def _snapshot(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> PoolSnapshot:
-        waiting_bytes = 0.0
-        for depth in lanes:
-            if depth.waiting:
-                waiting_bytes += depth.waiting * await mean_body_bytes(
-                    self._queue, depth.pool, depth.lane
-                )
-        return PoolSnapshot(
-            at_s=await self._queue.servers.time_s(),
-            waiting=sum(depth.waiting for depth in lanes),
-            waiting_bytes=waiting_bytes,
-            oldest_s=max((depth.oldest_s for depth in lanes), default=0.0),
-            running=sum(depth.in_progress for depth in lanes),
-            workers=workers,
-        )
-
-    async def _write(
-        self,
-        seen: Observation,
-        limits: Limits,
-        decision: Decision,
-        tick_state: _TickState,
-        change: ScalingEvent | None,
-    ) -> None:
-        scale = Scale(
-            pool=self._pool,
-            model=self._model,
-            wanted=decision.wanted,
-            reason=decision.reason,
-            wait_s=decision.wait_s,
-            seen=seen,
-            limits=limits,
-            tick_s=self._tick_s,
-            configured=(self._configured.min, self._configured.max),
-        )
-        await self._store.write(scale, _TICK_STATE.dump_json(tick_state), change)
-
-    async def _act(self, wanted: int, workers: list[WorkerInfo], draining: list[str]) -> list[str]:
-        try:
-            return await self._actuator.reconcile(wanted, workers, draining)
-        except (OSError, httpx.HTTPError) as error:
-            log.warning(
-                "%s: %d workers are wanted, but the actuator failed: %s", self._pool, wanted, error
-            )
-            return draining
-
-
-def _change(decision: Decision, seen: Observation, last: PolicyState | None) -> ScalingEvent | None:
-    """An entry for the history, if this decision changes something."""
-    before = last.wanted if last else None
-    if before == decision.wanted:
-        return None
-    return ScalingEvent(seen.at_s, before, decision.wanted, decision.reason, seen)
+async def _scale(
+    queue: JobQueue,
+    settings: AutoscalerSettings,
+    pool: Pool,
+    name: str,
+    lanes: Sequence[LaneDepth],
+    heartbeats: Sequence[Heartbeat],
+) -> None:
+    """One tick for one pool; `name` is its name in the registry."""
+    assert pool.limits is not None
+    store = ScaleStore(queue.servers.primary)
+    before = parse(_TICK_STATE, await store.tick_state(name), name, _malformed)
+    last, draining = (before.decided, before.draining) if before else (None, [])
+    seen = observe(await queue.servers.time_s(), lanes, heartbeats, last and last.seen)
+    chosen = await store.worker_range(name)
+    limits = chosen.applied_to(pool.limits) if chosen else pool.limits
+    decided = decide(seen, limits, last)
+    scale = Scale(
+        pool=name,
+        model=pool.served_names[0],
+        wanted=decided.wanted,
+        reason=decided.why,
+        seen=seen,
+        limits=limits,
+        tick_s=settings.autoscale_tick_s,
+        configured=(pool.limits.min, pool.limits.max),
+    )
+    change = None
+    if last is None or last.wanted != decided.wanted:
+        wanted_before = last.wanted if last else None
+        change = ScalingEvent(seen.at_s, wanted_before, decided.wanted, decided.why, seen)
+        log.info("%s: workers wanted: %d (%s)", name, decided.wanted, decided.why)
+    # Recorded before acting: the decision can be read even if the actuator fails.
+    await store.write(scale, _TICK_STATE.dump_json(_TickState(decided, draining)), change)
+    if settings.autoscale_actuator != "docker":
+        return  # `flotilla up` or KEDA reads the decision and acts on it
+    docker = Docker(settings.docker_host, pool.docker_project, pool.docker_service)
+    try:
+        now_drain = await docker.reconcile(decided.wanted, without_failed(heartbeats), draining)
+    except (OSError, httpx.HTTPError) as error:
+        log.warning("%s: %d workers are wanted, but Docker failed: %s", name, decided.wanted, error)
+        return
+    if now_drain != draining:
+        await store.write(scale, _TICK_STATE.dump_json(_TickState(decided, now_drain)), None)

@@ -12,14 +12,6 @@ from shared.fleet.limits import Level
 from shared.job.lanes import FLEX, SUSPECT_LANE
 from shared.job.states import WorkerState
 
-LATENCY_SOURCES = {
-    "ttft_s": "streamed requests of this gateway",
-    "itl_s": "streams of this gateway",
-    "queue_wait_s": "all jobs that workers have claimed",
-    "e2e_s": "answers of this gateway",
-}
-"""Where each of the latencies comes from."""
-
 Tenths = Annotated[float, PlainSerializer(lambda value: round(value, 1))]
 Thousandths = Annotated[float, PlainSerializer(lambda value: round(value, 3))]
 
@@ -39,15 +31,14 @@ class LaneOverview(_Shown):
 
 
 class TenantOverview(_Shown):
-    """The jobs of a tenant in a pool; where many run, `running` is an estimate from a sample."""
+    """The waiting jobs of a tenant in a pool."""
 
     tenant: str
     waiting: int
-    running: int
     served: Thousandths | None = Field(
         None,
         description="part of what the tenants whose jobs wait were served lately, over their "
-        "weights: who has least is next; null: none of its jobs wait, or none was served",
+        "weights: who has least is next; null: none was served",
     )
 
 
@@ -74,7 +65,7 @@ class PoolOverview(_Shown):
     wait_reason: str = Field("", description="why no worker is ready, if so")
     max_depth: int = Field(0, description="most jobs that may wait in one lane; 0: not known")
     lanes: Sequence[LaneOverview] = ()
-    tenants: Sequence[TenantOverview] = ()
+    tenants: Sequence[TenantOverview] = Field((), description="whose jobs wait, the most first")
     scale: dict[str, Any] | None = Field(
         None, description="the autoscaler's decision, if it has made one"
     )
@@ -178,20 +169,6 @@ class Verdict(_Shown):
     recovered: Sequence[Recovered]
 
 
-Quantiles = Mapping[str, Annotated[float, PlainSerializer(lambda value: round(value, 4))] | None]
-
-
-class Latency(_Shown):
-    """Percentiles p50, p95 and p99 in seconds: estimates from histograms, of the last 5 minutes."""
-
-    ttft_s: Quantiles | None
-    itl_s: Quantiles | None
-    queue_wait_s: Quantiles | None
-    e2e_s: Quantiles | None
-    since: Tenths | None = Field(description="null: since the processes began")
-    source: Mapping[str, str] = LATENCY_SOURCES
-
-
 class FleetOverview(_Shown):
     """The whole overview."""
 
@@ -206,10 +183,6 @@ class FleetOverview(_Shown):
     )
     pools: Sequence[PoolOverview]
     workers: Sequence[WorkerOverview]
-    latency: Latency
-    history: Mapping[str, Any] = Field(
-        description="the last 15 minutes; null where the overview was not read"
-    )
     dead_letters: int
     redis: RedisOverview
 

@@ -1,4 +1,4 @@
-"""Makes the overview: reads Redis, and keeps what rates, percentiles and charts need."""
+"""Makes the overview: reads Redis, and keeps what rates need."""
 
 from __future__ import annotations
 
@@ -9,62 +9,35 @@ from typing import Any
 
 from gateway.core.context import Gateway
 from gateway.ops.overview import reading
-from gateway.ops.overview.history import STEP_S, History
-from gateway.ops.overview.models import FleetOverview, FleetState, Latency
-from gateway.ops.overview.percentiles import HistogramWindow
+from gateway.ops.overview.models import FleetOverview, FleetState
 from gateway.ops.overview.problems import find_problems
 from gateway.ops.overview.rates import JobRates, WorkerRates, job_counters
 from gateway.ops.overview.reading import Reading
-from gateway.ops.overview.tenant_sample import TenantSample
 from gateway.ops.overview.verdict import ProblemLog, verdict
 from shared.store.interface import StoreError
 
 _SIMULATED = "simulated"
 _READ_S = 2.0
 """A reading that takes longer counts as failed."""
-_WINDOW_S = 300.0
-"""The time that percentiles are of."""
 
 
 class Overview:
     """The overview of one gateway. Call `take` about once a second."""
 
     def __init__(self, gateway: Gateway) -> None:
-        metrics, tenants = gateway.metrics, gateway.keys.tenants
-        only = tenants[0].name if len(tenants) == 1 and not gateway.keys.stored else ""
         self._gateway = gateway
         self._shown = {"id": gateway.id, "version": version("flotilla")}
         self._fleet = gateway.fleet
-        self._metrics = metrics
-        self._sample = TenantSample(gateway.queue, only)
         self._reading: Reading | None = None
         self._failing_since_s: float | None = None
         self._job_rates = JobRates()
-        self._worker_rates = WorkerRates(len(metrics.ttft.counts))
-        self._history = History(("waiting", "running", "output_tokens", "submitted"))
+        self._worker_rates = WorkerRates()
         self._problems = ProblemLog()
-        seconds, token_seconds = metrics.ttft.bounds, metrics.itl.bounds
-        self._windows = {
-            "ttft_s": HistogramWindow(seconds, _WINDOW_S, STEP_S),
-            "itl_s": HistogramWindow(token_seconds, _WINDOW_S, STEP_S),
-            "queue_wait_s": HistogramWindow(seconds, _WINDOW_S, STEP_S),
-            "e2e_s": HistogramWindow(seconds, _WINDOW_S, STEP_S),
-        }
 
     async def take(self) -> dict[str, Any]:
         """The overview now. If Redis does not answer: what was read last, and the error."""
         error = await self._read()
         state, rates = self._state(error), {**self._job_rates.per_s(), **self._token_rates()}
-        if not error:
-            self._history.add(
-                state.at_s,
-                {
-                    "waiting": sum(pool.waiting for pool in state.pools),
-                    "running": sum(pool.running for pool in state.pools),
-                    "output_tokens": rates["output_tokens"],
-                    "submitted": rates["submitted"],
-                },
-            )
         problems = self._problems.update(find_problems(state), state.at_s)
         engines = sorted({worker.engine for worker in state.workers if worker.engine})
         found = FleetOverview(
@@ -76,8 +49,6 @@ class Overview:
             rates=rates,
             pools=state.pools,
             workers=state.workers,
-            latency=self._latency(state.at_s),
-            history=self._history.to_object(),
             dead_letters=state.dead_letters,
             redis=state.redis,
         )
@@ -87,26 +58,14 @@ class Overview:
         """Read Redis and add to what is kept; why that failed, empty if it did not."""
         try:
             async with asyncio.timeout(_READ_S):
-                self._reading = read = await reading.read(
-                    self._gateway.queue, self._fleet, self._sample
-                )
+                self._reading = read = await reading.read(self._gateway.queue, self._fleet)
         except (StoreError, TimeoutError) as error:
             if self._failing_since_s is None:
                 self._failing_since_s = self._fleet.now_s()
             return str(error) or type(error).__name__
         self._failing_since_s = None
-        clock = time.monotonic()
-        self._job_rates.add(clock, job_counters(read.total, read.unfinished))
+        self._job_rates.add(time.monotonic(), job_counters(read.total, read.unfinished))
         self._worker_rates.update(self._fleet.workers)
-        answers = [each.counts for each in self._metrics.answer_seconds.values()]
-        counts = {
-            "ttft_s": self._metrics.ttft.counts,
-            "itl_s": self._metrics.itl.counts,
-            "queue_wait_s": tuple(self._worker_rates.waits),
-            "e2e_s": tuple(map(sum, zip(*answers, strict=True))),
-        }
-        for name, window in self._windows.items():
-            window.add(clock, counts[name])
         return ""
 
     def _state(self, error: str) -> FleetState:
@@ -144,10 +103,3 @@ class Overview:
             "gateway_fleet": self._fleet.problem,
             "redis_full": self._gateway.admission.memory.problem,
         }
-
-    def _latency(self, at_s: float) -> Latency:
-        begins = [window.since_s for window in self._windows.values()]
-        known = [begin for begin in begins if begin is not None]
-        since = at_s - (time.monotonic() - min(known)) if len(known) == len(begins) else None
-        values = {name: window.quantiles() for name, window in self._windows.items()}
-        return Latency(since=since, **values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from shared.fleet.registry import WorkerInfo
 from shared.job.states import JobState
@@ -66,16 +66,13 @@ class JobRates:
 
 
 class WorkerRates:
-    """Tokens per second of each worker, and the queue waits of all, from their heartbeats."""
+    """Tokens per second of each worker, from its heartbeats."""
 
-    def __init__(self, buckets: int) -> None:
-        """`buckets`: of the histogram of queue waits."""
+    def __init__(self) -> None:
         self.output: dict[str, float] = {}
         """Output tokens per second, by worker, between its last two heartbeats."""
         self.prompt: dict[str, float] = {}
         """The same for the prompts of jobs that have ended."""
-        self.waits: Sequence[int] = [0] * buckets
-        """Sum of the workers' histograms; it only grows, although workers come and go."""
         self._last: dict[str, WorkerInfo] = {}
 
     def update(self, workers: Iterable[WorkerInfo]) -> None:
@@ -86,8 +83,11 @@ class WorkerRates:
             self._last[worker.id] = worker
             if before is not None and worker.clock_s == before.clock_s:
                 continue
-            restarted = before is None or worker.clock_s < before.clock_s or _fewer(worker, before)
-            self._add_waits(worker, None if restarted else before)
+            restarted = (
+                before is None
+                or worker.clock_s < before.clock_s
+                or worker.finished < before.finished
+            )
             if before is None or restarted:
                 continue
             passed_s = worker.clock_s - before.clock_s
@@ -98,14 +98,3 @@ class WorkerRates:
         for rates in (self.output, self.prompt):
             for gone in rates.keys() - self._last.keys():
                 del rates[gone]
-
-    def _add_waits(self, worker: WorkerInfo, before: WorkerInfo | None) -> None:
-        old = before.waits if before is not None else (0,) * len(worker.waits)
-        if len(worker.waits) == len(old) == len(self.waits):
-            new = zip(self.waits, worker.waits, old, strict=True)
-            self.waits = [total + now - then for total, now, then in new]
-
-
-def _fewer(worker: WorkerInfo, before: WorkerInfo) -> bool:
-    """Whether its counters began anew."""
-    return worker.finished < before.finished or sum(worker.waits) < sum(before.waits)

@@ -15,7 +15,6 @@ from gateway.ops.overview.models import (
     TenantOverview,
     WorkerOverview,
 )
-from gateway.ops.overview.tenant_sample import TenantSample
 from shared.fleet.registry import WorkerInfo
 from shared.job.lanes import WAITING_LANES, pool_of
 from shared.job.states import WorkerState
@@ -24,8 +23,11 @@ from shared.store.redis import dead_letters
 from shared.store.redis.depths import LaneDepth, depths
 from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.tenants import waiting_by_tenant
 from shared.store.redis.throughput import Throughput, throughput
 
+_MOST_TENANTS = 100
+"""Tenants with waiting jobs in one lane and shard, which are counted."""
 _PHASES = {WorkerState.STARTING: "loading the model", WorkerState.DRAINING: "draining"}
 
 
@@ -44,24 +46,24 @@ class Reading(NamedTuple):
         return sum(lane.waiting + lane.in_progress for lane in self.lanes)
 
 
-async def read(queue: JobQueue, fleet: FleetView, sample: TenantSample) -> Reading:
+async def read(queue: JobQueue, fleet: FleetView) -> Reading:
     """Read everything now; refreshes the workers in `fleet`. Raises StoreError."""
     lanes, letters, _ = await run_together(depths(queue), _letters(queue), fleet.refresh_workers())
-    queues: dict[str, list[str]] = {}
-    totals: dict[str, tuple[int, int]] = {}
+    busy: dict[str, list[str]] = {}
     for lane in lanes:
-        pool = pool_of(lane.pool)
-        if lane.pool not in queues.setdefault(pool, []):
-            queues[pool].append(lane.pool)
-        waiting, running = totals.get(pool, (0, 0))
-        totals[pool] = waiting + lane.waiting, running + lane.in_progress
-    running_ids: dict[str, list[str]] = {}
-    for worker in fleet.workers:
-        running_ids.setdefault(worker.pool, []).extend(worker.job_ids)
-    total, tenants = await run_together(
+        if lane.waiting and lane.pool not in busy.setdefault(pool_of(lane.pool), []):
+            busy[pool_of(lane.pool)].append(lane.pool)
+    total, waiting = await run_together(
         throughput(queue, dict.fromkeys(lane.pool for lane in lanes)),
-        sample.read(queues, running_ids, totals),
+        waiting_by_tenant(queue, busy, _MOST_TENANTS),
     )
+    tenants = {
+        pool: [
+            TenantOverview(tenant=name, waiting=count, served=found.served.get(name))
+            for name, count in found.jobs.most_common()
+        ]
+        for pool, found in waiting.items()
+    }
     return Reading(lanes, total, letters[0], letters[1], tenants)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-from shared.job.errors import GatewayStopped
+from shared.job.errors import GatewayStopped, OverviewFailed
 from shared.platform import logs
 from shared.platform.tasks import end
 
@@ -41,6 +41,7 @@ class Sampler:
         self._task: asyncio.Task[None] | None = None
         self._latest: tuple[float, bytes] | None = None  # when it was taken, monotonic
         self._changed = asyncio.Event()
+        self._failures = 0
         self._outdated = asyncio.Event()
         self._closed = False
         self._warn = logs.RareWarning(log)
@@ -51,15 +52,21 @@ class Sampler:
         return self._viewers
 
     async def latest(self) -> bytes:
-        """The overview as JSON, at most a little more than a second old. Raises GatewayStopped."""
+        """The overview as JSON, at most a little more than a second old.
+
+        Raises GatewayStopped and OverviewFailed.
+        """
         self._linger_until = time.monotonic() + self._linger_s
         self._start()
         data = self._fresh()
         while data is None:
             if self._closed:
                 raise GatewayStopped("This gateway is being stopped.")
+            failures = self._failures
             await self._next()
             data = self._fresh()
+            if data is None and self._failures > failures:
+                raise OverviewFailed("The state of the fleet could not be read; see the log.")
         return data
 
     async def follow(self) -> AsyncGenerator[bytes, None]:
@@ -106,8 +113,12 @@ class Sampler:
             return None
         return self._latest[1]
 
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     async def _next(self) -> None:
-        """Wait until there is a new overview, or the end."""
+        """Wait until there is a new overview, a reading has failed, or the end."""
         changed = self._changed
         if not self._closed:
             await changed.wait()
@@ -120,10 +131,11 @@ class Sampler:
                 data = json.dumps(await self._take(), ensure_ascii=False, allow_nan=False).encode()
                 if not self._outdated.is_set():
                     self._latest = time.monotonic(), data
-                    self._changed.set()
-                    self._changed = asyncio.Event()
+                    self._wake()
             except Exception as error:
                 # The task goes on: viewers see the age of the latest overview.
+                self._failures += 1
+                self._wake()
                 self._warn("the overview could not be made: %r", error)
                 log.debug("the overview could not be made", exc_info=True)
             with contextlib.suppress(TimeoutError):

@@ -138,11 +138,6 @@ class GatewayMetrics:
             "pool",
             "bound",
         )
-        self.expected_wait = new.gauge(
-            "flotilla_autoscale_wait_seconds",
-            "Expected wait of a job submitted now, including worker start-up; absent if unknown",
-            "pool",
-        )
         self.decision_age = new.gauge(
             "flotilla_autoscale_decision_age_seconds",
             "Time since the autoscaler's last decision",

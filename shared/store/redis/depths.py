@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,10 +11,6 @@ from shared.job.lanes import CLIENT_LANES, LANES, WAITING_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.store_errors import WrongType, damaged_is_empty
-
-_SAMPLE = 32
-"""Waiting jobs of each lane whose bodies' sizes are read."""
-_SAMPLE_SHARDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +160,6 @@ async def _places(queue: JobQueue, jobs: Sequence[Job]) -> list[Place | None]:
 def _up_to(job: Job) -> Sequence[str]:
     """The lanes whose jobs go before this one, and its own."""
     return CLIENT_LANES[: CLIENT_LANES.index(job.lane) + 1]
-
-
-async def mean_body_bytes(queue: JobQueue, pool: str, lane: str) -> float:
-    """Mean size of the bodies of some waiting jobs of a lane; 0 if all have left meanwhile."""
-    shards = random.sample(range(queue.shards), min(queue.shards, _SAMPLE_SHARDS))
-    pipeline = queue.servers.pipeline()
-    for shard in shards:
-        pipeline.of(shard).zrandmember(keys.waiting(shard, pool, lane), _SAMPLE // len(shards))
-    found, pipeline = await pipeline.execute(), queue.servers.pipeline()
-    for shard, job_ids in zip(shards, found, strict=True):
-        for job_id in job_ids:
-            pipeline.of(shard).hstrlen(keys.job(shard, job_id.decode()), "body")
-    sizes = [size for size in await pipeline.execute() if size]
-    return sum(sizes) / len(sizes) if sizes else 0.0
 
 
 async def with_waiting_jobs(

@@ -21,6 +21,10 @@ class MaintenanceRuns:
         key = keys.maintenance_lock(task)
         return bool(await self._redis.set(key, 1, nx=True, px=int(round_s * 1000)))
 
+    async def has_begun(self, task: str) -> bool:
+        """Whether any process has begun the task in the present round."""
+        return bool(await self._redis.exists(keys.maintenance_lock(task)))
+
     async def done(self, task: str) -> None:
         """The task is complete."""
         now_s, _ = await self._redis.time()

@@ -1,4 +1,4 @@
-"""What is kept of tenants, and whose the jobs are."""
+"""What is kept of tenants, and how many of their jobs wait."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgpack
-
-from shared.job.job import shard_of
 from shared.job.lanes import CLIENT_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
@@ -101,27 +98,3 @@ async def waiting_by_tenant(
 def _shares(parts: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
     total = sum(parts.values())
     return {name: parts[name] / total for name in names} if total else {}
-
-
-async def tenants_of(queue: JobQueue, job_ids: Iterable[str]) -> dict[str, str]:
-    """The tenant of each of these jobs whose record can be read."""
-    pipeline, asked = queue.servers.pipeline(), []
-    for job_id in job_ids:
-        shard = shard_of(job_id)
-        if shard is not None and shard < queue.shards:
-            asked.append(job_id)
-            pipeline.of(shard).hget(keys.job(shard, job_id), "request")
-    replies = await pipeline.execute(raise_on_error=False)
-    return {
-        job_id: tenant
-        for job_id, packed in zip(asked, replies, strict=True)
-        if isinstance(packed, bytes) and (tenant := _tenant(packed))
-    }
-
-
-def _tenant(request: bytes) -> str:
-    """The tenant in a record's request; empty if it can't be read."""
-    try:
-        return str(msgpack.unpackb(request)[0])
-    except (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException):
-        return ""

@@ -12,12 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from gateway.ops.autoscaler.actuators import actuator
 from gateway.ops.autoscaler.docker import Docker
-from shared.fleet.pools import load_pools
 from shared.job.states import WorkerState
-from tests.harness.settings import Settings
-from tests.unit.gateway.test_observation import worker
+from tests.unit.worker_info import worker
 
 PROJECT, SERVICE = "fleet", "worker"
 
@@ -103,7 +100,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def docker(daemon: Daemon) -> Docker:
-    return Docker(daemon.url, PROJECT, SERVICE)
+    return Docker(daemon.url.replace("http://", "tcp://"), PROJECT, SERVICE)
 
 
 def serves(container: str, jobs: int = 0, state: WorkerState = WorkerState.READY) -> Any:
@@ -168,16 +165,3 @@ async def test_nobody_there() -> None:
     nobody = Docker("http://127.0.0.1:9", PROJECT, SERVICE)
     with pytest.raises(httpx.ConnectError):
         await nobody.reconcile(1, [], [])
-
-
-async def test_the_settings_choose_it(daemon: Daemon) -> None:
-    daemon.add("a", "created")
-    settings = Settings(
-        autoscale_actuator="docker",
-        docker_host=daemon.url.replace("http://", "tcp://"),
-        docker_project=PROJECT,
-    )
-    await actuator(settings, load_pools(settings).own).reconcile(1, [], [])
-    assert daemon.calls == ["start a"]
-    await actuator(Settings(), load_pools(settings).own).reconcile(1, [], [])
-    assert len(daemon.calls) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.ops.autoscaler.reconcile import Instance, Phase, Plan, instance, reconcile
 from shared.job.states import WorkerState
-from tests.unit.gateway.test_observation import worker
+from tests.unit.worker_info import worker
 
 STARTING, SERVING, DRAINING = Phase.STARTING, Phase.SERVING, Phase.DRAINING
 

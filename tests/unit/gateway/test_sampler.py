@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.ops.overview.sampler import Sampler
+from shared.job.errors import OverviewFailed
 from tests.harness.waiting import eventually
 
 INTERVAL_S = 0.03
@@ -85,6 +86,17 @@ async def test_an_error_does_not_end_the_streams(sampler: Sampler, source: Sourc
     await until(lambda: source.reads >= reads + 2)
     source.error = None
     assert len(await reading) == 3
+
+
+async def test_a_reading_that_fails_is_an_error_and_the_next_one_an_answer(
+    sampler: Sampler, source: Source
+) -> None:
+    source.error = RuntimeError("broken")
+    for _ in range(2):
+        with pytest.raises(OverviewFailed):
+            await sampler.latest()
+    source.error = None
+    assert json.loads(await sampler.latest())["number"] > 2
 
 
 async def test_after_a_change_nothing_that_was_read_before_is_served(source: Source) -> None:

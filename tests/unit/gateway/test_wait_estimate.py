@@ -7,30 +7,26 @@ from typing import Any
 
 import pytest
 
-from shared.fleet.autoscale_types import Limits, Observation
 from shared.fleet.recent_work import Pace
-from shared.fleet.scale_decisions import Scale
+from shared.fleet.scale_decisions import Limits, Observation, Scale
 from shared.fleet.slot_turnover import SlotTurnover
 from shared.fleet.wait_estimate import WaitEstimate, wait_estimate
 from shared.job.states import WorkerState
-from tests.unit.gateway.test_observation import NOW_S, worker
+from tests.unit.worker_info import NOW_S, worker
 
 SEEN = Observation(
     at_s=NOW_S,
     waiting=10,
-    waiting_tokens=None,
     oldest_s=1.0,
     running=0,
-    arrivals_per_s=1.0,
     job_s=4.0,
-    job_tokens=100.0,
     slots=8,
     ready=0,
     starting=0,
     draining=0,
     start_s=40.0,
 )
-SCALE = Scale("pool", "m", 1, "10 jobs wait", 41.0, SEEN, Limits(0, 3, 5, 0.8, 120, 300), 2.0)
+SCALE = Scale("pool", "m", 1, "10 jobs wait", SEEN, Limits(0, 3, 120, 300), 2.0)
 
 
 def unknown(**changes: Any) -> Scale:

@@ -94,7 +94,7 @@ def test_the_file_lists_pools_with_all_that_belongs_to_them() -> None:
                 "sampling": {"temperature": 0.5, "max_tokens": 9},
                 "min_workers": 0,
                 "max_workers": 3,
-                "autoscale": {"target_wait_s": 1},
+                "autoscale": {"down_after_s": 1},
                 "queue_deadline_s": 60,
                 "startup_timeout_s": 100,
                 "max_queue_depth": 5,
@@ -128,7 +128,7 @@ def test_the_file_lists_pools_with_all_that_belongs_to_them() -> None:
     assert [pool.name for pool in pools.autoscaled] == ["chat"]
     assert chat.limits is not None
     limits = chat.limits
-    assert (limits.min, limits.max, limits.target_wait_s, limits.idle_s) == (0, 3, 1, 9)
+    assert (limits.min, limits.max, limits.down_after_s, limits.idle_s) == (0, 3, 1, 9)
     assert (embed.served_names[0], embed.range) == ("simulated", (2, 2))
 
 

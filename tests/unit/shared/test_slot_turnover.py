@@ -14,7 +14,7 @@ from shared.fleet.recent_work import WINDOW_S, Pace, RecentWork, pace_of
 from shared.fleet.registry import HEARTBEAT_S, WorkerInfo
 from shared.fleet.slot_turnover import SlotTurnover
 from shared.job.states import WorkerState
-from tests.unit.gateway.test_observation import worker
+from tests.unit.worker_info import worker
 
 SLOTS = 24
 STEP_S = 0.05

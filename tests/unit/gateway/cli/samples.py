@@ -82,7 +82,6 @@ LOST = {
         "body": {},
     },
 }
-LATENCY = {"p50": 0.09, "p95": 0.3, "p99": 1.5}
 
 
 def overview(*problems: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -109,8 +108,6 @@ def overview(*problems: dict[str, Any], **changes: Any) -> dict[str, Any]:
             }
         ],
         "workers": [worker(), worker("w-2")],
-        "latency": {"ttft_s": LATENCY, "itl_s": LATENCY, "queue_wait_s": None, "e2e_s": LATENCY},
-        "history": {"step_s": 5},
         "dead_letters": 3,
         "redis": {"ok": True, "used_memory": 123_000_000, "max_memory": 0},
         **changes,
@@ -137,15 +134,12 @@ SCALE = {
     "model": "org/qwen",
     "wanted": 1,
     "reason": "1 is the minimum",
-    "wait_s": 1.5,
     "decided_at": NOW,
     "age_s": 2.0,
     "silent": False,
     "workers": {"ready": 1},
-    "limits": {"min": 1, "max": 4, "target_wait_s": 5.0, "utilization": 0.8, "down_after_s": 60.0,
-               "idle_s": 300.0},
-    "inputs": {"waiting": 2, "waiting_tokens": 7.0, "oldest_s": 0.4, "running": 1,
-               "arrivals_per_s": 0.5, "job_s": 1.5, "job_tokens": 2.0, "start_s": 40.0, "slots": 8,
-               "ready": 1, "starting": 0, "draining": 0},
+    "limits": {"min": 1, "max": 4, "down_after_s": 60.0, "idle_s": 300.0},
+    "inputs": {"waiting": 2, "oldest_s": 0.4, "running": 1, "job_s": 1.5, "start_s": 40.0,
+               "slots": 8, "ready": 1, "starting": 0, "draining": 0},
     "history": [{"at_s": NOW, "before": None, "wanted": 1, "reason": "1 is the minimum"}],
 }  # fmt: skip

@@ -1,12 +1,12 @@
-"""What `/admin/storage` finds wrong with the storage of files and with batches."""
+"""What is found wrong with the storage of files and with batches."""
 
 from __future__ import annotations
 
 import pytest
 
 from gateway.maintenance import maintenance_tasks
-from gateway.ops import storage_route
-from gateway.ops.storage_route import StorageState, find_storage_problems
+from gateway.ops import doctor_route
+from gateway.ops.doctor_route import StorageState, storage_findings
 from shared.batches.batch import BatchStatus
 from shared.store.redis.batch_records import OpenBatch
 
@@ -23,7 +23,7 @@ STUCK = OpenBatch("batch_2", BatchStatus.IN_PROGRESS, "qwen", 1800.0)
 
 def test_the_tasks_have_the_names_of_maintenance() -> None:
     tasks = (maintenance_tasks.BATCHES, maintenance_tasks.FILES, maintenance_tasks.PRUNE)
-    assert tasks == (storage_route.BATCHES, storage_route.FILES, storage_route.PRUNE)
+    assert tasks == (doctor_route.BATCHES, doctor_route.FILES, doctor_route.PRUNE)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_tasks_have_the_names_of_maintenance() -> None:
     ],
 )
 def test_nothing_is_wrong(state: StorageState) -> None:
-    assert find_storage_problems(state, configured=True) == []
+    assert {each.state for each in storage_findings(state)} == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,11 @@ def test_nothing_is_wrong(state: StorageState) -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong(state: StorageState, kind: str, level: str, sentence: str) -> None:
-    (found,) = find_storage_problems(state, configured=True)
-    assert (found.kind, found.level, found.sentence) == (kind, level, sentence)
-    assert found.do
+    (found,) = storage_findings(state)
+    assert (found.name, found.state, found.text) == (kind, level, sentence)
+    assert found.remedy
 
 
 def test_without_a_storage_only_batches_count() -> None:
-    state = GOOD._replace(error="none", ages_s={})
-    assert [each.kind for each in find_storage_problems(state, configured=False)] == [
-        "batches_late"
-    ]
+    state = GOOD._replace(error="none", ages_s={}, configured=False)
+    assert [each.name for each in storage_findings(state)] == ["storage", "batches_late"]

@@ -1,1 +1,0 @@
-"""`autoscale`: the autoscaling policy beside KEDA's and fixed sizes, simulated."""

@@ -316,7 +316,8 @@ def _failure(answer: httpx.Response) -> CommandError:
         error = answer.json()["error"]
         message, name = str(error["message"]), error.get("code")
     except (ValueError, LookupError, TypeError, AttributeError):
-        return CommandError(f"{answer.url} has answered with status {answer.status_code}", code)
+        message = f"{answer.url} has answered with status {answer.status_code}"
+        return CommandError(message, code, retry_after_s=_retry_after_s(answer))
     if name == "unknown_route":
         message = f"this gateway has no {answer.url.path}: it is of an older release"
         code = ExitCode.FAILED

@@ -222,8 +222,10 @@ class _RequestClient:
             seen.answer.add_chunk(event.data)
             seen.at.append(time.monotonic())
         elif event.name == "delta":
+            of_each = seen.request.body.get("n", 1)
             for choice in json.loads(event.data)["choices"]:
-                seen.answer.add_text(choice["index"], choice["text"])
+                number = choice.get("prompt", 0) * of_each + choice["index"]
+                seen.answer.add_text(number, choice["text"])
             seen.at.append(time.monotonic())
         return None
 

@@ -8,7 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.harness.client import CHAT, chat, http
+import httpx
+
+from tests.harness.client import CHAT, chat
 from tests.harness.fleet import Stack
 from tests.harness.keys import bearer
 from tests.harness.servers import RedisServer
@@ -27,7 +29,11 @@ def test_what_is_accepted_is_done_and_what_is_refused_says_why(
 ) -> None:
     keys = ",".join(f"t{n}:key-{n}" for n in range(TENANTS))
     bounds = {"max_queue_depth": WAITING, "max_waiting_jobs": WAITING // 2}
-    with own_redis.client() as redis, closing(Stack(own_redis.url, tmp_path)) as stack:
+    with (
+        own_redis.client() as redis,
+        closing(Stack(own_redis.url, tmp_path)) as stack,
+        httpx.Client(timeout=60) as http,
+    ):
         info: Any = redis.info("memory")
         redis.config_set("maxmemory", int(info["used_memory"]) + MEMORY)
         # What is kept fills Redis, however slow the clients are.

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import main, processes
-from gateway.launcher import local_redis, ports
+from gateway.launcher import local_redis, ports, preflight
 from gateway.launcher.service import Restart, after_end
 from gateway.launcher.stalled_workers import StalledWorkers
 from gateway.launcher.welcome import PoolLine, welcome
@@ -209,7 +209,7 @@ def test_up_autoscales_the_model_that_its_workers_will_announce(
         seen.append(settings.autoscale)
         return 0
 
-    monkeypatch.setattr(processes, "check_and_run", fake)
+    monkeypatch.setattr(preflight, "check_and_run", fake)
     assert runner.invoke(main.app, ["up", *flags, "--autoscale", "0:3"]).exit_code == 0
     assert seen == [f"{model}=0:3"]
 

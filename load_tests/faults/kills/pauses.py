@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from load_tests.faults.kills.kill_schedule import STOPPED, KillKind
 
-_IN_FLIGHT_S = 0.05
-"""Parts of an answer that had left the process before the kill may come for this long."""
+_IN_FLIGHT_S = 0.5
+"""Parts of an answer that had left the process before the kill may come for this long on a busy
+machine."""
 
 Hit = tuple[KillKind, float]
 """A kill that hit a request, and when."""

@@ -106,8 +106,7 @@ class FrontDoor:
         self._shared.gateway.relay.fail_all(error)
 
     def end_overviews(self) -> None:
-        """End the streams of the overview and of batches, which last for long or for ever."""
-        self._shared.gateway.stopping.set()
+        """End the streams of the overview, which last for ever."""
         self._shared.gateway.of(Sampler).end_streams()
 
     @property

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
+from hashlib import blake2b
 
-from gateway.batches.duplicates import Duplicates, key
 from gateway.batches.input_lines import InputLine, input_lines
 from gateway.http.body import SMALL_BYTES, in_thread
 from shared.batches.batch import Batch, LineError
-from shared.batches.line_check import MOST_ERRORS, MOST_LINES, BadLine, check_line, parse_line
+from shared.batches.line_check import MOST_ERRORS, MOST_LINES, BadLine, check_line
 from shared.files.storage import Storage
 from shared.files.stored_file import StoredFile
 
-MOST_SUSPECTS = 10_000
-"""More ids are not compared: the batch fails anyway."""
 _STEP_S = 0.005
 
 
@@ -41,36 +39,17 @@ class InputCheck:
         self._endpoint = batch.endpoint
         self._is_known = is_known
         self._most_bytes = most_bytes
-        self._ids = Duplicates()
-        self._parts: Iterator[set[int]] | None = None  # of the ids, when all lines were read
-        self._suspects: set[int] = set()
-        self._first: dict[str, int] = {}
-        self._read = partial(input_lines, storage, file.segments, most_bytes)
-        self._lines = self._read()
-        self._check = self._check_lines
+        self._first: dict[bytes, int] = {}  # digest of an id -> the line that has it
+        self._lines = input_lines(storage, file.segments, most_bytes)
 
     async def go_on(self) -> None:
         """Check another part. Raises StorageUnavailable and BlobMissing."""
-        if self._parts is not None:
-            self._look_for_suspects(self._parts)
-            return
         lines = await anext(self._lines, None)
-        await self._check(lines or ())
-        if self._is_hopeless() or (lines is None and self._check == self._compare):
-            self.complete = True
-        elif lines is None:
-            if not self.total:
-                self.errors.append(LineError("empty_file", "The file has no lines.", None))
-            self._parts = self._ids.suspects()
-            self.complete = bool(self.errors)
-
-    def _look_for_suspects(self, parts: Iterator[set[int]]) -> None:
-        found = next(parts, None)
-        self._suspects |= found or set()
-        if found is None or len(self._suspects) > MOST_SUSPECTS:
-            self._ids, self._parts = Duplicates(), None
-            self._check, self._lines = self._compare, self._read()
-            self.complete = not self._suspects
+        if lines is not None:
+            await self._check_lines(lines)
+        elif not self.total:
+            self.errors.append(LineError("empty_file", "The file has no lines.", None))
+        self.complete = lines is None or self._is_hopeless()
 
     def _is_hopeless(self) -> bool:
         return len(self.errors) >= MOST_ERRORS or self.total > MOST_LINES
@@ -89,24 +68,20 @@ class InputCheck:
                     raise BadLine("too_many_lines", f"A file may have {MOST_LINES} lines at most.")
                 check = partial(check_line, line.data, self._endpoint, self._is_known)
                 custom_id, model = await in_thread(check) if line.length > SMALL_BYTES else check()
+                self._check_id(custom_id, line.number)
             except BadLine as error:
                 self.errors.append(error.at(line.number))
                 continue
-            self._ids.add(custom_id)
             if len(self.models) < 2:
                 self.models.add(model)
 
-    async def _compare(self, lines: Iterable[InputLine]) -> None:
-        """Whether lines have the id of an earlier one, if its hash is that of another one."""
-        async for line in _in_steps(lines):
-            custom_id = parse_line(line.data).custom_id
-            if key(custom_id) not in self._suspects:
-                continue
-            first = self._first.setdefault(custom_id, line.number)
-            if first != line.number and len(self.errors) < MOST_ERRORS:
-                message = f"The `custom_id` {custom_id[:100]!r} of line {first} is there again."
-                error = LineError("duplicate_custom_id", message, line.number, "custom_id")
-                self.errors.append(error)
+    def _check_id(self, custom_id: str, number: int) -> None:
+        """Raises BadLine if an earlier line has this id."""
+        digest = blake2b(custom_id.encode(), digest_size=16).digest()
+        first = self._first.setdefault(digest, number)
+        if first != number:
+            message = f"The `custom_id` {custom_id[:100]!r} of line {first} is there again."
+            raise BadLine("duplicate_custom_id", message, "custom_id")
 
 
 async def _in_steps(lines: Iterable[InputLine]) -> AsyncIterator[InputLine]:

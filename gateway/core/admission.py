@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from gateway.core.answer_size import most_output
-from gateway.core.call_options import CallHeaders, call_headers, member_in
+from gateway.core.call_options import CallHeaders, call_headers
 from gateway.core.endpoint_step import Prepared
 from gateway.core.fleet_view import FleetView
 from gateway.core.incoming import Incoming
@@ -35,6 +35,11 @@ _LANE_OF_TIER = {
 }
 
 
+_OF_STORE = "flotilla"
+"""The member of a body in which the job store keeps what it is to know of a response
+(response_options.py): a client that sets it could name responses of another tenant."""
+
+
 class CheckedRequest(NamedTuple):
     """The parts of a checked body that the gateway needs. The body itself may be large."""
 
@@ -44,16 +49,12 @@ class CheckedRequest(NamedTuple):
     lane: str
     """Selected by OpenAI's `service_tier`."""
     prompt: PromptSize
-    on_disconnect: str = ""
-    """As in on_disconnect.py; empty: the request does not set it."""
     restricted: tuple[str, ...] = ()
     """Fields that need the operator's permission, as in field_policy.py."""
     prepared: Prepared | None = None
     """What the endpoint's API has read in the body, if it adds a step (endpoint_step.py)."""
     start: str = ""
     """As in prompt_prefixes.py, where that decides about the job's shard; else empty."""
-    max_wait_s: float | None = None
-    """The longest wait that its client accepts; None: the request does not set it."""
     output: int | None = None
     """The tokens that it allows its answer; None: it does not say."""
 
@@ -63,6 +64,8 @@ def check_request(
 ) -> CheckedRequest:
     """Check the fields of a body against the endpoint's row of the table. Raises BadRequest."""
     policy = endpoint.policy
+    if _OF_STORE in fields:
+        raise BadRequest(f"`{_OF_STORE}` is no field of a request.", _OF_STORE)
     required = endpoint.model is ModelField.REQUIRED
     model = fields.get("model")
     model = "" if model is None else model
@@ -78,9 +81,8 @@ def check_request(
     lane = lane_of(fields) if policy.service_tier else DEFAULT
     check_input(policy, fields, settings)
     restricted = check_fields(fields, settings)
-    size, ours = prompt_size(policy.input, fields), member_in(fields)
-    of = model, stream is True, lane, size, ours.on_disconnect, restricted
-    return CheckedRequest(*of, max_wait_s=ours.max_wait_s, output=most_output(fields))
+    size = prompt_size(policy.input, fields)
+    return CheckedRequest(model, stream is True, lane, size, restricted, output=most_output(fields))
 
 
 def lane_of(fields: Mapping[str, Any]) -> str:

@@ -146,7 +146,7 @@ class JobAnswer:
             self._context.relay.close(self._reader)
             if not ended:
                 self._leave_job()
-        if self._had is None and self._response.status != 202:
+        if self._had is None:
             seconds = time.monotonic() - self._received
             self._context.metrics.answer_seconds[self._streams].observe(seconds)
 
@@ -303,28 +303,19 @@ class JobAnswer:
         """Wait for the whole answer; True once the job has ended, False if the client left."""
         if self._had is not None:
             self._had.check_end()
+        silence_s = self._context.settings.keepalive_s
         while True:
-            events = [_END] if self._ended else await self._reader.next(self._silence_s())
+            events = [_END] if self._ended else await self._reader.next(silence_s)
             if self._client_left:
                 return False
             if not events:
-                if await self._on_silence():
-                    return False
+                await read_progress(self._context, self.job_id, self._queued)
                 continue
             whole = await answer_at_end(self._context.queue, self.job_id, events[-1])
             if whole is None:
                 raise StreamReset("The job has ended without an answer.")
             await self._send_end(whole)
             return True
-
-    def _silence_s(self) -> float:
-        """The time to wait for the answer before `_on_silence`."""
-        return self._context.settings.keepalive_s
-
-    async def _on_silence(self) -> bool:
-        """There is no answer yet; True if the request is answered without it."""
-        await read_progress(self._context, self.job_id, self._queued)
-        return False
 
     async def _send_end(self, whole: WholeAnswer) -> None:
         """Send the answer of the engine, which may be an error."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from gateway.core.answer import JobAnswer
 from gateway.core.call import new_call
 from gateway.core.context import Gateway
-from gateway.core.deferred_answer import DeferredAnswer
 from gateway.core.incoming import Answer, Incoming
 from gateway.core.log_event import ReadMode
 from gateway.core.new_call import NewCall, Unwrap
@@ -16,7 +15,6 @@ from gateway.core.rate_limiter import LimitedAnswer, RateLimiter
 from gateway.core.received_events import StreamPosition
 from gateway.http.error_response import to_flotilla_error
 from gateway.http.held_bytes import BODIES
-from gateway.http.prefer import Prefer
 from shared.api.endpoint import Endpoint
 from shared.job.errors import StreamReset
 from shared.job.job import Job
@@ -47,12 +45,11 @@ async def _answer(
 ) -> Answer:
     if call.joined:
         return await _replayed(gateway, call.joined, call, incoming)
-    job, prefer, request_id = call.job, call.prefer, incoming.request_id
+    job, request_id = call.job, incoming.request_id
     logs.bind_contextvars(
         job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
     )
-    chunks = job.stream and not prefer
-    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
+    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
 
     def on_error(error: Exception) -> None:
         failure = to_flotilla_error(error)
@@ -72,8 +69,6 @@ async def _answer(
             return await _replayed(gateway, joined_id, call, incoming)
     if call.background:
         return await call.background.background_answer(job, queued, reader, incoming)
-    if prefer:
-        return DeferredAnswer(gateway.streams, job, reader, incoming, prefer, headers)
     return JobAnswer(gateway.streams, job, reader, incoming, headers=headers)
 
 
@@ -83,20 +78,16 @@ async def answer_of(
     position: StreamPosition,
     incoming: Incoming,
     headers: Sequence[tuple[bytes, bytes]] = (),
-    prefer: Prefer | None = None,
 ) -> JobAnswer:
     """The answer of a job that an earlier request has submitted; see JobAnswer."""
     span = request_span.current()
     if span is not None:
         span.join(job.origin.traceparent)
-    chunks = job.stream and not prefer
-    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
+    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
     try:
         if not job.state.terminal:
             await gateway.queue.watch(job.id, gateway.id, follow=False)
         reader.resync()  # the log has what was published before this gateway watched
-        if prefer:
-            return DeferredAnswer(gateway.streams, job, reader, incoming, prefer, headers)
         return JobAnswer(gateway.streams, job, reader, incoming, position, headers)
     except BaseException:
         gateway.relay.close(reader)
@@ -112,5 +103,4 @@ async def _replayed(gateway: Gateway, job_id: str, call: NewCall, incoming: Inco
     logs.bind_contextvars(job_id=joined.id)
     if call.background and not joined.stream:
         return await call.background.replayed_answer(joined, incoming, [_REPLAYED])
-    start = StreamPosition()
-    return await answer_of(gateway, joined, start, incoming, [_REPLAYED], prefer=call.prefer)
+    return await answer_of(gateway, joined, StreamPosition(), incoming, [_REPLAYED])

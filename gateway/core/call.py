@@ -8,8 +8,7 @@ The order is the same for all of them:
 3. the tenant, and the headers of its call (`admission.admit_tenant`);
 4. the model, its pool's intake, the fields that need permission, the length of the prompt
    (`admission.admit`);
-5. the job's options: a header goes before a field of POST /jobs, that before `flotilla` in the
-   endpoint's own body, and that before the pool's deadlines;
+5. the job's options: a header goes before a field of POST /jobs, that before the pool's deadlines;
 6. the idempotency key;
 7. Redis' memory, its deadlines, and standing queues (`job_admission.py`);
 8. the right to its lane, the limits of the key and of its tenant (`rate_limiter.py`);
@@ -51,7 +50,6 @@ from gateway.http.body import (
 )
 from gateway.http.form import parse_form, without_boundary
 from gateway.http.held_bytes import BODIES
-from gateway.http.prefer import Prefer
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, NotRepeatable
@@ -99,7 +97,7 @@ async def repeated_call(gateway: Gateway, incoming: Incoming, job: Job) -> NewCa
     """The call that repeats a job for its tenant. Raises as `new_call` and `repeat`."""
     new = await gateway.admission.admit(await repeat(gateway, job, incoming=incoming))
     check_lane(incoming.key, new.lane)
-    call = NewCall(new, None, None, keyed=new.idempotency is not None)
+    call = NewCall(new, None, keyed=new.idempotency is not None)
     limits = gateway.keys.limits_of(incoming.key)
     return await _limited(gateway, call, limits, None) if limits else call
 
@@ -126,15 +124,15 @@ async def _checked_call(
     endpoint, request, body, options, raw = await _read(gateway, incoming, source)
     sent = admit_tenant(incoming)
     model = await admit(gateway.fleet, request, sent.model_version, incoming.key)
-    prefer = _applicable(sent.prefer, request) if attached else None
-    on_disconnect = sent.on_disconnect or options.on_disconnect or request.on_disconnect
-    on_disconnect = on_disconnect or ("keep" if prefer else "")
+    on_disconnect = sent.on_disconnect or options.on_disconnect
     prepared = request.prepared
     if options.webhooks:
         await WebhookRecords(gateway.queue).check_ids(incoming.tenant, options.webhooks, "webhooks")
     key = None
     if sent.idempotency_key:
-        same = without_boundary(raw) if endpoint.body is BodyKind.MULTIPART else raw
+        same = raw
+        if endpoint.body is BodyKind.MULTIPART:  # POST /jobs has its endpoint in the query
+            same = endpoint.path.encode() + without_boundary(raw)
         conversation = prepared.conversation if prepared else ""
         key = IdempotencyKey.of(
             incoming.tenant, incoming.scope["path"], sent.idempotency_key, same, conversation
@@ -142,18 +140,18 @@ async def _checked_call(
     of = incoming.tenant, model, request, body, on_disconnect, key
     job = gateway.factory.new(endpoint, *of, attached=attached)
     job = _with_options(job, sent, options).sent_with(incoming.key.id, incoming.request_id)
-    waits = attached and not (prefer or (prepared and prepared.background))
+    waits = attached and not (prepared and prepared.background)
     job = await gateway.admission.admit(job, attached=waits)
     if attached and prepared and prepared.background:
         job = job._replace(notify=notify_of("response"))
-    elif not attached or prefer or on_disconnect == "keep":  # else its client waits for the end
+    elif not attached or on_disconnect == "keep":  # else its client waits for the end
         job = job._replace(notify=notify_of("job", options.webhooks))
     if prepared is None:
-        return NewCall(await _with_prefixes(gateway, job), prefer, None, bool(key)), request.output
+        return NewCall(await _with_prefixes(gateway, job), None, bool(key)), request.output
     step = gateway.steps[endpoint.path]
     made, background = await step.complete(job, prepared), step if prepared.background else None
     if isinstance(made, JoinedJob):
-        return NewCall(job, prefer, background, keyed=True, joined=made.id), None
+        return NewCall(job, background, keyed=True, joined=made.id), None
     if prepared.has_history:
         # The limits hold for what the worker gets, not only for what was sent last.
         limits, whole = _limits(gateway.settings), made.body
@@ -163,7 +161,7 @@ async def _checked_call(
         if not gateway.admission.memory.take(made.shard, len(whole)):
             raise gateway.admission.memory.refusal(made.shard)
     made = await _with_prefixes(gateway, made)
-    return NewCall(made, prefer, background, bool(key)), request.output
+    return NewCall(made, background, bool(key)), request.output
 
 
 async def line_job(context: CallContext, tenant: str, endpoint: Endpoint, body: bytes) -> NewJob:
@@ -308,13 +306,6 @@ def _with_options(job: NewJob, sent: CallHeaders, options: JobOptions) -> NewJob
         metadata=job.metadata if options.metadata is None else options.metadata,
         retried_from=options.retried_from or job.retried_from,
     )
-
-
-def _applicable(prefer: Prefer | None, request: CheckedRequest) -> Prefer | None:
-    """The preference, unless the answer begins at once anyway: a stream, a background response."""
-    if prefer is None or (request.prepared is not None and request.prepared.background):
-        return None
-    return None if request.stream and not prefer.respond_async else prefer
 
 
 def _body_limit(settings: GatewaySettings, with_file: bool = False) -> BodyLimit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
@@ -72,8 +71,6 @@ class Gateway:
     """To be called when an operator has changed the fleet."""
     steps: dict[str, EndpointStep] = field(default_factory=dict)
     """What an API adds to the calls of an endpoint, by the endpoint's path."""
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the process is asked to end: streams without an end of their own end then."""
     _added: dict[type, Any] = field(default_factory=dict)
 
     def add(self, made: object) -> None:

@@ -82,7 +82,6 @@ class JobFactory:
             idempotency=idempotency,
             origin=_origin(endpoint.path, model.name, model.pool, request.lane),
             weight=settings.weight(tenant),
-            max_wait_s=request.max_wait_s,
         )
         pool = self._pools.get(pool_of(model.pool)) if self._pools else None
         return job if pool is None else with_deadlines(job, pool)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gateway.core.endpoint_step import EndpointStep
-from gateway.http.prefer import Prefer
 from shared.api.endpoint import Endpoint
 from shared.job.job import NewJob
 from shared.tenants.rate_limits import Taken
@@ -52,7 +51,6 @@ class NewCall(NamedTuple):
 
     job: NewJob
     """Not to be submitted if the call has `joined` another."""
-    prefer: Prefer | None
     background: EndpointStep | None
     """The step that answers the call at once; None: the job is followed."""
     keyed: bool

@@ -1,6 +1,6 @@
 """What happens to a job that no client follows any more: `cancel`, `keep` or `keep_for=<seconds>`.
 
-The header `x-flotilla-on-disconnect` sets it, or a body (`call_options.py`).
+The header `x-flotilla-on-disconnect` sets it, or `on_disconnect` of POST /jobs.
 """
 
 from __future__ import annotations

@@ -16,13 +16,9 @@ from shared.job.errors import FlotillaError
 _JSON, _FORM = "application/json", "multipart/form-data"
 _BYTES = {"/v1/embeddings", "/pooling"}
 """With `encoding_format: bytes` they are answered with numbers, one after the other."""
-ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
-MAX_WAIT = "refuse it if it is expected to wait for more seconds, and never let it wait for longer"
+_ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
+_MAX_WAIT = "refuse it if it is expected to wait for more seconds, and never let it wait for longer"
 _KEY = "requests with the same key and body are one job for 24 h; 1 to 255 visible ASCII characters"
-_PREFER = (
-    "`respond-async`: 202 with the job at once; `wait=N`: 202 if the answer is not complete after "
-    "N seconds. The answer has `Preference-Applied`"
-)
 
 
 def header(name: str, schema: Schema, description: str) -> Schema:
@@ -33,13 +29,12 @@ def header(name: str, schema: Schema, description: str) -> Schema:
 
 CALL_HEADERS: tuple[Schema, ...] = (
     header("Idempotency-Key", TEXT, _KEY),
-    header("x-flotilla-on-disconnect", TEXT, ON_DISCONNECT),
+    header("x-flotilla-on-disconnect", TEXT, _ON_DISCONNECT),
     header("x-flotilla-queue-deadline", NUMBER, "seconds until it has to have started"),
-    header("x-flotilla-max-wait", NUMBER, MAX_WAIT),
+    header("x-flotilla-max-wait", NUMBER, _MAX_WAIT),
     header("x-flotilla-run-deadline", NUMBER, "seconds from its first start to its end"),
 )
 """The headers of every request that creates a job."""
-PREFER: Schema = header("Prefer", TEXT, _PREFER)
 
 
 def _with_subclasses(kind: type[FlotillaError]) -> Kinds:
@@ -93,17 +88,13 @@ def _operation(row: Endpoint, further: Kinds) -> Schema:
     return {
         "tags": ["OpenAI"],
         "summary": row.summary,
-        "parameters": [*CALL_HEADERS, PREFER],
+        "parameters": list(CALL_HEADERS),
         "requestBody": {
             "required": True,
             "content": {media_type: {"schema": ref(row.request_schema)}},
         },
         "responses": {
             "200": {"description": "Successful Response", "content": answer},
-            "202": {
-                "description": "The job, for a request with `Prefer`",
-                "content": {_JSON: {"schema": ref("Job")}},
-            },
             **errors_in(*CALL_ERRORS, *ANSWER_ERRORS, *further),
         },
     }

@@ -16,7 +16,8 @@ from shared.api.endpoint import StreamFormat
 from shared.api.endpoints import ENDPOINTS
 from shared.batches.batch import LineError
 
-MOST_LINES = 50_000_000
+MOST_LINES = 1_000_000
+"""Of one file."""
 MOST_LINE_BYTES = 8 << 20
 """Of the body in one line: maintenance parses it, with less memory than a gateway has."""
 MOST_ERRORS = 100

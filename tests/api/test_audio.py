@@ -11,6 +11,7 @@ from openai import OpenAI
 
 from tests.harness.client import CHAT, MODEL, http
 from tests.harness.fleet import Process, Stack
+from tests.harness.waiting import wait_for
 
 AUDIO = bytes(range(256)) * 500
 
@@ -75,7 +76,49 @@ def test_a_form_can_be_sent_again_with_the_same_idempotency_key(gateway: Process
     assert other.status_code == 422
 
 
-def test_post_jobs_takes_no_forms(gateway: Process) -> None:
-    body = {"endpoint": "/v1/audio/transcriptions", "body": {"model": MODEL}}
-    answer = http.post(f"{gateway.url}/jobs", json=body)
+ENDPOINT = "/v1/audio/transcriptions"
+
+
+def submit(gateway: Process, audio: bytes = AUDIO, endpoint: str = ENDPOINT, **headers: str) -> Any:
+    return http.post(
+        f"{gateway.url}/jobs",
+        params={"endpoint": endpoint},
+        data={"model": MODEL},
+        files={"file": ("a.wav", audio)},
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
+
+
+def test_a_form_becomes_a_job(gateway: Process) -> None:
+    answer = submit(gateway, x_flotilla_run_deadline="50")
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    assert (job["endpoint"], answer.headers["location"]) == (ENDPOINT, f"/jobs/{job['id']}")
+    url = f"{gateway.url}/jobs/{job['id']}"
+    wait_for(lambda: http.get(url).json()["state"] == "completed", "it completes")
+    direct = http.post(
+        gateway.url + ENDPOINT, data={"model": MODEL}, files={"file": ("a.wav", AUDIO)}
+    )
+    assert http.get(f"{url}/result").json() == direct.json()
+
+
+def test_a_form_of_a_job_with_an_idempotency_key(gateway: Process) -> None:
+    first, second = (submit(gateway, idempotency_key="speech-2") for _ in range(2))
+    assert first.json()["id"] == second.json()["id"]
+    other = submit(gateway, endpoint="/v1/audio/translations", idempotency_key="speech-2")
+    assert other.status_code == 422, "the same form for another endpoint"
+
+
+def test_forms_that_are_no_job(gateway: Process) -> None:
+    in_body = {"endpoint": ENDPOINT, "body": {"model": MODEL}}
+    in_query = {"params": {"endpoint": ENDPOINT}, "json": {"model": MODEL}}
+    form: dict[str, Any] = {"data": {"model": MODEL}, "files": {"file": ("a.wav", AUDIO)}}
+    url = f"{gateway.url}/jobs"
+    for endpoint in (CHAT, "/nowhere"):
+        answer = submit(gateway, endpoint=endpoint)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "endpoint")
+    answer = http.post(url, json=in_body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "endpoint")
+    assert http.post(url, **in_query).status_code == 415
+    assert http.post(url, **form).status_code == 415
+    assert submit(gateway, b"a" * (2 << 20)).json()["error"]["code"] == "body_too_large"

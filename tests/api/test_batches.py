@@ -229,7 +229,7 @@ def test_files_that_are_no_input(fleet: Process, client: OpenAI) -> None:
     ):
         with pytest.raises(openai.NotFoundError):
             call()
-    for part in ("events", "output", "errors"):
+    for part in ("output", "errors"):
         answer = http.get(
             f"{fleet.url}/v1/batches/{mine.id}/{part}", headers={"authorization": "Bearer k-other"}
         )

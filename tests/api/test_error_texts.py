@@ -40,8 +40,6 @@ def api(module_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         (CHAT, chat(model=3), ["`model`", "3"]),
         (CHAT, chat(stream="soon"), ["`stream`", '"soon"', "true or false"]),
         (CHAT, chat(service_tier="gold"), ["`service_tier`", '"gold"', "flex"]),
-        (CHAT, chat(flotilla=[]), ["`flotilla`", "a list", "an object"]),
-        (CHAT, chat(flotilla={"max_wait_s": None, "on_disconnect": 3}), ["on_disconnect`", "3"]),
         (RESPONSES, RESPONSE | {"store": None, "background": {}}, ["`background`", "an object"]),
         (RESPONSES, RESPONSE | {"conversation": True}, ["`conversation`", "true"]),
         ("/jobs", {}, ["`body`", "missing"]),

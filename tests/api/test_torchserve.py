@@ -71,7 +71,7 @@ def test_a_chat_is_streamed(api: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [
-        (f"{MODEL}/v1/completions", {"prompt": {}}, 400, None),
+        (f"{MODEL}/v1/completions", {"prompt": "x", "stream": 3}, 400, None),
         (f"{MODEL}/2.0/v1/completions", {"prompt": "x"}, 404, "model_not_found"),
         (MODEL, {"prompt": "x"}, 404, "unknown_route"),
         ("nothing/v1/completions", {"prompt": "x"}, 404, "model_not_found"),

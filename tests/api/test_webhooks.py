@@ -98,15 +98,15 @@ async def test_the_life_of_an_endpoint(client: AsyncOpenAI) -> None:
 async def test_events_of_jobs(gateway: Process, client: AsyncOpenAI) -> None:
     async with subscribed(client) as there, subscribed(client, types=["batch.failed"]) as named:
         submitted = await job(gateway)
-        later = await post(gateway, "/v1/chat/completions", CHAT, prefer="respond-async")
-        assert later.status_code == 202
+        kept = {"x_flotilla_on_disconnect": "keep"}
+        later = await post(gateway, "/v1/chat/completions", CHAT, **kept)
         await client.chat.completions.create(**CHAT)  # its client knows its end
         await there.events(2)
         cancelled = await job(gateway, body=body(max_tokens=8000))
         await post(gateway, f"/jobs/{cancelled}/cancel", {})
         assert sorted(await there.events(3)) == sorted([
             ("job.completed", submitted),
-            ("job.completed", later.json()["id"]),
+            ("job.completed", later.headers["x-flotilla-job-id"]),
             ("job.cancelled", cancelled),
         ])  # fmt: skip
         for_one = await job(gateway, webhooks=[named.endpoint.id])

@@ -41,7 +41,7 @@ SETTINGS = """
     proxy_set_header Host $http_host;
     proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
     proxy_set_header X-Forwarded-Proto $scheme;
-    client_max_body_size 64m;
+    client_max_body_size 0;
 """
 """What a proxy in front of an LLM should have."""
 ALL = f"""

@@ -134,22 +134,14 @@ def read_for(seconds: float, *answers: httpx.Response) -> None:
             next(each)
 
 
-@pytest.mark.parametrize("header", [False, True])
-def test_cancel_ends_the_job_at_once(long_grace: Process, header: bool) -> None:
-    choice: Any = (
-        {"headers": {HEADER: "cancel"}} if header else {"flotilla": {"on_disconnect": "cancel"}}
-    )
-    with reading(long_grace, **choice) as (job_id, _):
+def test_cancel_ends_the_job_at_once(long_grace: Process) -> None:
+    with reading(long_grace, headers={HEADER: "cancel"}) as (job_id, _):
         pass
     wait_for(lambda: job(long_grace, job_id)["state"] == "cancelled", "it is cancelled")
 
 
-@pytest.mark.parametrize("header", [False, True])
-def test_a_job_that_is_kept_runs_to_its_end(gateway: Process, header: bool) -> None:
-    choice: Any = (
-        {"headers": {HEADER: "keep"}} if header else {"flotilla": {"on_disconnect": "keep"}}
-    )
-    with reading(gateway, max_tokens=400, **choice) as (job_id, had):
+def test_a_job_that_is_kept_runs_to_its_end(gateway: Process) -> None:
+    with reading(gateway, max_tokens=400, headers={HEADER: "keep"}) as (job_id, had):
         pass
     wait_for(lambda: job(gateway, job_id)["state"] == "completed", "it is complete")
     rest = http.get(resume_path(gateway, job_id, had))
@@ -164,22 +156,9 @@ def test_keep_for_some_seconds(gateway: Process) -> None:
     assert time.monotonic() - left > 2.5
 
 
-@pytest.mark.parametrize(
-    ("headers", "fields"),
-    [
-        ({HEADER: "forget"}, {}),
-        ({HEADER: "keep_for=100000"}, {}),
-        ({HEADER: "keep_for=-1"}, {}),
-        ({}, {"flotilla": {"on_disconnect": "x"}}),
-        ({}, {"flotilla": {"on_disconnect": 3}}),
-        ({}, {"flotilla": {"other": "keep"}}),
-        ({}, {"flotilla": "keep"}),
-    ],
-)
-def test_another_choice_is_refused(
-    gateway: Process, headers: dict[str, str], fields: dict[str, Any]
-) -> None:
-    body = request(3, **fields)
+@pytest.mark.parametrize("choice", ["forget", "keep_for=100000", "keep_for=-1"])
+def test_another_choice_is_refused(gateway: Process, choice: str) -> None:
+    headers, body = {HEADER: choice}, request(3)
     assert http.post(gateway.url + CHAT, json=body, headers=headers).status_code == 400
     job_body = {"endpoint": CHAT, "body": body}
     assert http.post(f"{gateway.url}/jobs", json=job_body, headers=headers).status_code == 400

@@ -119,15 +119,12 @@ class BatchObject(BaseModel):
             expired_at=times.get(BatchStatus.EXPIRED),
             cancelling_at=times.get(BatchStatus.CANCELLING),
             cancelled_at=times.get(BatchStatus.CANCELLED),
-            request_counts=counts(batch),
+            request_counts=RequestCounts(
+                total=batch.total, completed=batch.completed, failed=batch.failed
+            ),
             usage=BatchUsage.of(batch.usage),
             metadata=None if batch.metadata is None else dict(batch.metadata),
         )
-
-
-def counts(batch: Batch) -> RequestCounts:
-    """How many lines it has, and how many of them have ended."""
-    return RequestCounts(total=batch.total, completed=batch.completed, failed=batch.failed)
 
 
 class BatchList(BaseModel):

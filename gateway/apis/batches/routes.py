@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from gateway.apis.batches.batch_events import events
 from gateway.apis.batches.batch_object import BatchList, BatchObject
 from gateway.apis.batches.batch_request import BatchRequest, OutputExpiry, request_schema
 from gateway.core.call import read_object
@@ -18,7 +17,6 @@ from gateway.description.api import Api
 from gateway.description.endpoint_route import LIMIT_ERRORS
 from gateway.description.schema import errors_in, shows, takes
 from gateway.files.files import Files
-from gateway.http import server_events as sse
 from gateway.http.content_response import content_response
 from shared.batches.batch import MAX_OPEN, Batch, BatchStatus, is_batch_id, new_batch_id
 from shared.files.stored_file import Purpose, total_bytes
@@ -38,7 +36,6 @@ router = APIRouter(
     responses=errors_in(errors.StorageNotConfigured),
 )
 
-_SSE_HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
 _CONTENT: dict[int | str, dict[str, Any]] = {
     "200": {"content": {"application/x-ndjson": {}}},
     **errors_in(errors.BlobMissing, errors.StorageUnavailable),
@@ -116,17 +113,6 @@ async def cancel(batch_id: str, gateway: GatewayDep, tenant: TenantDep) -> Batch
     if batch.status.ended and batch.status is not BatchStatus.CANCELLED:  # twice is no error
         raise errors.BatchEnded(f"Cannot cancel a batch with status '{batch.status}'.")
     return BatchObject.of(batch)
-
-
-@router.get(
-    "/{batch_id}/events",
-    response_class=StreamingResponse,
-    openapi_extra=shows("", events=True),
-)
-async def get_events(batch_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
-    """Its progress as server-sent events, one `progress` each second, then its end."""
-    batch = await _batch(gateway, tenant, batch_id)
-    return StreamingResponse(events(gateway, batch), headers=_SSE_HEADERS)
 
 
 @router.get("/{batch_id}/output", response_class=Response, responses=_CONTENT)

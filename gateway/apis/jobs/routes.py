@@ -36,7 +36,7 @@ from gateway.http.body import raw_member
 from gateway.http.query import known_only
 from gateway.http.route_scopes import check_scope
 from gateway.http.wrong_fields import sent, wrong_field
-from shared.api.endpoint import BodyKind
+from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, JobFailed
 from shared.job.frames import DeltaDecoder
@@ -61,7 +61,8 @@ _MAX_SCAN = 1000
 
 
 _JSON_ENDPOINTS = [row.path for row in ENDPOINTS.values() if row.body is BodyKind.JSON]
-"""A form can't be a member of a JSON object; `Prefer: respond-async` makes a job of it."""
+_FORM_ENDPOINTS = [row.path for row in ENDPOINTS.values() if row.body is BodyKind.MULTIPART]
+"""A form can't be a member of a JSON object: it is the body, and the query names the endpoint."""
 
 Deadline = Annotated[float | None, Field(ge=0.001, le=MAX_DEADLINE_S)]
 
@@ -92,16 +93,29 @@ def _job_request() -> Schema:
     return schema
 
 
+def _job_body() -> Schema:
+    described = takes(_job_request())
+    forms = [ref(ENDPOINTS[path].request_schema) for path in _FORM_ENDPOINTS]
+    described["requestBody"]["content"]["multipart/form-data"] = {"schema": {"anyOf": forms}}
+    return described
+
+
 @router.post(
     "",
     status_code=202,
     openapi_extra=shows("Job", 202, errors=CALL_ERRORS)
-    | takes(_job_request())
+    | _job_body()
     | {"parameters": list(CALL_HEADERS)},
 )
-async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
-    """Queue a request of an endpoint. Answers 202 with the job and `Location`."""
-    call = await new_call(gateway, Incoming.of(request), _call_in, attached=False)
+async def submit(
+    request: Request, gateway: GatewayDep, tenant: TenantDep, endpoint: str = ""
+) -> Response:
+    """Queue a request of an endpoint. Answers 202 with the job and `Location`.
+
+    `endpoint`: one whose body is a form with a file, which is the body of this request then.
+    """
+    source = _form_endpoint(endpoint) if endpoint else _call_in
+    call = await new_call(gateway, Incoming.of(request), source, attached=False)
     return await accepted(gateway, call)
 
 
@@ -252,6 +266,18 @@ def _call_in(raw: bytes, fields: dict[str, Any]) -> Wrapped:
     return Wrapped(ENDPOINTS[asked.endpoint], asked.body, raw_member(raw, "body"), options)
 
 
+def _form_endpoint(path: str) -> Endpoint:
+    """The endpoint in the query of POST /jobs. Raises BadRequest."""
+    if path not in _FORM_ENDPOINTS:
+        known = ", ".join(_FORM_ENDPOINTS)
+        raise BadRequest(
+            f"`endpoint` in the query must be one that takes a form: {known}; not {sent(path)}. "
+            "Other endpoints are named in the body.",
+            "endpoint",
+        )
+    return ENDPOINTS[path]
+
+
 async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:
     return await job_of(gateway.queue, gateway.settings, tenant, job_id)
 
@@ -282,5 +308,6 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
 API = Api(
     routers=(router, bulk.router, job_details.router, retry.router),
     plain=(STREAM,),
+    forms=("/jobs",),
     schemas=JOB_SCHEMAS,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gateway.description.endpoint_route import MAX_WAIT, ON_DISCONNECT
 from gateway.description.schema import (
     ANYTHING,
     MAYBE_OBJECT,
@@ -30,11 +29,6 @@ _REQUEST_FIELDS: dict[str, Schema] = {
         "enum": ["auto", "default", "flex", "priority", None],
         "description": "selects the lane in which the request waits; the answer names it",
     },
-    "flotilla": obj(
-        "",
-        on_disconnect=TEXT | {"description": ON_DISCONNECT},
-        max_wait_s=NUMBER | {"description": MAX_WAIT},
-    ),
 }
 _RESPONSE_FIELDS: dict[str, Schema] = {
     "id": TEXT,

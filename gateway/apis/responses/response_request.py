@@ -29,7 +29,7 @@ from shared.job.errors import BadRequest
 from shared.job.response_options import INPUT, ResponseOptions
 
 _NOT_FOR_THE_ENGINE = frozenset(
-    {"background", "conversation", "flotilla", "input", "previous_response_id", "request_id"}
+    {"background", "conversation", "input", "previous_response_id", "request_id"}
     | {"store", "stream_options"}
 )
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from shared.batches.line_check import (
     MOST_ERRORS,
+    MOST_LINES,
     OUTER,
     BadLine,
     check_body,
@@ -94,6 +95,10 @@ class BatchInput:
                 continue
             if line.custom_id and self._wanted and not self._wanted(line.custom_id):
                 continue
+            if found.lines == MOST_LINES:
+                message = f"A file may have {MOST_LINES} lines at most."
+                found.errors.append(InputError(number, "too_many_lines", message))
+                break
             found.bytes += len(line.data)
             found.lines += bool(line.custom_id)
         if not found.lines and not found.errors:

@@ -4,45 +4,72 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from typing import Any
 
 from gateway.cli.command import Session
 from gateway.cli.exit_codes import CommandError, ExitCode
-from gateway.cli.gateway_client import RETRY_S, Patience
+from gateway.cli.gateway_client import Patience
 from gateway.cli.output import count, duration, figure, note
 from shared.platform.printable import printable
 
 _BAR = 24
 _LINE_EVERY_S = 10.0
+_POLL_S = 1.0
+_RATES_OVER = 11
+"""Readings: rates are those of the last ten seconds, as lines are committed some at a time."""
 ENDED = ("failed", "completed", "expired", "cancelled")
 
 
 def follow_batch(session: Session, batch_id: str) -> dict[str, Any]:
     """Show how far a batch is; returns the batch at its end."""
-    display, patience = Display(session), Patience(session.client)
+    display, rates, patience = Display(session), Rates(), Patience(session.client)
     try:
         while True:
-            for event in session.client.follow(f"/v1/batches/{batch_id}/events"):
-                if event.name in ENDED:
-                    batch: dict[str, Any] = event.json()
-                    return batch
-                if event.name == "progress":
-                    patience.end()
-                    display.show(event.json())
-                elif event.name == "error":
-                    patience.wait(_failure(event.json()["error"]))
-            time.sleep(RETRY_S)
+            try:
+                batch: dict[str, Any] = session.client.get(f"/v1/batches/{batch_id}")
+            except CommandError as error:
+                patience.wait(error)
+                continue
+            if batch["status"] in ENDED:
+                return batch
+            patience.end()
+            display.show(rates.add(batch, time.monotonic()))
+            time.sleep(_POLL_S)
     finally:
         display.end()
 
 
-def _failure(error: dict[str, Any]) -> CommandError:
-    is_gone = error.get("code") == "not_found"
-    return CommandError(error["message"], ExitCode.NOT_FOUND if is_gone else ExitCode.UNREACHABLE)
+class Rates:
+    """Lines and tokens per second, of the last readings."""
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, int, int]] = deque(maxlen=_RATES_OVER)
+
+    def add(self, batch: dict[str, Any], at: float) -> dict[str, Any]:
+        """What is shown of a batch as it is now; null: not known yet."""
+        counts = batch["request_counts"]
+        ended = counts["completed"] + counts["failed"]
+        self._readings.append((at, ended, batch["usage"]["output_tokens"]))
+        (began, lines, tokens), (now, lines_now, tokens_now) = self._readings[0], self._readings[-1]
+        lines_per_s = tokens_per_s = eta_s = None
+        if (elapsed := now - began) > 0:
+            lines_per_s = round((lines_now - lines) / elapsed, 2)
+            tokens_per_s = round((tokens_now - tokens) / elapsed, 2)
+        if lines_per_s and counts["total"]:
+            eta_s = round((counts["total"] - ended) / lines_per_s, 1)
+        return {
+            "id": batch["id"],
+            "status": batch["status"],
+            "request_counts": counts,
+            "lines_per_s": lines_per_s,
+            "output_tokens_per_s": tokens_per_s,
+            "eta_s": eta_s,
+        }
 
 
 class Display:
-    """Prints the progress to stderr; with --json each event to stdout."""
+    """Prints the progress to stderr; with --json each reading to stdout."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -51,14 +78,14 @@ class Display:
         self._shown = ""
         self._drawn = False
 
-    def show(self, event: dict[str, Any]) -> None:
-        """Show one event."""
+    def show(self, reading: dict[str, Any]) -> None:
+        """Show what Rates has told."""
         if self._session.as_json:
-            self._session.line(event)
+            self._session.line(reading)
             return
-        text = sentence(event)
+        text = sentence(reading)
         if self._bar:
-            self.draw(share(event), text)
+            self.draw(share(reading), text)
         elif text != self._shown and time.monotonic() - self._shown_at >= _LINE_EVERY_S:
             note(text)
             self._shown, self._shown_at = text, time.monotonic()
@@ -79,28 +106,28 @@ class Display:
             self._drawn = False
 
 
-def share(event: dict[str, Any]) -> float:
+def share(reading: dict[str, Any]) -> float:
     """How much of a batch is done, from 0 to 1."""
-    counts = event["request_counts"]
+    counts = reading["request_counts"]
     ended = int(counts["completed"]) + int(counts["failed"])
     return min(1.0, ended / counts["total"]) if counts["total"] else 0.0
 
 
-def sentence(event: dict[str, Any]) -> str:
-    """An event for people."""
-    counts = event["request_counts"]
+def sentence(reading: dict[str, Any]) -> str:
+    """A reading for people."""
+    counts = reading["request_counts"]
     if not counts["total"]:
-        return str(event["status"])
+        return str(reading["status"])
     parts = [
-        f"{event['status']}: {counts['completed'] + counts['failed']:,} of {counts['total']:,}"
+        f"{reading['status']}: {counts['completed'] + counts['failed']:,} of {counts['total']:,}"
     ]
     if counts["failed"]:
         parts.append(f"{counts['failed']:,} failed")
-    if event.get("lines_per_s"):
-        parts.append(f"{figure(event['lines_per_s'])} lines/s")
-        parts.append(f"{figure(event['output_tokens_per_s'])} tokens/s")
-    if event.get("eta_s") is not None:
-        parts.append(f"{duration(event['eta_s'])} left")
+    if reading.get("lines_per_s"):
+        parts.append(f"{figure(reading['lines_per_s'])} lines/s")
+        parts.append(f"{figure(reading['output_tokens_per_s'])} tokens/s")
+    if reading.get("eta_s") is not None:
+        parts.append(f"{duration(reading['eta_s'])} left")
     return ", ".join(parts)
 
 

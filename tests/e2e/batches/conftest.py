@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from shared.store.redis import keys
 from shared.store.redis.batch_records import Which
 from shared.store.redis.servers import Servers
 from tests.harness.client import CHAT
-from tests.harness.fleet import Process, Stack
-from tests.harness.servers import RedisServer
+from tests.harness.fleet import Stack
 from tests.harness.settings import Settings
 
 TENANT = "tenant"
@@ -121,22 +120,6 @@ async def batches(stack: Stack, redis_url: str, tmp_path: Path) -> AsyncIterator
 def opened(redis_url: str, folder: Path, **changes: Any) -> _Opened:
     """Batches without workers."""
     return _Opened(redis_url, folder, changes)
-
-
-@pytest.fixture(scope="module")
-def fleet(
-    request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path_factory: Any
-) -> Iterator[Process]:
-    """The gateway of a whole fleet, with the settings in the module's `GATEWAY`."""
-    with redis_server.client() as client:
-        client.flushall()
-    folder = tmp_path_factory.mktemp("fleet")
-    stack = Stack(redis_server.url, folder)
-    storage = str(folder / "files")
-    stack.worker(sim_step_ms=2, sim_step_us_per_seq=0, sim_max_num_seqs=8)
-    stack.maintenance(storage_url=storage)
-    yield stack.gateway(storage_url=storage, **request.module.GATEWAY)
-    stack.close()
 
 
 class _Opened:

@@ -51,7 +51,10 @@ async def test_wrong_lines_fail_the_batch(batches: Batches) -> None:
     batch = await batches.run(await batches.create(b"\n".join(lines)))
     assert batch.status is BatchStatus.FAILED
     found = [(error.line, error.code) for error in batch.errors]
-    assert found == [(3, "invalid_json_line"), (5, "model_not_found"), (6, "stream_not_supported")]
+    assert found == [
+        (3, "invalid_json_line"), (4, "duplicate_custom_id"), (5, "model_not_found"),
+        (6, "stream_not_supported"),
+    ]  # fmt: skip
     assert batch.total == 0
     assert not await batches.jobs()
 

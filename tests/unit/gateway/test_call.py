@@ -81,9 +81,8 @@ HEADERS = (
 
 
 async def test_a_header_goes_before_the_body_and_that_before_the_pool() -> None:
-    in_body = BODY | {"flotilla": {"on_disconnect": "keep_for=3"}}
     asked = {
-        "body": in_body,
+        "body": BODY,
         "on_disconnect": "keep_for=2",
         "deadline_s": 21,
         "queue_deadline_s": 22,
@@ -93,10 +92,8 @@ async def test_a_header_goes_before_the_body_and_that_before_the_pool() -> None:
     }
     for source, body, headers, expected in (
         (CHAT, BODY, (), (SETTINGS.disconnect_grace_s, 90, 80, 70, "default")),
-        (CHAT, in_body, (), (3, 90, 80, 70, "default")),
-        (CHAT, in_body, HEADERS, (1, 90, 11, 12, "default")),
+        (CHAT, BODY, HEADERS, (1, 90, 11, 12, "default")),
         (_call_in, {"body": BODY}, (), (None, 90, 80, 70, "default")),
-        (_call_in, {"body": in_body}, (), (3, 90, 80, 70, "default")),
         (_call_in, asked, (), (2, 21, 22, 23, "flex")),
         (_call_in, asked, HEADERS, (1, 21, 11, 12, "flex")),
     ):
@@ -109,29 +106,16 @@ async def test_a_header_goes_before_the_body_and_that_before_the_pool() -> None:
         assert json.loads(job.body) == (body if source is CHAT else body["body"])
 
 
-async def test_the_longest_wait_is_a_header_or_a_field_or_in_the_body() -> None:
-    in_body = BODY | {"flotilla": {"max_wait_s": 3}}
+async def test_the_longest_wait_is_a_header_or_a_field() -> None:
     header = (b"x-flotilla-max-wait", b"1")
     for source, body, headers, expected in (
         (CHAT, BODY, (), None),
-        (CHAT, in_body, (), 3),
-        (CHAT, in_body, (header,), 1),
-        (_call_in, {"body": in_body}, (), 3),
-        (_call_in, {"body": in_body, "max_wait_s": 2}, (), 2),
+        (CHAT, BODY, (header,), 1),
+        (_call_in, {"body": BODY, "max_wait_s": 2}, (), 2),
         (_call_in, {"body": BODY, "max_wait_s": 2}, (header,), 1),
     ):
         call = await job_of(source, body, *headers, attached=source is CHAT)
         assert call.job.max_wait_s == expected
-
-
-async def test_a_client_that_prefers_not_to_wait_keeps_its_job() -> None:
-    prefers = (b"prefer", b"respond-async")
-    call = await job_of(CHAT, BODY, prefers)
-    assert (call.job.keep_s, call.prefer is not None) == (None, True)
-    call = await job_of(CHAT, BODY, prefers, (b"x-flotilla-on-disconnect", b"cancel"))
-    assert call.job.keep_s == 0
-    call = await job_of(_call_in, {"body": BODY}, prefers, attached=False)
-    assert call.prefer is None  # it is answered at once anyway
 
 
 LARGE = json.dumps(BODY | {"model": "none", "x": "y" * 3000}).encode()

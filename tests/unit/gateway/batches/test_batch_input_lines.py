@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from gateway.batches.duplicates import Duplicates, key
+from gateway.batches import input_check
 from gateway.batches.input_check import InputCheck
 from gateway.batches.input_lines import InputLine, input_lines, line_at
 from gateway.batches.line_result import answered
@@ -78,18 +78,6 @@ async def test_random_files_lose_no_line() -> None:
         assert [line.number for line in found] == numbers
 
 
-def test_ids_that_are_there_twice_are_found() -> None:
-    ids = Duplicates()
-    for n in range(20_000):
-        ids.add(f"id-{n}")
-    for text in ("id-7", "id-19999"):
-        ids.add(text)
-    found = set[int]().union(*ids.suspects())
-    assert {key("id-7"), key("id-19999")} <= found
-    assert len(found) < 10
-    assert not set[int]().union(*ids.suspects()), "forgotten"
-
-
 async def checked(data: bytes) -> InputCheck:
     batch = Batch("batch_1", "t", "/v1/completions", "f", 1.0, "24h", None, None, 0.0)
     file = StoredFile("f", "t", "in", Purpose.BATCH, 0.0, None, ())
@@ -125,6 +113,27 @@ def changed(**changes: object) -> bytes:
 async def test_what_is_wrong_with_a_line(line: bytes, code: str) -> None:
     check = await checked(b"\n" + line)
     assert [(error.line, error.code) for error in check.errors] == [(2, code)]
+
+
+def right(custom_id: str) -> bytes:
+    return changed(custom_id=custom_id, body={"model": "m"}) + b"\n"
+
+
+async def test_ids_that_are_there_twice_are_found() -> None:
+    ids = [f"id-{n}" for n in range(20_000)]
+    check = await checked(b"".join(map(right, [*ids, "id-7", "id-19999"])))
+    assert [(each.line, each.code) for each in check.errors] == [
+        (20_001, "duplicate_custom_id"), (20_002, "duplicate_custom_id")
+    ]  # fmt: skip
+    assert ["line 8 " in each.message for each in check.errors] == [True, False]
+
+
+async def test_a_file_has_at_most_so_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_check, "MOST_LINES", 3)
+    data = b"\n".join(right(name) for name in "abc")
+    assert (await checked(data)).errors == []
+    check = await checked(data + b"\n" + right("d") + right("e"))
+    assert [(each.line, each.code) for each in check.errors] == [(7, "too_many_lines")]
 
 
 async def test_only_the_first_hundred_errors_are_told() -> None:

@@ -1,11 +1,10 @@
-"""A batch as the API shows it, and what its events tell."""
+"""A batch as the API shows it."""
 
 from __future__ import annotations
 
 import pytest
 from openai.types import Batch as OpenAIBatch
 
-from gateway.apis.batches.batch_events import Rates
 from gateway.apis.batches.batch_object import BatchObject
 from gateway.apis.batches.batch_request import BatchRequest
 from shared.batches.batch import Batch, BatchStatus, LineError, Usage
@@ -75,16 +74,3 @@ def test_other_windows(window: str) -> None:
     with pytest.raises(BadRequest) as refused:
         _ = BatchRequest.of(fields).window_s
     assert refused.value.param == "completion_window"
-
-
-def test_rates_are_those_of_the_last_ten_seconds() -> None:
-    rates = Rates()
-    unknown = {"lines_per_s": None, "output_tokens_per_s": None, "eta_s": None}
-    assert rates.add(NEW, 0.0) == unknown
-    assert rates.add(NEW, 1.0) == {"lines_per_s": 0.0, "output_tokens_per_s": 0.0, "eta_s": None}
-    for second in range(2, 40):
-        done = NEW._replace(
-            total=1000, completed=(second // 5) * 50, usage=Usage(output_tokens=second * 7)
-        )
-        told = rates.add(done, float(second))
-    assert told == {"lines_per_s": 10.0, "output_tokens_per_s": 7.0, "eta_s": 65.0}

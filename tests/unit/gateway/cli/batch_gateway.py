@@ -24,6 +24,8 @@ class BatchGateway:
     """Takes files and batches; a test says which lines fail, and cuts connections off."""
 
     fails: Callable[[str], bool] = lambda custom_id: False
+    polls: int = 0
+    """A batch has not ended for so many more readings."""
     cuts: dict[str, int] = field(default_factory=dict)
     """`METHOD /path` -> how many of its requests are cut off."""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class BatchGateway:
         name = re.sub(r"(file|batch)[-_]\w+", "ID", line)
         cut = self.cuts.get(name, 0) > 0
         handler.send_response(status)
-        handler.send_header("content-type", "text/event-stream" if "events" in path else "x/y")
+        handler.send_header("content-type", "x/y")
         handler.send_header("content-length", str(len(data)))
         handler.end_headers()
         if cut:
@@ -79,15 +81,12 @@ class BatchGateway:
                 return 200, self._batch(json.loads(body))
             case ["GET ", "v1", "batches"]:
                 return 200, {"object": "list", "data": self.batches[::-1], "has_more": False}
-            case ["GET ", "v1", "batches", batch_id, "events"]:
-                (batch,) = [each for each in self.batches if each["id"] == batch_id]
-                shown = {**batch, "status": "in_progress", "eta_s": 2.0, "lines_per_s": 3.0,
-                         "output_tokens_per_s": 6.0}  # fmt: skip
-                events = (("progress", shown), (batch["status"], batch))
-                text = "".join(f"event: {n}\ndata: {json.dumps(data)}\n\n" for n, data in events)
-                return 200, text.encode()
             case ["GET ", "v1", "batches", batch_id]:
-                return 200, next(each for each in self.batches if each["id"] == batch_id)
+                batch = next(each for each in self.batches if each["id"] == batch_id)
+                if self.polls:
+                    self.polls -= 1
+                    batch = batch | {"status": "in_progress"}
+                return 200, batch
             case ["GET ", "v1", "files", file_id] if file_id in self.files:
                 return 200, self._file(file_id)
             case ["DELETE ", "v1", "files", file_id] if file_id in self.files:

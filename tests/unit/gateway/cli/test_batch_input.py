@@ -110,6 +110,16 @@ def test_a_line_without_an_end_is_not_read_whole(
     assert checked.lines == 2
 
 
+def test_more_lines_than_a_batch_takes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_input, "MOST_LINES", 2)
+    path = written(folder, full("a"), "", full("b"))
+    assert BatchInput(path).check().errors == []
+    (error,) = BatchInput(written(folder, full("a"), "", full("b"), full("c"))).check().errors
+    assert (error.line, error.code) == (4, "too_many_lines")
+    chosen = BatchInput(path).only({"c"}.__contains__)
+    assert chosen.check().errors == []
+
+
 def test_the_first_hundred_errors(folder: Path) -> None:
     assert len(BatchInput(written(folder, *["{"] * 300)).check().errors) == 100
 

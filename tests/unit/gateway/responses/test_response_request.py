@@ -55,7 +55,6 @@ def test_vllm_stores_nothing_and_has_no_predecessor() -> None:
             "store": True,
             "temperature": 0.5,
             "request_id": "mine",
-            "flotilla": {"on_disconnect": "keep"},
             "stream_options": {"include_obfuscation": False},
         }
     )

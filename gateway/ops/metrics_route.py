@@ -23,6 +23,7 @@ from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.delivery_records import OUTCOMES, Backlog, DeliveryRecords
 from shared.store.redis.depths import depths
 from shared.store.redis.maintenance_runs import MaintenanceRuns
+from shared.store.redis.throughput import given_up
 from shared.store.redis.usage_records import LedgerBacklog, UsageRecords
 
 router = APIRouter(tags=["health"])
@@ -33,8 +34,10 @@ _warn = RareWarning(log)
 @router.get("/metrics")
 async def metrics(gateway: GatewayDep) -> Response:
     """All metrics in Prometheus' text format."""
-    # At the same time, so that a scrape waits for one timeout of Redis, not for three.
-    problems, _, _ = await run_together(checks(gateway), _read_fleet(gateway), _read_redis(gateway))
+    # At the same time, so that a scrape waits for one timeout of Redis, not for each.
+    problems, *_ = await run_together(
+        checks(gateway), _read_fleet(gateway), _read_given_up(gateway), _read_redis(gateway)
+    )
     for check, problem in problems.items():
         gateway.metrics.ready.labels(check).set(not problem)
     return Response(generate_latest(gateway.prometheus), media_type=CONTENT_TYPE_LATEST)
@@ -116,6 +119,13 @@ def _set_scales(gateway: Gateway) -> None:
         m.wanted.labels(pool).set(scale.wanted)
         m.bounds.labels(pool, "min").set(scale.limits.min)
         m.bounds.labels(pool, "max").set(scale.limits.max)
+
+
+async def _read_given_up(gateway: Gateway) -> None:
+    try:
+        gateway.metrics.given_up.set(await given_up(gateway.queue))
+    except StoreError:  # `_read_fleet` has logged it
+        gateway.metrics.given_up.set(nan)
 
 
 async def _read_redis(gateway: Gateway) -> None:

@@ -225,7 +225,7 @@ x-flotilla-job-id x-flotilla-queue-position
 
 GATEWAY_METRICS = """
 flotilla_gateway_ready flotilla_open_streams flotilla_ttft_seconds flotilla_requests_refused_total
-flotilla_queue_depth flotilla_queue_oldest_age_seconds
+flotilla_queue_depth flotilla_queue_oldest_age_seconds flotilla_jobs_given_up
 flotilla_workers flotilla_maintenance_last_run_timestamp_seconds flotilla_redis_memory_used_bytes
 flotilla_redis_memory_limit_bytes flotilla_redis_aof_enabled flotilla_redis_aof_ok
 """

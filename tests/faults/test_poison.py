@@ -92,6 +92,7 @@ def test_one_poison_job_beside_innocent_ones_is_one_dead_letter_and_all_others_a
     assert [(call.status, tokens_of(call)) for call in calls] == [(200, TOKENS)] * INNOCENT
     ended = job(fleet.gateway, poison)
     assert ended["error"]["code"] == "too_many_attempts"
+    assert fleet.gateway.metric("flotilla_jobs_given_up") == 1
     added = [attempt["entries"] for attempt in ended["attempts"]]
     assert added[-MAX_ATTEMPTS:] == [0] * MAX_ATTEMPTS, "the last ones made no progress"
     assert sum(added) <= tokens

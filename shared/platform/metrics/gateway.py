@@ -126,6 +126,9 @@ class GatewayMetrics:
             "flotilla_queue_oldest_age_seconds", "Age of the oldest queued job", "pool", "lane"
         )
         self.jobs = new.gauge("flotilla_jobs", "Jobs that have not ended", "pool", "state")
+        self.given_up = new.gauge(
+            "flotilla_jobs_given_up", "Jobs that ever ended with too_many_attempts"
+        )
         self.workers = new.gauge("flotilla_workers", "Workers", "pool", "state")
 
     def _add_autoscaler(self, new: Families) -> None:

@@ -44,3 +44,11 @@ async def throughput(queue: JobQueue, pools: Iterable[str]) -> Throughput:
                 if n.isdigit():
                     ended[state.decode(errors="replace")] += int(n)
     return Throughput(submitted, ended)
+
+
+async def given_up(queue: JobQueue) -> int:
+    """How many jobs ever ended with too_many_attempts. Raises StoreError if any server is away."""
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).hget(keys.base(shard) + keys.ENDED, "too_many_attempts")
+    return sum(int(count or 0) for count in await pipeline.execute())

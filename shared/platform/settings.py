@@ -67,8 +67,8 @@ _QUOTES = ("'", '"')
 _OF_WORDS = frozenset({"engine_args", "autoscale"})
 """Settings that may go over several lines, as in flotilla.yaml."""
 _IN_NO_FILE = frozenset({"config", "url"})
-"""Settings that flotilla.yaml can't have. Commands send the API key to `url`, and a flotilla.yaml may
-be another's: one of a repository that was cloned."""
+"""Settings that flotilla.yaml can't have. Commands send the API key to `url`, and the file may be
+another's: that of a repository that was cloned."""
 _LOOPBACK = ("localhost", "127.0.0.0/8", "127.0.0.1", "::1")
 """For NO_PROXY; some libraries know no networks there."""
 _FILE: ContextVar[Mapping[str, Any] | None] = ContextVar("_FILE", default=None)

@@ -105,6 +105,18 @@ def test_lists_show_no_secret(fleet: Fleet) -> None:
     assert {row["tenant"]: row["keys"] for row in rows}["listed"] == 3
 
 
+def test_pages_go_on_behind_keys_that_were_revoked(fleet: Fleet) -> None:
+    made = [fleet.make("paged")["id"] for _ in range(5)]
+    seen: list[str] = []
+    query = {"tenant": "paged", "limit": 2}
+    while (page := fleet.operator.get("/admin/keys", params=query).json())["data"]:
+        for row in page["data"]:
+            seen.append(row["id"])
+            assert fleet.operator.delete(f"/admin/keys/{row['id']}").status_code == 200
+        query["after"] = seen[-1]
+    assert seen == made[::-1]
+
+
 def test_a_key_does_what_its_scopes_allow(fleet: Fleet) -> None:
     gateway = fleet.gateways[0]
     infer, jobs = fleet.make(scopes=["infer"]), fleet.make(scopes=["jobs"])

@@ -13,7 +13,7 @@ class ClientSettings(ProcessSettings):
     url: str = Field(
         "",
         description="the gateway that commands call; empty: that of the `flotilla up` in the "
-        "current folder, else http://127.0.0.1:8000",
+        "current folder, else http://127.0.0.1:8000; flotilla.yaml can't name it",
     )
     api_key: SecretStr = Field(
         SecretStr(""), description="the API key that commands send; empty: none"

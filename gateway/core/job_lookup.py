@@ -6,6 +6,8 @@ from gateway.gateway_settings import GatewaySettings
 from shared.job.errors import NotFound
 from shared.job.job import Job
 from shared.store.interface import Store
+from shared.tenants.api_key import ApiKey
+from shared.tenants.scopes import Scope
 
 
 async def job_of(queue: Store, settings: GatewaySettings, tenant: str, job_id: str) -> Job:
@@ -13,6 +15,16 @@ async def job_of(queue: Store, settings: GatewaySettings, tenant: str, job_id: s
     job = await queue.get(job_id)
     # Another tenant's job must look as if it did not exist.
     if job is None or job.tenant != tenant:
+        raise no_such_job(settings, job_id)
+    return job
+
+
+async def own_or_any_job(queue: Store, settings: GatewaySettings, key: ApiKey, job_id: str) -> Job:
+    """The job of the key's tenant with this id; without the scope `jobs`, only if the key itself
+    has submitted it. Raises as `job_of`.
+    """
+    job = await job_of(queue, settings, key.tenant, job_id)
+    if Scope.JOBS not in key.scopes and job.key != key.id:
         raise no_such_job(settings, job_id)
     return job
 

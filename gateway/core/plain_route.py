@@ -17,7 +17,7 @@ from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.error_response import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
-from gateway.http.route_scopes import check_scope, scope_of
+from gateway.http.route_scopes import check_scope, scopes_of
 from shared.job.errors import FlotillaError
 from shared.platform import request_span
 from shared.platform.metrics.gateway import GatewayMetrics
@@ -93,11 +93,11 @@ class PlainApplications:
 class PlainApplication:
     """The ASGI application of one plain route."""
 
-    __slots__ = ("_begin", "_scope", "_shared")
+    __slots__ = ("_begin", "_scopes", "_shared")
 
     def __init__(self, route: PlainRoute, shared: PlainApplications) -> None:
         self._begin = route.begin
-        self._scope = scope_of(route.method, route.path)
+        self._scopes = scopes_of(route.method, route.path)
         self._shared = shared
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +106,7 @@ class PlainApplication:
         request_id = sent_request_id(scope["headers"])
         try:
             key = await shared.authenticator.key(scope)
-            check_scope(key, self._scope)
+            check_scope(key, *self._scopes)
             incoming = Incoming(scope, receive, key, received, request_id)
             answer = await self._begin(shared.gateway, incoming)
         except Exception as error:

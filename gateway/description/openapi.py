@@ -16,7 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from gateway.description.api import Api
 from gateway.description.common_schemas import COMMON_SCHEMAS
 from gateway.description.schema import Schema, add_error, ref
-from gateway.http.route_scopes import PUBLIC_PATHS, scope_of
+from gateway.http.route_scopes import PUBLIC_PATHS, scopes_of
 from shared.api.endpoint import ErrorStyle
 from shared.api.error_shapes import error_style
 from shared.job import errors
@@ -114,7 +114,7 @@ def _errors_of(operation: Schema, method: str, path: str) -> Iterator[type[Floti
         yield from (errors.ForeignSite, errors.UnsupportedMediaType)
     if path not in PUBLIC_PATHS:
         yield from (errors.Unauthorized, errors.TooManyWrongKeys, errors.RedisUnavailable)
-    if scope_of(method.upper(), path) is not None:
+    if scopes_of(method.upper(), path):
         yield errors.MissingScope
     if "requestBody" in operation:
         yield from (errors.BodyTimeout, errors.BodyTooLarge)

@@ -57,12 +57,22 @@ def needs_of(path: str) -> Needs | None:
     return row
 
 
-def scope_of(method: str, path: str) -> Scope | None:
-    """The scope that a request needs; None: any key will do."""
+def scopes_of(method: str, path: str) -> tuple[Scope, ...]:
+    """The scopes of which a request needs one; empty: any key will do."""
     row = needs_of(path)
-    if row is None:
-        return None
-    return row.read if method in _READS else row.change
+    scope = row and (row.read if method in _READS else row.change)
+    if scope is None:
+        return ()
+    # Keys with `infer` make jobs by calls; `own_or_any_job` finds them no others.
+    return (scope, _INFER) if _is_of_one_job(method, path) else (scope,)
+
+
+def _is_of_one_job(method: str, path: str) -> bool:
+    """Whether a request reads, resumes or cancels one job."""
+    _, first, *rest = path.split("/")
+    if first != "jobs":
+        return False
+    return bool(rest) if method in _READS else method == "POST" and rest[1:] == ["cancel"]
 
 
 def names_models_later(method: str, path: str) -> bool:
@@ -70,15 +80,16 @@ def names_models_later(method: str, path: str) -> bool:
     return method == "POST" and path == "/v1/batches"
 
 
-def check_scope(key: ApiKey, needed: Scope | None) -> None:
-    """Raise MissingScope unless the key has it."""
-    if needed is not None and needed not in key.scopes:
+def check_scope(key: ApiKey, *needed: Scope) -> None:
+    """Raise MissingScope unless the key has one of these, if there are any."""
+    if needed and key.scopes.isdisjoint(needed):
         has = ", ".join(sorted(key.scopes)) or "none"
-        raise MissingScope(f"This needs an API key with the scope {needed}; yours has: {has}.")
+        which = " or ".join(needed)
+        raise MissingScope(f"This needs an API key with the scope {which}; yours has: {has}.")
 
 
 def check_route(key: ApiKey, method: str, path: str) -> None:
     """Raise MissingScope unless the key may make this request."""
-    check_scope(key, scope_of(method, path))
+    check_scope(key, *scopes_of(method, path))
     if key.models and names_models_later(method, path):
         raise MissingScope("A key that is limited to some models can't make batches.")

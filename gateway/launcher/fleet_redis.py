@@ -70,12 +70,18 @@ class FleetRedis:
             )
         socket = at_end.enter_context(local_redis.socket_path(self._folder))
         self.url = f"unix://{quote(str(socket))}?db=0"
+        max_bytes = local_redis.memory_share()
+        self._say(
+            f"Redis may hold {max_bytes >> 20:,} MiB, a quarter of the memory; jobs are refused "
+            "before it is full"
+        )
         command = local_redis.server_command(
             server,
             self._folder / "redis",
             socket,
             environment,
             self._lock,
+            max_bytes=max_bytes,
             durable=self._settings.durable,
         )
         self.service = self._make_service("redis", lambda: command, self._answers)

@@ -19,8 +19,6 @@ from shared.store.redis.redis_client import connect
 
 _PING_TIMEOUT_S = 2.0
 _LOCK_WAIT_S = 2.0
-_MEMORY_SHARE = 1 / 4
-"""Of the machine's memory, for the server's data. A rewrite of its log may take as much again."""
 _SOCKET = "redis.sock"
 _PREFIX = "flotilla-"
 _LONGEST_SOCKET_PATH = 107
@@ -108,13 +106,14 @@ def server_command(
     environment: Mapping[str, str],
     lock: int,
     *,
+    max_bytes: int,
     durable: bool = False,
 ) -> Command:
     """The command of a Redis that never evicts keys: an evicted key would be a lost job.
 
-    `durable`: it has each write on disk before it answers, and loses none when the machine stops.
-    It listens on a Unix socket and on no port: only this user can connect, without a password, and
-    waking a process there costs a third less than through TCP.
+    `max_bytes`: of its data. `durable`: it has each write on disk before it answers, and loses none
+    when the machine stops. It listens on a Unix socket and on no port: only this user can connect,
+    without a password, and waking a process there costs a third less than through TCP.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = {
@@ -125,7 +124,7 @@ def server_command(
         "appendonly": "yes",
         "appendfsync": appendfsync(durable=durable),
         "save": "",
-        "maxmemory": str(int(_machine_memory() * _MEMORY_SHARE)),
+        "maxmemory": str(max_bytes),
         "maxmemory-policy": "noeviction",
     }
     argv = [server]
@@ -134,15 +133,16 @@ def server_command(
     return Command(tuple(argv), environment, shows_stdout=False, inherits=(lock,))
 
 
-def _machine_memory() -> int:
-    """In bytes; less where a control group (version 2) of this process has a limit."""
+def memory_share() -> int:
+    """How many bytes its data may have: a quarter of the machine's memory; of less where a control
+    group (version 2) of this process has a limit. A rewrite of its log may take as much again."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError):
         groups = Path("/proc/self/cgroup").read_text()
         if own := re.search("^0::/(.*)$", groups, re.MULTILINE):
             folder = Path("/sys/fs/cgroup", own[1])
             limits += [limit for each in (folder, *folder.parents) if (limit := _limit_of(each))]
-    return min(limits)
+    return min(limits) // 4
 
 
 def _limit_of(group: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 from collections.abc import Collection
 
 # Linux uses none of these for outgoing connections, so none is taken between check and use.
@@ -37,6 +38,45 @@ def free_port(host: str, first: int = 0, taken: Collection[int] = ()) -> int:
         port = probe.getsockname()[1]
         assert isinstance(port, int)
         return port
+
+
+class HeldPorts:
+    """Ports that this process has chosen for others, by name, until these listen there and longer.
+
+    On Linux another process of this machine that chooses does not get them meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[int, socket.socket]] = {}
+
+    def __getitem__(self, name: str) -> int:
+        return self._held[name][0]
+
+    def choose(self, name: str, host: str, first: int = 0) -> int:
+        """A free port as of `free_port`, in place of the one that this name has had."""
+        self.release(name)
+        taken = {port for port, _ in self._held.values()}
+        while (claim := _claim(port := free_port(host, first, taken))) is None:
+            taken.add(port)
+        self._held[name] = port, claim
+        return port
+
+    def release(self, name: str) -> None:
+        """Forget the port of this name, if it has one."""
+        if held := self._held.pop(name, None):
+            held[1].close()
+
+
+def _claim(port: int) -> socket.socket | None:
+    """A socket that claims the port as long as it is open; None: another process has claimed it."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    if sys.platform == "linux":
+        try:
+            claim.bind(f"\0flotilla-port-{port}")  # abstract: ends with its process, has no file
+        except OSError:
+            claim.close()
+            return None
+    return claim
 
 
 def url_of(host: str, port: int) -> str:

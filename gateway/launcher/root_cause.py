@@ -27,6 +27,8 @@ def find(log: Path, begin: int) -> list[str]:
     try:
         with log.open("rb") as file:
             end = file.seek(0, 2)
+            if begin > end:  # the file was cut meanwhile
+                begin = 0
             file.seek(max(begin, end - _READ_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:

@@ -45,15 +45,21 @@ class Running(NamedTuple):
 
 
 def running(folder: Path = FOLDER) -> Running | None:
-    """The running `flotilla up` of `folder`, if there is one."""
+    """The running `flotilla up` of `folder`, if this user has started one there."""
     try:
         with (folder / _NAME).open() as file:
-            if _is_locked(file):
+            if _is_own(file) and _is_locked(file):
                 run = json.load(file)
                 return Running(run["pid"], str(run["redis_url"]), str(run["gateway_url"]))
     except (OSError, ValueError, LookupError, TypeError):
         pass
     return None
+
+
+def _is_own(file: TextIO) -> bool:
+    """Whether nobody else can have written the file: commands send the API key to its address."""
+    stat = os.fstat(file.fileno())
+    return stat.st_uid == os.getuid() and not stat.st_mode & 0o077
 
 
 def _is_locked(file: TextIO) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gateway.launcher import devices, ports, run_file
+from gateway.launcher import devices, log_files, ports, run_file
 from gateway.launcher.child import Command
 from gateway.launcher.console import Console
 from gateway.launcher.fleet_redis import CannotStartError, FleetRedis
@@ -78,7 +78,7 @@ class Supervisor:
         self._folder = folder
         self._console = console
         self._gateway_port = settings.port or ports.free_port(settings.host)
-        self._logs = _fresh_logs(folder / "logs")
+        self._logs = log_files.begin(folder / "logs")
         self._signals = StopSignals()
         self._running = RunningServices(self._say)
         self._at_end = contextlib.ExitStack()
@@ -148,7 +148,7 @@ class Supervisor:
     def _make_workers(self) -> dict[str, Workers]:
         """The workers of each pool, by its name; they share the ports and the GPUs."""
         shares = devices.allot(tuple(self._pools.values()), to_environment("up"))
-        used_ports: dict[str, int] = {}
+        held_ports = ports.HeldPorts()
         engines = sum(pool.range[1] for pool in self._pools.values() if pool.engine == "vllm")
         memory = self._settings.worker_memory_bytes or _shared_memory(engines)
         several = bool(self._settings.pools)
@@ -167,7 +167,7 @@ class Supervisor:
                 command,
                 shares[pool.name],
                 pool=name,
-                used_ports=used_ports,
+                ports=held_ports,
             )
 
         return {name: make(pool) for name, pool in self._pools.items()}
@@ -195,6 +195,7 @@ class Supervisor:
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._running.failed.wait(), name="failing"),
             asyncio.create_task(self._restart_stalled(), name="stalled workers"),
+            asyncio.create_task(log_files.keep_small(self._folder), name="logs"),
         ]
         for name, pool in self._pools.items():
             if _is_scaled(pool):
@@ -204,7 +205,7 @@ class Supervisor:
         finally:
             await end(tasks)
         self._running.raise_failure()
-        done.pop().result()  # a bug in a scaler, or in the restart of workers
+        done.pop().result()  # a bug in one of these tasks
 
     async def _restart_stalled(self) -> None:
         settings = self._settings
@@ -312,10 +313,3 @@ def _is_scaled(pool: Pool) -> bool:
 def _shared_memory(engines: int) -> int:
     """What each of these engines may take of the memory: a tenth is left to the other processes."""
     return free_memory().bytes * 9 // 10 // max(1, engines)
-
-
-def _fresh_logs(folder: Path) -> Path:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for log in folder.glob("*.log"):
-        log.unlink()
-    return folder

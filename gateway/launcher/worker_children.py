@@ -9,10 +9,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gateway.launcher import ports
 from gateway.launcher.child import Command
 from gateway.launcher.devices import device_of
 from gateway.launcher.launcher_settings import LauncherSettings
+from gateway.launcher.ports import HeldPorts, url_of
 from gateway.launcher.service import Service
 
 MakeService = Callable[[str, Callable[[], Command], Callable[[], str]], Service]
@@ -30,11 +30,11 @@ class Workers:
         devices: Sequence[str],
         *,
         pool: str = "",
-        used_ports: dict[str, int] | None = None,
+        ports: HeldPorts | None = None,
     ) -> None:
         """`devices`: see devices.py. `pool`: a part of the workers' names, if it is not empty.
 
-        `used_ports`: by worker's name, of all pools; this changes it.
+        `ports`: by worker's name, of all pools.
         """
         self.services: dict[int, Service] = {}
         self.ids: dict[int, str] = {}
@@ -45,7 +45,7 @@ class Workers:
         self._devices = devices
         self._run_id = secrets.token_hex(2)
         self._pool = pool
-        self._ports = {} if used_ports is None else used_ports
+        self._ports = ports or HeldPorts()
         self._runs: dict[int, int] = {}
 
     def name_of(self, number: int) -> str:
@@ -59,14 +59,14 @@ class Workers:
         service = self.services[number] = self._make_service(
             name,
             lambda: self._command_of(number),
-            lambda: ports.url_of(self._settings.worker_host, self._ports[name]),
+            lambda: url_of(self._settings.worker_host, self._ports[name]),
         )
         return number, service
 
     def remove(self, number: int) -> None:
         """Forget a worker that has ended and is not started again."""
         del self.services[number]
-        self._ports.pop(self.name_of(number), None)
+        self._ports.release(self.name_of(number))
         self.ids.pop(number, None)
 
     def _command_of(self, number: int) -> Command:
@@ -74,10 +74,8 @@ class Workers:
         life = self._runs[number] = self._runs.get(number, 0) + 1
         pool = f"{self._pool}-" if self._pool else ""
         worker_id = f"{pool}w{number}-{self._run_id}" + (f"-{life}" if life > 1 else "")
-        name = self.name_of(number)
-        others = [port for other, port in self._ports.items() if other != name]
-        host, first = self._settings.worker_host, self._settings.worker_port
-        self._ports[name] = port = ports.free_port(host, first, others)
+        settings = self._settings
+        port = self._ports.choose(self.name_of(number), settings.worker_host, settings.worker_port)
         self.ids[number] = worker_id
         command = self._command(worker_id=worker_id, worker_port=port)
         device = device_of(number, self._devices)

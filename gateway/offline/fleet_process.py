@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TextIO
 
 import httpx
 
-from gateway.launcher import run_file
+from gateway.launcher import log_files, run_file
 from gateway.launcher.launcher_settings import LauncherSettings
 from shared.fleet.pools import load_pools
 from shared.platform.settings import SettingsError, load_all, load_settings
@@ -128,7 +128,8 @@ class FleetProcess:
             "workers": planned.workers,
             "flags": {name: value for name, value in flags.items() if value is not None},
         }
-        with self.log.open("wb") as log:
+        log_files.set_aside(self.log)
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gateway.offline"],
                 stdin=subprocess.PIPE,

@@ -17,6 +17,8 @@ MEDIA_URLS = "media_urls"
 """Stands for all URLs of images, audio, video and files that are not `data:`."""
 MEDIA_UUIDS = "media_uuids"
 """Stands for `uuid` in parts with images, audio or video."""
+TOKENIZER_ARGUMENTS = "tokenizer_arguments"
+"""Stands for members of `chat_template_kwargs` that no template gets."""
 
 _TEMPLATE = "it changes the chat template, which runs as code on the worker"
 _TRANSFER = "it makes the worker read another server's cache"
@@ -28,7 +30,7 @@ NEEDS_PERMISSION: Mapping[str, str] = {
     "audio_embeds": _TENSORS,
     "video_embeds": _TENSORS,
     "chat_template": _TEMPLATE,
-    "chat_template_kwargs": _TEMPLATE,
+    TOKENIZER_ARGUMENTS: "it can make a short prompt very large on the worker",
     "media_io_kwargs": "it can make a small file very large on the worker",
     "mm_processor_kwargs": "it can make a small file very large on the worker",
     "kv_transfer_params": _TRANSFER,
@@ -48,10 +50,21 @@ NEEDS_PERMISSION: Mapping[str, str] = {
     MEDIA_UUIDS: "it is the key of a cached picture or sound, which others' requests would get",
 }
 """Name -> why it is refused unless it is allowed."""
-_NAMES_OF_ALL = {MEDIA_URLS: "A URL", MEDIA_UUIDS: "`uuid` in a part"}
+_NAMES_OF_ALL = {
+    MEDIA_URLS: "A URL",
+    MEDIA_UUIDS: "`uuid` in a part",
+    TOKENIZER_ARGUMENTS: "An argument of the tokenizer in `chat_template_kwargs`",
+}
 EVERYTHING = "*"
 """Allows all of these."""
 
+_TEMPLATE_KWARGS = "chat_template_kwargs"
+_NO_TEMPLATE_KWARGS = frozenset(
+    {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
+    | {"return_assistant_tokens_mask", "tokenizer_kwargs", "conversation", "tokenizer"}
+    | {"model_config"}
+)
+"""What vLLM and transformers take in the same call as the variables of the template."""
 _TENSORS_IN = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"})
 _URLS_IN = frozenset({"image_url", "audio_url", "video_url", "file_url"})
 _WITH_UUID = _TENSORS_IN | _URLS_IN | {"input_audio", "image_pil"}
@@ -119,6 +132,8 @@ def check_fields(fields: Mapping[str, Any], caps: Caps) -> tuple[str, ...]:
         if name in _INPUTS:
             if type(value) is list or type(value) is dict:
                 restricted += restricted_parts(value, urls=name in _URL_LISTS)
+        elif name == _TEMPLATE_KWARGS:
+            restricted += _restricted_kwargs(value)
         elif name in _CHECKS:
             _CHECKS[name](name, value, caps)
         else:
@@ -162,6 +177,13 @@ def restricted_parts(value: list[Any] | dict[str, Any], *, urls: bool = False) -
             if (type(each) is list or type(each) is dict) and name != skipped:
                 waiting.append(each)
     return found
+
+
+def _restricted_kwargs(kwargs: Any) -> list[str]:
+    if not isinstance(kwargs, dict):  # vLLM answers with the error
+        return []
+    found = [TOKENIZER_ARGUMENTS] if _NO_TEMPLATE_KWARGS & kwargs.keys() else []
+    return [*found, "chat_template"] if "chat_template" in kwargs else found
 
 
 def _restricted_media(name: str, value: Any, part: Mapping[str, Any]) -> list[str]:
@@ -280,4 +302,4 @@ _CHECKS: dict[str, Callable[[str, Any, Caps], None]] = {
     "output_format": _check_schema,
     "output_config": _check_schema,
 }
-_WATCHED = _INPUTS.union(_CHECKS, NEEDS_PERMISSION) - {MEDIA_URLS, MEDIA_UUIDS}
+_WATCHED = _INPUTS.union(_CHECKS, NEEDS_PERMISSION, {_TEMPLATE_KWARGS}) - _NAMES_OF_ALL.keys()

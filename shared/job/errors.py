@@ -239,7 +239,7 @@ class BatchEnded(FlotillaError):
 
 
 class TooManyBatches(QuotaExceeded):
-    """The tenant has as many open batches as it may have."""
+    """The tenant has as many batches, or as many open ones, as it may have."""
 
     code = "too_many_batches"
 

@@ -66,6 +66,9 @@ _OF_A_POOL = f"{PREFIX}POOLS{_NESTED}"
 _QUOTES = ("'", '"')
 _OF_WORDS = frozenset({"engine_args", "autoscale"})
 """Settings that may go over several lines, as in flotilla.yaml."""
+_IN_NO_FILE = frozenset({"config", "url"})
+"""Settings that flotilla.yaml can't have. Commands send the API key to `url`, and the file may be
+another's: that of a repository that was cloned."""
 _LOOPBACK = ("localhost", "127.0.0.0/8", "127.0.0.1", "::1")
 """For NO_PROXY; some libraries know no networks there."""
 _FILE: ContextVar[Mapping[str, Any] | None] = ContextVar("_FILE", default=None)
@@ -250,9 +253,10 @@ def _problem(
 
 def _unknown_keys(file: Mapping[str, Any]) -> list[str]:
     """The problems of a flotilla.yaml with keys that are no settings."""
-    known = _names() - {"config"}
+    known = _names() - _IN_NO_FILE
+    elsewhere = {name: f" in a file: use {PREFIX}{name.upper()}" for name in _IN_NO_FILE}
     return [
-        f"{name}: there is no such setting{_hint(name, known)}"
+        f"{name}: there is no such setting{elsewhere.get(name) or _hint(name, known)}"
         for name in file
         if name not in known
     ]

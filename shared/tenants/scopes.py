@@ -9,7 +9,7 @@ class Scope(StrEnum):
     """A right of a key; none contains another."""
 
     INFER = "infer"
-    """Call models, and use responses and conversations."""
+    """Call models, use responses and conversations, and read and cancel the jobs of its calls."""
     JOBS = "jobs"
     """Jobs, batches, files and webhooks of its tenant."""
     PRIORITY = "priority"

@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types import Batch
+from redis import Redis
 
 from tests.harness.client import CHAT, http
 from tests.harness.client import batch_line as line
@@ -25,7 +26,9 @@ def fleet(module_stack: Stack) -> Process:
     storage = str(module_stack.folder / "files")
     module_stack.worker(sim_step_ms=2, sim_step_us_per_seq=0, sim_max_num_seqs=8)
     module_stack.maintenance(storage_url=storage)
-    return module_stack.gateway(storage_url=storage, api_keys="team:k-team,other:k-other")
+    return module_stack.gateway(
+        storage_url=storage, api_keys="team:k-team,other:k-other,many:k-many"
+    )
 
 
 @pytest.fixture
@@ -112,6 +115,32 @@ def test_what_is_done_so_far(fleet: Process, client: OpenAI) -> None:
     client.files.delete(cancelled.output_file_id)
     assert http.get(f"{url}/output", headers=headers).status_code == 404
     assert http.get(f"{url}/errors", headers=headers).status_code == 200
+
+
+def test_a_new_batch_makes_no_room_by_those_that_have_ended_within_a_day(
+    module_stack: Stack, fleet: Process
+) -> None:
+    with (
+        OpenAI(base_url=f"{fleet.url}/v1", api_key="k-many", max_retries=0) as client,
+        Redis.from_url(module_stack.redis_url, decode_responses=True) as redis,
+    ):
+        batch = ended(client, created(client, line("a")))
+        (record,), (index,) = redis.keys(f"*batch:{batch.id}"), redis.keys("*:batches:many")
+        ids = [f"batch_{n:024x}" for n in range(9_999)]
+        with redis.pipeline(transaction=False) as pipeline:
+            for n, each in enumerate(ids):
+                pipeline.copy(record, record.replace(batch.id, each))
+                pipeline.zadd(index, {each: n})
+            pipeline.execute()
+        with pytest.raises(openai.RateLimitError) as refused:
+            created(client, line("a"))
+        assert refused.value.code == "too_many_batches"
+        assert client.batches.retrieve(ids[0]).status == "completed"
+        redis.expire(record.replace(batch.id, ids[0]), 28 * 86_400)  # as two days after its end
+        created(client, line("a"))
+        with pytest.raises(openai.NotFoundError):
+            client.batches.retrieve(ids[0])
+        assert client.batches.retrieve(ids[1]).status == "completed"
 
 
 def test_an_input_that_is_no_batch(client: OpenAI) -> None:

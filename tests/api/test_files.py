@@ -124,6 +124,17 @@ def test_lists_have_pages(fleet: Fleet) -> None:
     assert wrong.value.param == "after"
 
 
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_go_on_behind_files_that_were_deleted(fleet: Fleet, order: Any) -> None:
+    ids = [fleet.one.files.create(file=LINES, purpose="user_data").id for _ in range(5)]
+    seen = []
+    for file in fleet.other.files.list(limit=2, order=order, purpose="user_data"):
+        if file.id in ids:
+            seen.append(file.id)
+            fleet.one.files.delete(file.id)
+    assert seen == (ids if order == "asc" else ids[::-1])
+
+
 def test_head_has_the_length_and_no_content(fleet: Fleet) -> None:
     file = fleet.one.files.create(file=LINES, purpose="batch")
     url = f"{fleet.one.base_url}files/{file.id}/content"

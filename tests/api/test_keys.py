@@ -105,6 +105,18 @@ def test_lists_show_no_secret(fleet: Fleet) -> None:
     assert {row["tenant"]: row["keys"] for row in rows}["listed"] == 3
 
 
+def test_pages_go_on_behind_keys_that_were_revoked(fleet: Fleet) -> None:
+    made = [fleet.make("paged")["id"] for _ in range(5)]
+    seen: list[str] = []
+    query = {"tenant": "paged", "limit": 2}
+    while (page := fleet.operator.get("/admin/keys", params=query).json())["data"]:
+        for row in page["data"]:
+            seen.append(row["id"])
+            assert fleet.operator.delete(f"/admin/keys/{row['id']}").status_code == 200
+        query["after"] = seen[-1]
+    assert seen == made[::-1]
+
+
 def test_a_key_does_what_its_scopes_allow(fleet: Fleet) -> None:
     gateway = fleet.gateways[0]
     infer, jobs = fleet.make(scopes=["infer"]), fleet.make(scopes=["jobs"])
@@ -122,6 +134,28 @@ def test_a_key_does_what_its_scopes_allow(fleet: Fleet) -> None:
     refused = ask(gateway, infer, **job)
     assert code(refused) == (403, "missing_scope")
     assert "scope jobs; yours has: infer" in refused.json()["error"]["message"]
+
+
+def test_a_key_without_the_scope_jobs_has_the_jobs_of_its_own_calls(fleet: Fleet) -> None:
+    gateway, mine, other = fleet.gateways[0], *(fleet.make(scopes=["infer"]) for _ in range(2))
+    call = {"model": "one", "prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    with http.stream(
+        "POST", f"{gateway.url}/v1/completions", headers=bearer(mine["secret"]), json=call
+    ) as answer:
+        job = f"/jobs/{answer.headers['x-flotilla-job-id']}"
+        cancel = f"{gateway.url}{job}/cancel"
+        assert http.post(cancel, headers=bearer(other["secret"])).status_code == 404
+        assert ask(gateway, mine, job).json()["state"] in ("queued", "in_progress")
+        cancelled = http.post(cancel, headers=bearer(mine["secret"]))
+        assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+        answer.read()
+    done = ask(gateway, mine, "/v1/completions", model="one", **COMPLETION)
+    job = f"/jobs/{done.headers['x-flotilla-job-id']}"
+    for part in ("", "/stream", "/result"):
+        assert [status(gateway, key, job + part) for key in (mine, other)] == [200, 404]
+    assert ask(gateway, mine, f"{job}/stream").content == done.content
+    assert status(gateway, mine, "/jobs") == 403
+    assert http.post(f"{gateway.url}{job}/retry", headers=bearer(mine["secret"])).status_code == 403
 
 
 def test_a_key_of_some_models_sees_and_uses_only_these(fleet: Fleet) -> None:

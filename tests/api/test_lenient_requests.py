@@ -45,6 +45,15 @@ def test_a_byte_order_mark_in_front_of_a_body(api: httpx.Client, pad: int) -> No
         assert api.post(CHAT, content=wrong, headers=JSON).status_code == 400
 
 
+def test_variables_of_a_chat_template_need_no_permission(api: httpx.Client) -> None:
+    taken = chat(max_tokens=2, chat_template_kwargs={"enable_thinking": False, "date": "today"})
+    assert api.post(CHAT, json=taken).status_code == 200
+    for other in ({"chat_template": "x"}, {"tokenize": True}, {"max_length": 10**9}):
+        refused = api.post(CHAT, json=chat(chat_template_kwargs={"date": "today"} | other))
+        assert refused.status_code == 400
+        assert "FLOTILLA_ALLOW_FIELDS" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("value", ["true", "True", "yes", "1", "on", 1, 1.0])
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 def test_what_stands_for_true(api: httpx.Client, path: str, value: Any) -> None:

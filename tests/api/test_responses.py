@@ -266,11 +266,43 @@ def test_a_conversation_grows_with_its_responses(fleet: Fleet) -> None:
     changed = fleet.one.conversations.update(conversation.id, metadata={"topic": "y"})
     assert fleet.other.conversations.retrieve(conversation.id).to_dict() == changed.to_dict()
     assert changed.metadata == {"topic": "y"}
+    path = f"/conversations/{conversation.id}"
+    same = fleet.one.post(path, cast_to=httpx.Response, body={})
+    assert same.json()["metadata"] == {"topic": "y"}
     assert fleet.one.conversations.delete(conversation.id).deleted
     with pytest.raises(openai.NotFoundError):
         fleet.other.conversations.retrieve(conversation.id)
     with pytest.raises(openai.NotFoundError):
         fleet.one.responses.create(model=MODEL, input="x", conversation=conversation.id)
+
+
+def test_a_conversation_tells_of_an_answer_that_is_too_large_for_it(fleet: Fleet) -> None:
+    conversation = fleet.one.conversations.create()
+    create = partial(fleet.one.responses.create, model=MODEL, conversation=conversation.id)
+    large = create(input="One", metadata={"note": "x" * (5 << 20)})  # the answer repeats it
+    message: Any = {"type": "message", "role": "user", "content": "Two"}
+    for go_on in (
+        partial(create, input="Two"),
+        partial(fleet.other.conversations.items.create, conversation.id, items=[message]),
+    ):
+        with pytest.raises(openai.APIStatusError) as refused:
+            go_on()
+        assert refused.value.status_code == 413
+        assert large.id in refused.value.message
+    fleet.other.responses.delete(large.id)
+    assert messages(fleet.one.responses.input_items.list(create(input="Two").id)) == ["Two"]
+
+
+def test_pages_go_on_behind_items_that_were_deleted(fleet: Fleet) -> None:
+    given: list[Any] = [
+        {"type": "message", "role": "user", "content": str(number)} for number in range(5)
+    ]
+    conversation = fleet.one.conversations.create(items=given)
+    seen = []
+    for item in fleet.one.conversations.items.list(conversation.id, limit=2):
+        seen.append(item.content[0].text)
+        fleet.other.conversations.items.delete(item.id, conversation_id=conversation.id)
+    assert seen == ["4", "3", "2", "1", "0"]
 
 
 def test_what_is_kept_in_a_conversation_is_checked_like_a_request(fleet: Fleet) -> None:

@@ -145,6 +145,23 @@ def test_a_client_that_leaves_a_whole_answer_pays_for_what_was_made(fleet: Fleet
     assert row["output_tokens"] > 0
 
 
+def test_a_response_that_is_deleted_while_it_is_made_is_paid_for(fleet: Fleet) -> None:
+    body = {"model": MODEL, "input": "Go on", "background": True, "ignore_eos": True}
+    clients = [fleet.client("deleted")[0] for _ in range(8)]
+    made = [
+        client.post("/v1/responses", json=body | {"max_output_tokens": 4000}).json()["id"]
+        for client in clients
+    ]
+    for client, response in zip(clients, made, strict=True):
+        job = "job_" + response.removeprefix("resp_")
+        wait_for(lambda c=client, j=job: tokens_in_log(c, j)[1] > 5, "it has output")  # type: ignore[misc]
+    for client, response in zip(clients, made, strict=True):
+        assert client.delete(f"/v1/responses/{response}").status_code == 200
+    wait_for(lambda: len(fleet.usage("deleted")) == len(clients), "its jobs are counted")
+    rows = fleet.usage("deleted")
+    assert all(row["input_tokens"] > 0 and row["output_tokens"] > 5 for row in rows), rows
+
+
 def test_a_client_that_leaves_before_the_first_token_pays_nothing(fleet: Fleet) -> None:
     client, _ = fleet.client("early")
     body = request(4000, stream=True)

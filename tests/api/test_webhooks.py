@@ -33,7 +33,7 @@ def gateway(module_stack: Stack) -> Process:
     storage = str(module_stack.folder / "files")
     module_stack.worker(sim_step_ms=4, sim_step_us_per_seq=0)
     module_stack.maintenance(storage_url=storage, **ALLOW)
-    keys = "team:k-team,other:k-other,full:k-full"
+    keys = "team:k-team,other:k-other,full:k-full,paged:k-paged"
     return module_stack.gateway(api_keys=keys, storage_url=storage, **ALLOW)
 
 
@@ -270,6 +270,17 @@ async def test_wrong_fields(client: AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.post("/webhook_endpoints", body=fine | changes, cast_to=object)
         assert refused.value.param == param
+
+
+async def test_pages_go_on_behind_endpoints_that_were_deleted(gateway: Process) -> None:
+    values: Any = {"name": "n", "url": "https://8.8.8.8/", "event_types": ["job.failed"]}
+    async with client_of(gateway, "k-paged") as client:
+        made = [(await client.webhooks.create(**values)).id for _ in range(5)]
+        seen = []
+        async for each in client.webhooks.list(limit=2):
+            seen.append(each.id)
+            await client.webhooks.delete(each.id)
+    assert seen == made[::-1]
 
 
 async def test_another_tenants_endpoints(gateway: Process, client: AsyncOpenAI) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -126,6 +128,36 @@ def test_a_host_in_no_proxy_uses_none(proxy: Proxy, tmp_path: Path) -> None:
     )
     assert "proxy" not in {each["name"] for each in json.loads(done.stdout)["data"]}
     assert proxy.seen == []
+
+
+def test_an_address_in_a_file_of_the_folder_does_not_get_the_key(
+    proxy: Proxy, tmp_path: Path
+) -> None:
+    (tmp_path / "flotilla.yaml").write_text(f"url: http://127.0.0.1:{proxy.port}\n")
+    done = flotilla("jobs", "ls", folder=tmp_path, FLOTILLA_API_KEY="sk-1")
+    assert done.returncode == 2
+    assert "url" in done.stderr
+    assert proxy.seen == []
+
+
+@pytest.mark.parametrize(("mode", "foreign"), [(0o600, False), (0o666, False), (0o600, True)])
+def test_a_fleet_of_the_folder_gets_the_key_only_if_its_file_is_the_users_own(
+    proxy: Proxy, tmp_path: Path, mode: int, foreign: bool
+) -> None:
+    path = tmp_path / ".flotilla" / "run.json"
+    path.parent.mkdir()
+    url = f"http://127.0.0.1:{proxy.port}"
+    path.write_text(json.dumps({"pid": os.getpid(), "redis_url": "", "gateway_url": url}))
+    path.chmod(mode)
+    if foreign:
+        if os.getuid() != 0:
+            pytest.skip("only root can give a file to another user")
+        os.chown(path, 65534, 65534)
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as a running `flotilla up` does
+        flotilla("jobs", "ls", folder=tmp_path, FLOTILLA_API_KEY="sk-1")
+    own = mode == 0o600 and not foreign
+    assert [b"sk-1" in seen for seen in proxy.seen] == [True] * own
 
 
 def test_traces_for_this_machine_use_no_proxy(stack: Stack, proxy: Proxy) -> None:

@@ -31,8 +31,8 @@ from tests.harness.waiting import DEADLINE_S, wait_for
 def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     started: list[Up] = []
 
-    def start(*arguments: str, **environment: Any) -> Up:
-        started.append(Up(tmp_path, *arguments, **environment))
+    def start(*arguments: str, folder: Path = tmp_path, **environment: Any) -> Up:
+        started.append(Up(folder, *arguments, **environment))
         return started[-1]
 
     yield start
@@ -205,6 +205,7 @@ def test_its_redis_has_a_limit_of_memory_that_the_gateway_knows(up: Callable[...
     fleet = up(command=REAL).wait_until_ready()
     with redis_client(fleet) as client:
         limit = int(client.config_get("maxmemory")["maxmemory"])
+    assert f"{limit >> 20:,} MiB" in fleet.text()
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < limit <= machine / 4  # less in a container with a limit
     overview = f"http://127.0.0.1:{fleet.port}/admin/overview"
@@ -214,6 +215,56 @@ def test_its_redis_has_a_limit_of_memory_that_the_gateway_knows(up: Callable[...
     )
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.wait_for_exit() == 0
+
+
+def test_the_log_of_a_run_that_crashed_is_kept_for_the_next_one(up: Callable[..., Up]) -> None:
+    crashed = up("1").wait_until_ready()
+    [name] = crashed.wait_for_output(r"serves as w1\S* pid=\d+")
+    crashed.process.kill()
+    crashed.process.wait()
+    crashed.wait_until_all_ended()
+    fleet = up("1").wait_until_ready()
+    old, new = (fleet.folder / ".flotilla/logs" / f"worker-1.log{end}" for end in (".1", ""))
+    assert name in old.read_text()
+    assert name not in new.read_text()
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.wait_for_exit() == 0
+
+
+def test_a_log_that_is_too_large_is_cut(up: Callable[..., Up]) -> None:
+    fleet = up("1").wait_until_ready()
+    log = fleet.folder / ".flotilla/logs/worker-1.log"
+    older = log.with_name("worker-1.log.1")
+    with log.open("ab") as file:
+        file.truncate(65 << 20)
+        file.write(b"the last line\n")
+    wait_for(lambda: log.stat().st_size < 1 << 20, "the log is small again")
+    assert older.read_bytes().endswith(b"the last line\n")
+    [(_, pid)] = fleet.wait_for_output(r"serves as (w1\S*) pid=(\d+)")
+    os.kill(int(pid), signal.SIGKILL)
+    fleet.wait_for_output("worker-1 .*is ready again")
+    assert "serves as" in log.read_text()
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.wait_for_exit() == 0
+
+
+def test_two_fleets_that_start_at_once_choose_different_ports_for_their_workers(
+    up: Callable[..., Up], tmp_path: Path
+) -> None:
+    ports, folders = {"FLOTILLA_WORKER_PORT": str(free_port())}, [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    fleets = [up("2", "waits", folder=folder, **ports) for folder in folders]
+    for fleet in fleets:
+        fleet.wait_for_output(r"worker-\d .*waits", 2)
+    for folder in folders:
+        (folder / "go").touch()
+    for fleet in fleets:
+        fleet.wait_until_ready()
+    for fleet in fleets:
+        assert "starting it again" not in fleet.text()
+        fleet.process.send_signal(signal.SIGINT)
+        assert fleet.wait_for_exit() == 0
 
 
 def test_without_a_system_redis_the_packaged_one_serves(

@@ -13,6 +13,7 @@ import redis
 
 from tests.harness.client import (
     CHAT,
+    MODEL,
     Call,
     chat,
     http,
@@ -210,6 +211,25 @@ def test_a_hung_engine_loses_its_jobs(stack: Stack) -> None:
     join([call])
     assert call.lines[-1] == "data: [DONE]"
     assert job(gateway, call.job_id)["text"] == call.text
+
+
+@pytest.mark.parametrize(
+    ("action", "options"),
+    [("load_lora_adapter", {"lora_name": "a", "lora_path": "/a"}), ("stop_profile", {})],
+)
+def test_an_operators_call_that_takes_long_is_no_hung_engine(
+    stack: Stack, action: str, options: dict[str, str]
+) -> None:
+    gateway = stack.gateway()
+    worker = stack.worker(sim_faults="slow_operations_s=3", engine_stall_s=0.5, **FAST)
+    call = Call(gateway, chat("goes on", max_tokens=400, ignore_eos=True, stream=True))
+    wait_for(lambda: call.text, "it streams")
+    operate = f"{gateway.url}/admin/pools/{MODEL}/{action}"
+    assert http.post(operate, json=options).status_code == 200
+    join([call])
+    assert call.lines[-1] == "data: [DONE]"
+    assert outcomes(gateway, call.job_id) == ["completed"]
+    assert worker.popen.poll() is None
 
 
 def test_a_job_that_kills_its_workers_fails_after_max_attempts(stack: Stack) -> None:

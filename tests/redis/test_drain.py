@@ -139,7 +139,7 @@ async def test_a_drain_does_not_wait_for_a_sleep_that_waits_for_jobs(
         await start(queue, loop, [LONG])
         member, stopped = Membership(queue, POOL, WORKER, LEASE_S), asyncio.Event()
         adapters = Adapters(member, loop._engine, loop, cast(Registration, None))
-        operations = Operations(member, loop._engine, loop, adapters, stopped.set)
+        operations = Operations(member, loop, adapters, stopped.set)
         running = asyncio.create_task(operations.run())
         calls = loop.control.operator_calls
         calls.put_nowait(("op-1", "sleep", b'{"mode": "wait"}'))

@@ -66,11 +66,11 @@ async def test_of_a_rotation_and_a_revocation_at_once_one_wins(queue: JobQueue) 
         _, other, _ = made(peppers)
         await records.create(digest, key)
         replaced, revoked = await asyncio.gather(
-            records.replace(digest, other, key), records.revoke(digest)
+            records.replace(digest, other, key), records.revoke(digest, key)
         )
         assert replaced is not revoked
         assert ((await records.read()).keys() == {}) is revoked
-        await records.revoke(other)
+        await records.revoke(other, key)
 
 
 async def test_the_number_of_keys_is_bounded(

@@ -8,7 +8,7 @@ from gateway.maintenance.usage_counter import UsageCounter
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.usage_records import UsageRecords
 from shared.tenants.usage import Owner, UsageSums
-from tests.redis.conftest import TENANT, answer, claim_one, emit_token, finish, lease, submit
+from tests.redis.conftest import TENANT, answer, claim_one, emit_token, finish, lease, renew, submit
 
 KEPT_DAYS = 400
 
@@ -25,6 +25,7 @@ async def test_each_end_is_added_once(queue: JobQueue) -> None:
     await emit_token(queue, again, 2)
     await queue.cancel(running.id, TENANT)
     await queue.delete(running.id)
+    await renew(queue, "w-2", [again])  # by a worker that does not know of it yet
     for _ in range(2):
         await UsageCounter(queue, KEPT_DAYS).run()
     records, today = UsageRecords(queue), datetime.now(UTC).date()

@@ -85,13 +85,17 @@ CYCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref"
 OBJECT = {"type": "object", "properties": {"a": CYCLE}, "$defs": CYCLE["$defs"]}
 NEEDS_PERMISSION = (
     "prompt_embeds", "image_embeds", "audio_embeds", "video_embeds", "chat_template",
-    "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "kv_transfer_params",
+    "media_io_kwargs", "mm_processor_kwargs", "kv_transfer_params",
     "ec_transfer_params", "kv_hints", "vllm_xargs", "priority", "cache_salt", "request_id",
     "data_parallel_rank", "data", "api_base", "base_url", "api_key", "extra_headers",
 )  # fmt: skip
 """Fields that are refused unless the operator allows them."""
 REFUSED_IN_CHAT: dict[str, dict[str, Any]] = {
     **{f"field {name}": {name: "x"} for name in NEEDS_PERMISSION},
+    "arguments of the tokenizer": {
+        "chat_template_kwargs": {"tokenize": True, "padding": "max_length", "max_length": 10**9}
+    },
+    "template in another field": {"chat_template_kwargs": {"chat_template": "x"}},
     "max_tokens 0": {"max_tokens": 0},
     "max_tokens -1": {"max_tokens": -1},
     "max_tokens -2^63": {"max_tokens": -(2**63)},

@@ -18,7 +18,7 @@ from shared.job.lanes import adapter_queue, is_adapter_queue
 from shared.platform.backoff import Backoff
 from shared.store.interface import StoreError
 from shared.store.redis.depths import pool_names, with_waiting_jobs
-from worker.core.engine_call import model_cards, operate, refusal
+from worker.core.engine_call import model_cards, refusal
 from worker.core.loop import WorkerLoop
 from worker.core.membership import Membership
 from worker.core.registration import Registration
@@ -105,7 +105,7 @@ class Adapters:
             return refusal(400, "The engine takes no adapters: start it with --enable-lora.")
         if self._held.get(name) == path and not in_place:
             return WorkerAnswer(200, f"LoRA adapter '{name}' is loaded already.")
-        answer = await operate(self._engine, LOAD_ADAPTER, options)
+        answer = await self._loop.operate(LOAD_ADAPTER, options)
         if answer.ok:
             self._loaded_here.add(name)
             self._retries.pop(name, None)
@@ -123,7 +123,7 @@ class Adapters:
         self._retries.pop(name, None)
         if name not in self._held:
             return WorkerAnswer(200, f"LoRA adapter '{name}' is not loaded.")
-        answer = await operate(self._engine, UNLOAD_ADAPTER, {"lora_name": name})
+        answer = await self._loop.operate(UNLOAD_ADAPTER, {"lora_name": name})
         log.info("unloaded the adapter %s: %s", name, answer.message or "done")
         await self.refresh()
         return answer

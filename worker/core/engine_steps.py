@@ -1,12 +1,14 @@
 """How long an engine may make no step before it counts as hung, and whether it has taken longer.
 
-No hang: the first steps after the start, which compile, and the prefill of a prompt that is longer
-than any before it, whose time is not known.
+No hang: the first steps after the start, which compile, the prefill of a prompt that is longer than
+any before it, whose time is not known, and the time of an operator's call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 from shared.fleet.recent_work import RecentWork
 from worker.core.job_run import JobRun
@@ -101,6 +103,7 @@ class EngineProgress:
         self._slots = slots
         self._steps = EngineSteps(time.monotonic())
         self._answered_tokens = 0
+        self._operator_calls = 0
         self.work = RecentWork()
 
     @property
@@ -118,6 +121,16 @@ class EngineProgress:
     def on_step(self) -> None:
         """The engine has ended a step."""
         self._steps.step(time.monotonic())
+
+    @contextlib.contextmanager
+    def operator_call(self) -> Iterator[None]:
+        """The engine does what an operator asked for, and may make no step meanwhile."""
+        self._operator_calls += 1
+        try:
+            yield
+        finally:
+            self._operator_calls -= 1
+            self._steps.look(time.monotonic(), idle=True)
 
     def begins(self, run: JobRun) -> None:
         """A run begins, which is not among the others yet."""
@@ -137,12 +150,13 @@ class EngineProgress:
             self._answered_tokens = max(self._answered_tokens, buffer.prompt_tokens)
 
     def progressing(self, most_s: float) -> bool:
-        """Whether the engine is idle or makes steps; `most_s`: see `stall_limit_s`.
+        """Whether the engine is idle, makes steps, or does what an operator asked for.
 
-        Call it several times a second.
+        `most_s`: see `stall_limit_s`. Call it several times a second.
         """
         steps = self._steps
-        steps.look(time.monotonic(), idle=self._engine.load().unfinished == 0)
+        idle = bool(self._operator_calls) or self._engine.load().unfinished == 0
+        steps.look(time.monotonic(), idle=idle)
         if steps.stalled_s < min(SHORTEST_S, most_s):
             return True
         return steps.stalled_s < self._limit_s(most_s)

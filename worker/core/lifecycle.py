@@ -173,7 +173,7 @@ class Worker:
         engine, registration = self._engine, self._registration
         member, servers = self._member, self._queue.servers
         adapters = Adapters(member, engine, loop, registration)
-        operations = Operations(member, engine, loop, adapters, self.drain)
+        operations = Operations(member, loop, adapters, self.drain)
         desired = DesiredState(member, adapters, operations)
         await adapters.refresh()
         await desired.follow_if_possible()

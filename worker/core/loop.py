@@ -10,8 +10,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from shared.api.operator_actions import OperatorAction
+from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.job import LeasedJob
 from shared.platform import logs
 from shared.platform.malformed import MalformedValues
@@ -24,6 +27,7 @@ from worker.core.adapter_claims import AdapterQueues
 from worker.core.charges import Charges
 from worker.core.claimer import Claimer
 from worker.core.control_channel import ControlChannel
+from worker.core.engine_call import operate
 from worker.core.engine_steps import EngineProgress
 from worker.core.hand_backs import HandBacks
 from worker.core.home_shards import HomeShards
@@ -223,6 +227,11 @@ class WorkerLoop:
         """Claim again."""
         self.slots.paused = ""
         self.slots.changed()
+
+    async def operate(self, action: OperatorAction, options: Mapping[str, Any]) -> WorkerAnswer:
+        """Have the engine do what an operator asks for. However long it takes, it does not hang."""
+        with self.progress.operator_call():
+            return await operate(self._engine, action, options)
 
     async def read_adapter_queues(self, names: Iterable[str]) -> None:
         """Claim from these adapter queues, too, and from no others. Raises StoreError."""

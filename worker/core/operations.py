@@ -35,10 +35,9 @@ from shared.store.interface import StoreError
 from shared.store.redis.operation_answers import OperationAnswers
 from worker.core.adapters import Adapters
 from worker.core.drain import cheapest
-from worker.core.engine_call import operate, refusal
+from worker.core.engine_call import refusal
 from worker.core.loop import WorkerLoop
 from worker.core.membership import Membership
-from worker.engines.interface import Engine
 
 log = logging.getLogger("flotilla.operations")
 
@@ -55,14 +54,12 @@ class Operations:
     def __init__(
         self,
         member: Membership,
-        engine: Engine,
         loop: WorkerLoop,
         adapters: Adapters,
         stop: Callable[[], None],
     ) -> None:
         """`stop` has the worker drain and end; it may be called again."""
         self._worker_id = member.worker_id
-        self._engine = engine
         self._loop = loop
         self._adapters = adapters
         self._answers = OperationAnswers(member.queue.servers.primary)
@@ -133,7 +130,7 @@ class Operations:
 
     async def _execute(self, action: OperatorAction, options: Mapping[str, Any]) -> WorkerAnswer:
         own = self._own.get(action.name)
-        return await own(options) if own else await operate(self._engine, action, options)
+        return await own(options) if own else await self._loop.operate(action, options)
 
     async def _send(self, call_id: str, answer: WorkerAnswer) -> None:
         for _ in range(_TRIES):
@@ -177,7 +174,7 @@ class Operations:
                 if options.get("mode") != "wait":
                     await self._loop.releases.some(cheapest(runs.values(), len(runs)), "asleep")
                 await runs.wait_until_empty(_EMPTY_CHECK_S)
-            answer = await operate(self._engine, SLEEP, {"level": options.get("level", 1)})
+            answer = await self._loop.operate(SLEEP, {"level": options.get("level", 1)})
             done = answer.ok
         finally:
             if not done:
@@ -186,7 +183,7 @@ class Operations:
         return answer
 
     async def _wake_up(self, options: Mapping[str, Any]) -> WorkerAnswer:
-        answer = await operate(self._engine, WAKE_UP, options)
+        answer = await self._loop.operate(WAKE_UP, options)
         is_awake = not isinstance(answer.body, dict) or answer.body.get("status") != "sleeping"
         if answer.ok and is_awake:
             self._asleep = False

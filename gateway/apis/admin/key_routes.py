@@ -103,14 +103,18 @@ async def list_keys(
 
     `after` is the last id of the page before.
     """
-    stored = await _records(gateway).read()
+    records = _records(gateway)
+    stored = await records.read()
     keys = sorted(stored.keys().values(), key=lambda key: (-key.created_at, key.id))
     found = [key for key in keys if tenant in ("", key.tenant)]
     if after:
         ids = [key.id for key in found]
-        if after not in ids:
+        if after in ids:
+            found = found[ids.index(after) + 1 :]
+        elif (made_at := await records.place_of(after)) is not None:
+            found = [key for key in found if (-key.created_at, key.id) > (-made_at, after)]
+        else:
             raise _no_such_key(after)
-        found = found[ids.index(after) + 1 :]
     page, peppers = found[:limit], gateway.keys.peppers
     used = await used_objects(gateway, [key_name(key.id) for key in page])
     shown = [ListedKey.with_use(key, peppers, each) for key, each in zip(page, used, strict=True)]
@@ -160,7 +164,7 @@ async def revoke(
     reason, _ = taken_reason(await optional_body(request, gateway))
     for _ in range(_TRIES):
         digest, key = await _stored(records, key_id)
-        if await records.revoke(digest):
+        if await records.revoke(digest, key):
             await _done(gateway, "revoked", key, operator, reason)
             return KeyRevoked(id=key.id)
     raise errors.RedisUnavailable("The key was changed meanwhile; try again.")

@@ -96,7 +96,7 @@ async def list_batches(
 
 @router.get("/{batch_id}")
 async def retrieve(batch_id: str, gateway: GatewayDep, tenant: TenantDep) -> BatchObject:
-    """A batch now. It is kept for 30 days after its end."""
+    """A batch now. It is kept for 30 days after its end, the oldest of 10,000 for a day."""
     return BatchObject.of(await _batch(gateway, tenant, batch_id))
 
 

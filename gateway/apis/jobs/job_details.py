@@ -11,8 +11,8 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.apis.jobs.timeline import Timeline, timeline
 from gateway.apis.jobs.why import PoolSituation, Why, explain
-from gateway.core.context import Gateway, GatewayDep, TenantDep
-from gateway.core.job_lookup import any_job_of, job_of
+from gateway.core.context import Gateway, GatewayDep, KeyDep
+from gateway.core.job_lookup import any_job_of, own_or_any_job
 from gateway.core.job_object import summaries
 from gateway.core.waiting import waiting
 from gateway.description.schema import shows
@@ -28,25 +28,23 @@ router = APIRouter(tags=["jobs"], dependencies=[known_only])
 
 
 @router.get("/jobs/{job_id}/timeline")
-async def get_timeline(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Timeline:
+async def get_timeline(job_id: str, gateway: GatewayDep, key: KeyDep) -> Timeline:
     """What has happened to the job: events, each a sentence, and the spans between them."""
-    return timeline(await job_of(gateway.queue, gateway.settings, tenant, job_id))
+    return timeline(await own_or_any_job(gateway.queue, gateway.settings, key, job_id))
 
 
 @router.get("/jobs/{job_id}/why")
-async def get_why(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Why:
+async def get_why(job_id: str, gateway: GatewayDep, key: KeyDep) -> Why:
     """Why the job waits, or why it failed: a sentence, and the facts behind it."""
-    return await _why(gateway, await job_of(gateway.queue, gateway.settings, tenant, job_id))
+    return await _why(gateway, await own_or_any_job(gateway.queue, gateway.settings, key, job_id))
 
 
 @router.get(
     "/jobs/{job_id}/request", openapi_extra=shows("JobRequestKept", errors=(NotRepeatable,))
 )
-async def get_request(
-    job_id: str, request: Request, gateway: GatewayDep, tenant: TenantDep
-) -> Response:
+async def get_request(job_id: str, request: Request, gateway: GatewayDep, key: KeyDep) -> Response:
     """The job's request as it was sent, as long as it is kept: to submit it again with changes."""
-    job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
+    job = await own_or_any_job(gateway.queue, gateway.settings, key, job_id)
     await hold_answer(request.scope, await gateway.queue.request_bytes(job.id))
     raw, _ = await gateway.queue.stored_request(job.id)
     endpoint = ENDPOINTS.get(job.endpoint)

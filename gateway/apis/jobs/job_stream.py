@@ -12,7 +12,7 @@ from gateway.core.answer import JobAnswer
 from gateway.core.answer_call import answer_of
 from gateway.core.context import Gateway
 from gateway.core.incoming import Incoming
-from gateway.core.job_lookup import job_of
+from gateway.core.job_lookup import own_or_any_job
 from gateway.core.plain_route import PlainRoute
 from gateway.core.received_events import StreamPosition
 from gateway.description.endpoint_route import ANSWER_ERRORS
@@ -36,7 +36,7 @@ async def resume(gateway: Gateway, incoming: Incoming) -> JobAnswer:
     job_id = scope["path"].split("/")[2]
 
     async def begin() -> JobAnswer:
-        job = await job_of(gateway.queue, gateway.settings, incoming.tenant, job_id)
+        job = await own_or_any_job(gateway.queue, gateway.settings, incoming.key, job_id)
         step = gateway.steps.get(job.endpoint)
         awaited = step is not None and await step.begins_at_once(job)
         return await answer_of(gateway, job, position._replace(awaited=awaited), incoming)

@@ -16,11 +16,11 @@ from gateway.apis.jobs.job_schemas import JOB_SCHEMAS
 from gateway.apis.jobs.job_stream import STREAM
 from gateway.core.call import new_call
 from gateway.core.call_options import MAX_DEADLINE_S
-from gateway.core.context import Gateway, GatewayDep, TenantDep
+from gateway.core.context import Gateway, GatewayDep, KeyDep, TenantDep
 from gateway.core.incoming import Incoming
 from gateway.core.job_events import END_ID, EventPosition, events
 from gateway.core.job_filter import parse_filter, tenants_of
-from gateway.core.job_lookup import job_of, no_such_job
+from gateway.core.job_lookup import own_or_any_job
 from gateway.core.job_object import summaries
 from gateway.core.job_search import search
 from gateway.core.log_event import ReadMode
@@ -46,6 +46,7 @@ from shared.job.place import PLACE, Place
 from shared.job.states import JobState
 from shared.store.interface import Store
 from shared.store.log_parts import log_parts
+from shared.tenants.api_key import ApiKey
 from shared.tenants.scopes import Scope
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS
 
@@ -153,22 +154,22 @@ async def list_jobs(
 async def get_job(
     job_id: str,
     gateway: GatewayDep,
-    tenant: TenantDep,
+    key: KeyDep,
     wait: Annotated[float, Query(ge=0, le=60)] = 0,
 ) -> Response:
     """The job now; with `wait`, when its state has changed, or after so many seconds."""
-    job = await _job(gateway, tenant, job_id)
+    job = await _job(gateway, key, job_id)
     if wait and not job.state.terminal:
-        job = await _changed(gateway, tenant, job, wait)
+        job = await _changed(gateway, key, job, wait)
     body, headers = await gateway.streams.job_object(job)
     headers |= _job_header(job) | ({} if job.state.terminal else {"retry-after": "1"})
     return BodyResponse(body, headers=headers)
 
 
 @router.get("/{job_id}/result", openapi_extra=shows("Job", 202, errors=ANSWER_ERRORS))
-async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
+async def get_result(job_id: str, gateway: GatewayDep, key: KeyDep) -> Response:
     """The answer that the endpoint would have given; 202 with the job until there is one."""
-    job = await _job(gateway, tenant, job_id)
+    job = await _job(gateway, key, job_id)
     if not job.state.terminal:
         body, headers = await gateway.streams.job_object(job)
         return BodyResponse(body, 202, headers | _job_header(job) | {"retry-after": "1"})
@@ -212,11 +213,11 @@ async def _chunks(queue: Store, job: Job) -> AsyncIterator[bytes]:
 async def get_events(
     job_id: str,
     gateway: GatewayDep,
-    tenant: TenantDep,
+    key: KeyDep,
     last_event_id: Annotated[str, Header(max_length=40)] = "0",
 ) -> Response:
     """The job's events so far, then live ones, as server-sent events."""
-    job = await _job(gateway, tenant, job_id)
+    job = await _job(gateway, key, job_id)
     if last_event_id == END_ID:
         return Response(status_code=204)  # at which an EventSource stops
     after = EventPosition.parse(last_event_id)
@@ -229,11 +230,11 @@ async def get_events(
 
 
 @router.post("/{job_id}/cancel", response_model=None, openapi_extra=shows("Job"))
-async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
+async def cancel(job_id: str, gateway: GatewayDep, key: KeyDep) -> Response:
     """Cancel the job. Its output so far is kept. A job that has ended stays as it is."""
-    if await gateway.queue.cancel(job_id, tenant) is None:
-        raise no_such_job(gateway.settings, job_id)
-    job = await _job(gateway, tenant, job_id)
+    await _job(gateway, key, job_id)
+    await gateway.queue.cancel(job_id, key.tenant)
+    job = await _job(gateway, key, job_id)
     return BodyResponse((await gateway.streams.job_object(job))[0])
 
 
@@ -278,15 +279,15 @@ def _form_endpoint(path: str) -> Endpoint:
     return ENDPOINTS[path]
 
 
-async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:
-    return await job_of(gateway.queue, gateway.settings, tenant, job_id)
+async def _job(gateway: Gateway, key: ApiKey, job_id: str) -> Job:
+    return await own_or_any_job(gateway.queue, gateway.settings, key, job_id)
 
 
 def _job_header(job: Job) -> dict[str, str]:
     return {"x-flotilla-job-id": job.id}
 
 
-async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Job:
+async def _changed(gateway: Gateway, key: ApiKey, job: Job, wait_s: float) -> Job:
     """The job when its state has changed, at the latest after `wait_s` seconds."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
@@ -297,7 +298,7 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
         state = job.state
         while job.state is state and (remaining_s := until - loop.time()) > 0:
             await reader.next(min(remaining_s, _POLL_S))
-            job = await _job(gateway, tenant, job.id)
+            job = await _job(gateway, key, job.id)
     finally:
         gateway.relay.close(reader)
         if not job.state.terminal:

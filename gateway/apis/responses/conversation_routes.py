@@ -67,11 +67,13 @@ async def retrieve(conversation_id: str, gateway: GatewayDep, tenant: TenantDep)
 async def update(
     conversation_id: str, request: Request, gateway: GatewayDep, tenant: TenantDep
 ) -> dict[str, Any]:
-    """Replace the metadata of a conversation."""
+    """Replace the metadata of a conversation, if the body has any."""
     sent = await _body(request, gateway)
     conversation = await gateway.of(Conversations).get(tenant, conversation_id)
-    changed = await gateway.of(Conversations).update(conversation, sent.metadata or {})
-    return changed.shown()
+    if "metadata" in sent.model_fields_set:
+        metadata = sent.metadata or {}
+        conversation = await gateway.of(Conversations).update(conversation, metadata)
+    return conversation.shown()
 
 
 @router.delete(

@@ -197,8 +197,9 @@ class Conversations:
     async def _free(self, conversation: Conversation, *, running: bool = False) -> None:
         """Add the items of the response that is its turn, which has ended.
 
-        Of one that has failed nothing is added. Raises ConversationLocked if it has not ended,
-        unless it may be `running`.
+        Of one that has failed, or whose answer Redis has lost, nothing is added. Raises
+        ConversationLocked if it has not ended, and BodyTooLarge if its answer is too large to be
+        continued; with `running` it stays the turn.
         """
         job_id = conversation.job
         if not job_id:
@@ -212,8 +213,12 @@ class Conversations:
         if job is not None:
             try:
                 output = await output_items(self._queue, job)
-            except (StreamReset, BodyTooLarge):  # its answer can't be continued
+            except StreamReset:
                 output = None
+            except BodyTooLarge as error:
+                if running:
+                    return
+                raise BodyTooLarge(f"{error} To go on without it, delete it.") from error
         await self._stored.end_turn(conversation.id, conversation.tenant, job_id, output)
 
     async def _extend(

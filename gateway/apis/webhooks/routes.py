@@ -92,12 +92,16 @@ async def list_endpoints(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> WebhookEndpointList:
     """The tenant's endpoints, newest first; `after` is the last id of the page before."""
-    found = list(await gateway.of(WebhookRecords).list(tenant))
+    records = gateway.of(WebhookRecords)
+    found = list(await records.list(tenant))
     if after:
         ids = [each.id for each in found]
-        if after not in ids:
+        if after in ids:
+            found = found[ids.index(after) + 1 :]
+        elif (place := await records.place_of(after)) is not None:
+            found = [each for each in found if each.created_at < place]
+        else:
             raise _no_such_endpoint(after)
-        found = found[ids.index(after) + 1 :]
     shown = [WebhookEndpointObject.of(each) for each in found[:limit]]
     return WebhookEndpointList(
         data=shown,

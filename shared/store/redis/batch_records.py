@@ -24,6 +24,9 @@ Which = Literal["output", "errors"]
 
 _KEPT_S = 30 * 86_400
 """How long a batch is kept after its end."""
+_MOST_KEPT = 10_000
+"""Batches of one tenant. Above that the oldest go that have ended more than a day ago."""
+_DELETABLE_MS = (_KEPT_S - 86_400) * 1000
 _SHARD = 0
 _MOST_COUNTED = 1000
 
@@ -98,8 +101,16 @@ class BatchRecords:
         """Store a new batch. `max_open`: of one tenant. Raises TooManyBatches and NotFound."""
         created_us = int(batch.created_at * 1e6)
         flat = [word for pair in fields_of(batch).items() for word in pair]
-        arguments = (batch.id, batch.tenant, batch.input_file_id, max_open, created_us, *flat)
+        arguments = (
+            batch.id, batch.tenant, batch.input_file_id, max_open, _MOST_KEPT, _DELETABLE_MS,
+            created_us, *flat,
+        )  # fmt: skip
         made = await self._queue.run("create_batch", _SHARD, arguments)
+        if made == -2:
+            raise TooManyBatches(
+                f"You have {_MOST_KEPT:,} batches, and the oldest are open, or have ended within "
+                "the last day; try again later."
+            )
         if made < 0:
             raise NotFound(f"There is no file {batch.input_file_id!r} any more.")
         if not made:

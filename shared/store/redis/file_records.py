@@ -87,14 +87,18 @@ class FileRecords:
 
         `purpose`: only those; None: all.
 
-        Raises BadRequest if the tenant has no file `after`.
+        Raises BadRequest if the tenant has no file `after`, and has deleted none lately.
         """
         index, newest_first = keys.first(keys.FILES, tenant), order == "desc"
         rank = -1
         if after:
             rank = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
             if rank is None:
-                raise BadRequest("You have no file of this id.", "after")
+                place = await self._redis.get(keys.first(keys.GONE, after))
+                if place is None:
+                    raise BadRequest("You have no file of this id.", "after")
+                before = (f"({int(place)}", "+inf") if newest_first else ("-inf", f"({int(place)}")
+                rank = await self._redis.zcount(index, *before) - 1
         found: list[StoredFile] = []
         now_s = await self.now_s()
         while len(found) <= limit:

@@ -25,6 +25,9 @@ SHARD = 0
 _TENANT = b"tenant:"
 """A digest, 32 random bytes, begins with these seven in one of 2^56 keys."""
 
+_GONE_S = 3600
+"""For so long a list of keys goes on behind one that was revoked."""
+
 OnMalformed = Callable[[bytes, Exception], None]
 
 
@@ -88,9 +91,16 @@ class KeyRecords:
         """Store a key under another digest; False if it was not there under the one before."""
         return await self._change(before, digest, key.packed()) > 0
 
-    async def revoke(self, digest: bytes) -> bool:
+    async def revoke(self, digest: bytes, key: ApiKey) -> bool:
         """Delete a key; False if it was not there."""
+        place = keys.first(keys.GONE, key.id)
+        await self._redis.set(place, repr(key.created_at), ex=_GONE_S)
         return await self._change(digest, b"", "") > 0
+
+    async def place_of(self, key_id: str) -> float | None:
+        """When a key was made that was revoked lately; None: it was not."""
+        place = await self._redis.get(keys.first(keys.GONE, key_id))
+        return None if place is None else float(place)
 
     async def limit_tenant(self, tenant: str, limits: RateLimits) -> None:
         """Set the limits of all keys of a tenant together. Raises QuotaExceeded."""

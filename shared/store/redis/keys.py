@@ -62,6 +62,7 @@ FILE: Final = "file"
 FILES: Final = "files"
 FILES_EXPIRING: Final = "files_expiring"
 STORED: Final = "stored"
+GONE: Final = "gone"
 WEBHOOK: Final = "webhook"
 WEBHOOKS: Final = "webhooks"
 WEBHOOK_TENANTS: Final = "webhook_tenants"
@@ -89,7 +90,7 @@ LUA_WORDS: Final = (
     EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
     UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
-    BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED,
+    BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED, GONE,
     WEBHOOK, WEBHOOKS, WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, OUTBOX_READER,
     DUE, PENDING, TRIES, DELIVERY_LOG, API_KEYS, API_KEYS_VERSION, USAGE, USAGE_DROPPED, USAGE_DAY,
     USAGE_ROWS, USAGE_TOTALS, USAGE_POSITIONS, RATE, RUNNING, PROBE_WORD,
@@ -213,6 +214,11 @@ def conversation_order(shard: int, conversation_id: str) -> str:
 def conversation_items(shard: int, conversation_id: str) -> str:
     """The items of a conversation, by id."""
     return f"{base(shard)}{CONVERSATION_ITEMS}:{conversation_id}"
+
+
+def gone_item(shard: int, conversation_id: str, item_id: str) -> str:
+    """Where an item was that was deleted lately."""
+    return f"{base(shard)}{GONE}:{conversation_id} {item_id}"
 
 
 def first(word: str, rest: str = "") -> str:

@@ -78,7 +78,7 @@ class StoredConversations:
     async def item_ids(
         self, conversation: str, *, after: str, limit: int, descending: bool, up_to: str
     ) -> list[bytes] | None:
-        """The ids of at most `limit` items; None if `after` is not among the items.
+        """The ids of at most `limit` items; None if `after` is not among the items, nor was lately.
 
         `after`: the id of the last item of the page before; empty: none. `up_to`: number of the
         last item that counts.
@@ -89,8 +89,10 @@ class StoredConversations:
         if after:
             number = await redis.zscore(order, after)
             if number is None:
+                number = await redis.get(keys.gone_item(shard, conversation, after))
+            if number is None:
                 return None
-            low, high = (low, f"({number:.0f}") if descending else (f"({number:.0f}", high)
+            low, high = (low, f"({int(number)}") if descending else (f"({int(number)}", high)
         start, end = (high, low) if descending else (low, high)
         ids: list[bytes] = await redis.zrange(
             order, start, end, byscore=True, desc=descending, offset=0, num=limit

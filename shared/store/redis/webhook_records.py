@@ -66,6 +66,11 @@ class WebhookRecords:
         found = map(parse_endpoint, ids, await pipeline.execute()) if ids else ()
         return [endpoint for endpoint in found if endpoint]
 
+    async def place_of(self, endpoint_id: str) -> float | None:
+        """When an endpoint was made that was deleted lately; None: it was not."""
+        place = await self._redis.get(keys.first(keys.GONE, endpoint_id))
+        return None if place is None else int(place) / 1e6
+
     async def check_ids(self, tenant: str, endpoint_ids: Sequence[str], param: str) -> None:
         """Raise BadRequest unless all of these are the tenant's; `param`: where they stand."""
         pipeline = self._redis.pipeline(transaction=False)

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
 role, *flags = sys.argv[1:]
@@ -54,6 +56,10 @@ signal.signal(signal.SIGTERM, drain)
 if "has-engine" in flags:
     engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(f"engine pid={engine.pid}", flush=True)
+if "waits" in flags:
+    print("waits", flush=True)
+    while not Path("go").exists():
+        time.sleep(0.05)
 variable = "FLOTILLA_PORT" if role == "gateway" else "FLOTILLA_WORKER_PORT"
 server = ThreadingHTTPServer(("127.0.0.1", int(os.environ.get(variable, "0"))), Handler)
 print(f"serves as {os.environ.get('FLOTILLA_WORKER_ID', role)} pid={os.getpid()}", flush=True)

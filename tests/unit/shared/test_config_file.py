@@ -101,6 +101,7 @@ def test_a_child_reads_the_same_pools(folder: Path, monkeypatch: pytest.MonkeyPa
     [
         ("prot: 1\n", "prot: there is no such setting; did you mean port?"),
         ("config: x\n", "config: there is no such setting"),
+        ("url: http://x\n", "url: there is no such setting in a file"),
         ("port: many\n", "port='many': Input should be a valid integer"),
         ("- port\n", "this must be a mapping"),
         ("port: 1\nport: 2\n", "'port' is there twice in line 2"),

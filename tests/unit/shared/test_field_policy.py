@@ -11,6 +11,7 @@ from shared.api.field_policy import (
     MEDIA_URLS,
     MEDIA_UUIDS,
     NEEDS_PERMISSION,
+    TOKENIZER_ARGUMENTS,
     check_fields,
     check_permission,
 )
@@ -32,7 +33,9 @@ def part(**content: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, content]}]}
 
 
-@pytest.mark.parametrize("name", sorted(set(NEEDS_PERMISSION) - {MEDIA_URLS, MEDIA_UUIDS}))
+@pytest.mark.parametrize(
+    "name", sorted(set(NEEDS_PERMISSION) - {MEDIA_URLS, MEDIA_UUIDS, TOKENIZER_ARGUMENTS})
+)
 def test_a_field_that_needs_permission(name: str) -> None:
     restricted = check_fields({**CHAT, name: {"any": "value"}}, SETTINGS)
     assert restricted == (name,)

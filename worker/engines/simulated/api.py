@@ -28,8 +28,9 @@ from worker.engines.simulated.generation import Disconnected, EngineDeadError, G
 from worker.engines.simulated.text_answer import DEAD, TextAnswer
 from worker.engines.simulated.text_request import RefusedError, parse
 
+_OPERATIONS = {each.engine_path: each.method for each in ACTIONS.values() if each.engine_path}
 _METHODS = {
-    **{action.engine_path: action.method for action in ACTIONS.values() if action.engine_path},
+    **_OPERATIONS,
     **dict.fromkeys(ENDPOINTS, "POST"),
     **dict.fromkeys(("/v1/models", "/health"), "GET"),
 }
@@ -53,6 +54,9 @@ class Generator(Engine, Protocol):
 
     def abort(self, generation: Generation) -> None:
         """Remove the generation's sequences from the batch."""
+
+    async def operate(self) -> None:
+        """Take the time of an operator's call."""
 
 
 class SimulatedApi:
@@ -96,6 +100,8 @@ class SimulatedApi:
         path, method = request.scope["path"], request.method
         if _METHODS.get(path) != method:
             raise RefusedError(f"{NO_ROUTE} {method} {path}", 404, "NotFoundError")
+        if path in _OPERATIONS:
+            await self._engine.operate()
         if path == "/health":
             return Response(status_code=503 if self._engine.dead else 200)
         if path == "/v1/models":

@@ -62,6 +62,7 @@ class SimulatedEngine:
         )
         self._api = SimulatedApi(pool, self)
         self._steps = 0
+        self._still_until = 0.0
         self._has_work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._dead = False
@@ -118,6 +119,12 @@ class SimulatedEngine:
         self._batch.discard(generation)
         generation.fail(Disconnected())
 
+    async def operate(self) -> None:
+        """Carry out an operator's call, which does nothing here but take its time."""
+        seconds = self._faults.slow_operations_s
+        self._still_until = asyncio.get_running_loop().time() + seconds
+        await asyncio.sleep(seconds)
+
     async def _run(self) -> None:
         try:
             await self._take_steps()
@@ -138,7 +145,7 @@ class SimulatedEngine:
             prefill = self._batch.admit()
             # Counted from the last deadline, so that a late wake-up shortens the next step; an
             # overloaded loop does not save up steps.
-            deadline = max(deadline + self._step_s(prefill), loop.time())
+            deadline = max(deadline + self._step_s(prefill), loop.time(), self._still_until)
             await asyncio.sleep(deadline - loop.time())
             if not self._batch.running:
                 continue

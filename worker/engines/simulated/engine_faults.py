@@ -10,6 +10,7 @@ die_on_prompt=TEXT    the same, but the engine dies, not the process
 kill_after_tokens=N   with one of these two: not before N tokens of that answer are out (never,
                       if it is not longer)
 slow_start_s=X        `start` takes X seconds
+slow_operations_s=X   an operator's call takes X seconds, and no step is taken meanwhile
 refuse_past=1         the engine continues no job of an earlier worker
 """
 
@@ -35,6 +36,7 @@ class EngineFaults(BaseModel, extra="forbid", frozen=True):
     die_on_prompt: _Text = ""
     kill_after_tokens: Annotated[int, Field(ge=0)] = 0
     slow_start_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    slow_operations_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     refuse_past: bool = False
 
     @classmethod

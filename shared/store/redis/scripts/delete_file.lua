@@ -14,6 +14,7 @@ if call('SCARD', key('file_users', id)) > 0 then
 end
 local reply = redis.call('HGETALL', record)
 redis.call('DEL', record)
+leave_place(id, call('ZSCORE', key('files', tenant), id))
 call('ZREM', key('files', tenant), id)
 call('ZREM', expiring, id)
 count_stored(tenant, -found[2], -1)

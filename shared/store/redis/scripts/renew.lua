@@ -23,7 +23,7 @@ for i = 7, #ARGV, 2 do
     redis.pcall('XCLAIM', queue_key(job.queue), GROUP, worker, 0, job.entry, 'JUSTID')
     state = ''
   elseif not job then
-    redis.call('DEL', key('log', id)) -- no client can read it any more, and it has no time to live
+    keep_log(id) -- no client can read it any more, and it has no time to live
   end
   for _, word in ipairs({id, state, job and job.watchers or '', job and job.watched or ''}) do
     reply[#reply + 1] = word

@@ -16,6 +16,12 @@ local function count_kept(tenant, id, bytes, more)
   if tonumber(call('ZINCRBY', kept, int(bytes - before), TOTAL)) <= 0 then call('ZREM', kept, TOTAL) end
 end
 
+-- Keep for a while where a deleted entry was in its list: clients that have read up to there go on behind it.
+local PLACE_MS = 3600000
+local function leave_place(id, place)
+  if place then redis.call('SET', key('gone', id), place, 'PX', PLACE_MS) end
+end
+
 -- A quota as an argument: '0' is none.
 local function quota(argument)
   local most = tonumber(argument)

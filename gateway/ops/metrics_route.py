@@ -35,8 +35,9 @@ _warn = RareWarning(log)
 async def metrics(gateway: GatewayDep) -> Response:
     """All metrics in Prometheus' text format."""
     # At the same time, so that a scrape waits for one timeout of Redis, not for each.
-    problems, *_ = await run_together(
-        checks(gateway), _read_fleet(gateway), _read_given_up(gateway), _read_redis(gateway)
+    problems, _ = await run_together(
+        checks(gateway),
+        run_together(_read_fleet(gateway), _read_given_up(gateway), _read_redis(gateway)),
     )
     for check, problem in problems.items():
         gateway.metrics.ready.labels(check).set(not problem)

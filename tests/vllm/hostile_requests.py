@@ -301,7 +301,7 @@ ANY_ANSWER: dict[str, dict[str, Any]] = {
     },
     "user of 1 MB": {"user": "x" * 1_000_000},
     "unknown field": {"nonsense": nested(20)},
-    "10,000 messages": {"messages": [{"role": "user", "content": "x"}] * 9_999},
+    "2,000 messages": {"messages": [{"role": "user", "content": "x"}] * 2_000},
     "a text that is far too long": {"messages": [{"role": "user", "content": "word " * 100_000}]},
     "a word of 60,000 letters": {
         "messages": [{"role": "user", "content": "a" * 60_000}],

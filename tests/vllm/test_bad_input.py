@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +32,8 @@ pytestmark = pytest.mark.vllm
 
 ANSWER_S = 300.0
 """Within this time each request has its answer, hostile or not: none stops the worker."""
-LONGEST_ERROR = 20_000
+LONGEST_ERROR = 100_000
+"""vLLM says of one wrong element what is wrong for each of the sixty types that it may have."""
 AT_ONCE = 4
 KEY = {"authorization": "Bearer s3cret"}
 """Not an operator's: those may stop the fleet."""
@@ -84,11 +84,7 @@ def api(demo: ServedModel, gateway: Process) -> Iterator[httpx.Client]:
 
 async def problem_of(api: httpx.AsyncClient, request: Hostile) -> str:
     """What is wrong with the answer; empty if nothing is."""
-    deadline = time.monotonic() + ANSWER_S
     answer = await api.post(request.path, content=request.body, headers=request.headers)
-    while answer.status_code == 503:  # the worker has no time to try a grammar
-        assert time.monotonic() < deadline, answer.text
-        answer = await api.post(request.path, content=request.body, headers=request.headers)
     if answer.status_code not in request.statuses:
         return f"{answer.status_code} {answer.text[:300]}"
     if answer.status_code == 200:

@@ -24,6 +24,7 @@ from worker.engines.vllm import (
     parent_death,
     release,
     stream_chunks,
+    token_texts,
 )
 from worker.engines.vllm.grammar_check import GrammarChecker
 from worker.engines.vllm.rendered_context import Contexts
@@ -70,6 +71,10 @@ class VllmEngine:
             cpu_memory.size_kv_cache(config, tensors, memory_bytes)
         _prepare_forks(v)
         contexts = await Contexts.start(config.model_config)
+        of_model = config.model_config
+        if of_model.runner_type != "pooling" and not of_model.skip_tokenizer_init:  # has grammars
+            self._grammars = GrammarChecker(config)
+            await self._grammars.start()
         # Before vLLM forks its engine. The logits processor is added only where it is needed: with
         # one, vLLM copies every request's tokens to the host in every step.
         if not v.install_prefill_resume():
@@ -84,10 +89,7 @@ class VllmEngine:
         app = v.build_app(args, tasks, self._engine.model_config)
         first_errors.install(app)
         input_errors.install(app)
-        model = config.model_config
-        if model.runner_type != "pooling" and not model.skip_tokenizer_init:  # has grammars
-            self._grammars = GrammarChecker(config)
-            await self._grammars.start()
+        token_texts.install(self._engine.renderer.tokenizer)
         engine = v.JournalledEngine(
             self._engine,
             self._grammars,

@@ -31,9 +31,9 @@ _MEMORY_BYTES = 256 << 20
 _NICENESS = 5
 _MAX_ERROR_CHARS = 2000
 _TRIED_TOKENS = 16
-_MAX_TOKEN_S = 0.25
+_MAX_TOKEN_S = 0.1
 """CPU time of the engine's process for one token's mask: all sequences wait for it in each step."""
-_MAX_CHECK_S = 0.5
+_MAX_CHECK_S = 0.1
 """CPU time of the worker's event loop: vLLM repeats the check there for every request."""
 
 
@@ -42,7 +42,6 @@ def main() -> None:
     request_signal(signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # it ends with the worker, which may drain first
-    os.nice(_NICENESS)
     answers = os.dup(1)
     os.dup2(2, 1)  # libraries print
     with io.FileIO(0) as questions:
@@ -95,6 +94,7 @@ def _limit(parent: int) -> None:
     request_signal(signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the request
         os._exit(1)
+    os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, _SECONDS)
     pages = int(Path("/proc/self/statm").read_text().split()[5])

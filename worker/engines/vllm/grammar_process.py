@@ -20,13 +20,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shared.platform import settings as environment
 from shared.platform.death_signal import request_signal
 
 Attempt = Callable[[dict[str, Any], str], tuple[str, str]]
 """(structured outputs, engine's backend or an empty string) -> (error or an empty string, backend).
 """
 _SECONDS = 4.0
-"""CPU time of all threads that try a grammar; wall-clock time may be twice as long."""
+"""CPU time of all threads that try a grammar."""
+_STUCK_S = 30.0
+"""Wall-clock time, which may be much longer on a busy machine."""
 _MEMORY_BYTES = 256 << 20
 _NICENESS = 5
 _MAX_ERROR_CHARS = 2000
@@ -44,6 +47,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends with the worker, which may drain first
     answers = os.dup(1)
     os.dup2(2, 1)  # libraries print
+    # VLLM's own limit, of wall-clock time, would refuse what a busy machine compiles slowly.
+    environment.set_engine_variable("VLLM_REGEX_COMPILATION_TIMEOUT_S", "0")
     with io.FileIO(0) as questions:
         attempt = _prepare(pickle.loads(_next(questions)))  # noqa: S301, from the worker
         while data := _next(questions):
@@ -77,7 +82,7 @@ def _try(question: dict[str, Any], attempt: Attempt, questions: io.FileIO) -> tu
     os.close(write)
     with os.fdopen(read, "rb") as answer:
         # The next question comes before this one's answer if nobody waits for it any more.
-        ready, _, _ = select.select([answer, questions], [], [], 2 * _SECONDS)
+        ready, _, _ = select.select([answer, questions], [], [], _STUCK_S)
         if answer not in ready:
             os.kill(pid, signal.SIGKILL)
         text = answer.read()

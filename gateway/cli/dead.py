@@ -1,4 +1,4 @@
-"""`flotilla dead`: jobs that are out of attempts, and data that could not be read."""
+"""`flotilla dead`: jobs that are out of attempts."""
 
 from __future__ import annotations
 

@@ -199,11 +199,6 @@ async def lose_an_entry(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     await emit_token(queue, job, 3)
 
 
-async def damage_a_segment(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
-    await emit_and_flush(queue, job)
-    store.rpush(keys.log(0, job.id), b"\xc1")
-
-
 async def lose_what_it_continues(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     """The log is deleted under a lease that continues it and has written nothing yet."""
     await emit_and_flush(queue, job)
@@ -213,7 +208,7 @@ async def lose_what_it_continues(queue: JobQueue, store: Redis, job: LeasedJob) 
 
 
 @pytest.mark.parametrize(("stream", "watched", "is_seen"), SEEN)
-@pytest.mark.parametrize("lose", [lose_an_entry, damage_a_segment, lose_what_it_continues])
+@pytest.mark.parametrize("lose", [lose_an_entry, lose_what_it_continues])
 async def test_a_log_that_lacks_entries_fails_a_job_that_was_seen_and_restarts_another(
     queue: JobQueue,
     store: Redis,
@@ -327,16 +322,6 @@ async def test_a_job_that_nobody_has_seen_restarts(queue: JobQueue, store: Redis
     after = await seen(queue, job.id)
     outcomes = ["worker_lost", "no continuation", "completed"]
     assert [attempt.outcome for attempt in after.attempts] == outcomes
-
-
-async def test_a_seen_log_with_a_damaged_segment_does_not_restart(
-    queue: JobQueue, store: Redis
-) -> None:
-    job = await continued(queue, store)
-    store.rpush(keys.log(0, job.id), b"\xc1")
-    await log_entries(queue, job.id, 0)
-    assert await queue.restart(job, "log lost", "context_changed") == "failed"
-    assert (await seen(queue, job.id)).error_code == "log_lost"
 
 
 async def test_being_drained_is_not_the_jobs_fault(queue: JobQueue, store: Redis) -> None:

@@ -29,7 +29,7 @@ ADMIN_SCHEMAS: dict[str, Schema] = {
         attempts=array(ANYTHING),
         replayable=YES_NO | {"description": "its job's request is still kept"},
         values={"type": "object", "additionalProperties": TEXT}
-        | {"description": "what was set aside, 4 KiB of each value"},
+        | {"description": "its latest attempts, and what it was"},
     ),
     "DeadLetterList": obj(
         "object data has_more next_cursor",

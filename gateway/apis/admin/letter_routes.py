@@ -1,6 +1,6 @@
-"""Routes for operators: jobs that are out of attempts, and data that could not be read.
+"""Routes for operators: jobs that are out of attempts.
 
-They show what was set aside, of all tenants, so only an operator's key may use them
+They show those of all tenants, so only an operator's key may use them
 (gateway/http/middleware.py).
 """
 

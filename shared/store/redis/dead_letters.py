@@ -1,4 +1,4 @@
-"""The dead letters: data that could not be read, and jobs that are out of attempts."""
+"""The dead letters: jobs that are out of attempts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import NamedTuple
 from shared.job.job import shard_of
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.store_errors import damaged_is_empty
 
-KINDS = ("attempts", "entry", "field", "job", "key", "log", "member", "steps")
-"""What can be set aside: a job that is out of attempts, and kinds of unreadable data."""
+KINDS = ("attempts",)
+"""What can be noted: a job that is out of attempts."""
 
 
 _ID = re.compile(r"([0-9a-f]{3})-([0-9]{1,15})-([0-9]{1,9})")
@@ -72,11 +71,11 @@ async def count(queue: JobQueue) -> DeadLetters:
         pipeline.of(shard).xlen(keys.dead_letters(shard))
         pipeline.of(shard).hgetall(keys.base(shard) + keys.DEAD_LETTER_COUNTS)
     kept, written = 0, Counter[str]()
-    replies = iter(await pipeline.execute(raise_on_error=False))
+    replies = iter(await pipeline.execute())
     for length, counts in zip(replies, replies, strict=True):
-        kept += damaged_is_empty(length) or 0
-        for what, times in (damaged_is_empty(counts) or {}).items():
-            written[what.decode(errors="replace")] += int(times)
+        kept += length
+        for what, times in counts.items():
+            written[what.decode()] += int(times)
     return DeadLetters(kept, written)
 
 
@@ -93,8 +92,8 @@ async def page(
         newest = "+" if before is None else f"{before.ms}-{before.number}"
         pipeline.of(shard).xrevrange(keys.dead_letters(shard), newest, "-", count)
     found = []
-    for shard, entries in enumerate(await pipeline.execute(raise_on_error=False)):
-        for entry, fields in damaged_is_empty(entries) or ():
+    for shard, entries in enumerate(await pipeline.execute()):
+        for entry, fields in entries:
             letter = _letter(shard, entry, fields)
             if what in (None, letter.what) and (before is None or letter.id < before):
                 found.append(letter)

@@ -15,7 +15,6 @@ from shared.platform.settings import SettingsError
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.redis_client import server_name
-from shared.store.redis.store_errors import WrongType
 
 FORMAT_VERSION = 4
 """Counted up with every change that the release before can't read."""
@@ -93,10 +92,7 @@ async def _each_unversioned(redis: Any, command: str, n_shards: int) -> list[int
 
 
 async def _found(redis: Any) -> str | None:
-    try:
-        raw = await redis.get(keys.FORMAT)
-    except WrongType:
-        return _UNREADABLE
+    raw = await redis.get(keys.FORMAT)
     if raw is None:
         return None
     text: str = raw.decode(errors="replace")

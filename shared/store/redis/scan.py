@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from shared.job.lanes import LANES, WAITING_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.store_errors import WrongType
 
 MEMBERS_PER_STEP = 200
 """About; Redis serves no other client during a step."""
@@ -75,10 +74,7 @@ async def _jobs(redis: Any, shards: range) -> AsyncIterator[Step]:
 async def _members(redis: Any, key: str | bytes) -> AsyncIterator[list[bytes]]:
     cursor = None
     while cursor != 0:
-        try:
-            cursor, found = await redis.zscan(key, cursor or 0, count=MEMBERS_PER_STEP)
-        except WrongType:
-            return  # the next script that needs the key sets it aside
+        cursor, found = await redis.zscan(key, cursor or 0, count=MEMBERS_PER_STEP)
         yield [member for member, _ in found]
 
 
@@ -90,8 +86,5 @@ async def _entries(redis: Any, stream: str) -> AsyncIterator[list[bytes]]:
 
 
 async def _entries_behind(redis: Any, stream: str, after: str) -> list[Any]:
-    try:
-        found: list[Any] = await redis.xrange(stream, after, "+", count=MEMBERS_PER_STEP)
-    except WrongType:
-        return []
+    found: list[Any] = await redis.xrange(stream, after, "+", count=MEMBERS_PER_STEP)
     return found

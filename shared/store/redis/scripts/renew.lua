@@ -29,6 +29,6 @@ for i = 7, #ARGV, 2 do
     reply[#reply + 1] = word
   end
 end
--- Last: setting a damaged job aside has deleted the fence, and the reply tells what became of that job.
+-- Last: a job whose record can't be read has deleted the fence, and the reply tells what became of that job.
 redis.call('SET', key('fence', worker), fence_token, 'PX', ARGV[4])
 return reply

@@ -45,7 +45,7 @@ end
 -- The job that a job's entry names: another one, if the stream was lost and began anew in the same moment.
 local function entry_names(job)
   if not is_entry_id(job.entry) then return nil end
-  local entry = call('XRANGE', queue_key(job.queue), job.entry, job.entry)[1]
+  local entry = redis.call('XRANGE', queue_key(job.queue), job.entry, job.entry)[1]
   return entry and job_in(entry)
 end
 
@@ -64,16 +64,16 @@ local function has_entry(id, job)
 end
 
 local function put_back(id, job)
-  did('pool_names', call('SADD', base .. WORD.pool_names, job.pool), id)
-  did('jobs', call('ZADD', key('jobs', job.tenant), 'NX', job.created_us, id), id)
+  did('pool_names', redis.call('SADD', base .. WORD.pool_names, job.pool), id)
+  did('jobs', redis.call('ZADD', key('jobs', job.tenant), 'NX', job.created_us, id), id)
   if job.deadline_us ~= '' then
-    did('deadlines', call('ZADD', base .. WORD.deadlines, 'NX', job.deadline_us, id), id)
+    did('deadlines', redis.call('ZADD', base .. WORD.deadlines, 'NX', job.deadline_us, id), id)
   end
   if FROM.acquire[job.state] then
     local waiting = waiting_key(lane_waited_in(job))
-    did('waiting', call('ZADD', waiting, 'NX', job.created_us, id), id)
-    if has_turns(job) and not (call('ZSCORE', tenant_key(job.queue, job.tenant), id)
-                               and call('ZSCORE', turns_key(job.queue), job.tenant)) then
+    did('waiting', redis.call('ZADD', waiting, 'NX', job.created_us, id), id)
+    if has_turns(job) and not (redis.call('ZSCORE', tenant_key(job.queue, job.tenant), id)
+                               and redis.call('ZSCORE', turns_key(job.queue), job.tenant)) then
       join_turns(job.queue, job.tenant, job.created_us, id)
       give_turns()
       flush_writes()
@@ -87,7 +87,7 @@ local function put_back(id, job)
       redis.call('XACK', stream, GROUP, job.entry)
       redis.call('XDEL', stream, job.entry)
     end
-    local entry = call('XADD', stream, '*', 'job', id)
+    local entry = redis.call('XADD', stream, '*', 'job', id)
     redis.call('HSET', key('job', id), 'entry', entry)
     -- The holder renews it, or the reaper takes it.
     if FROM.requeue[job.state] then hand_out(job.queue, job.worker, {entry}) end
@@ -97,7 +97,7 @@ local function put_back(id, job)
 end
 
 -- What has ended expires by itself, some time before `sweep` takes its id out of the sets of its tenant, `rest`.
-local function is_swept_later(id) return call('ZSCORE', base .. WORD.expiring, id .. ' ' .. rest) end
+local function is_swept_later(id) return redis.call('ZSCORE', base .. WORD.expiring, id .. ' ' .. rest) end
 
 if word == WORD.job then
   local live = {}
@@ -113,13 +113,10 @@ if word == WORD.job then
   for _, job in ipairs(live) do put_back(job.id, job) end
 elseif word == WORD.queue then
   for i = 3, #ARGV do
-    local entry = call('XRANGE', queue_key(rest), ARGV[i], ARGV[i])[1]
+    local entry = redis.call('XRANGE', queue_key(rest), ARGV[i], ARGV[i])[1]
     local id = entry and job_in(entry)
     local job = id and load_job(id, TO_FIND)
-    if entry and not id then
-      set_aside_entry(rest, entry)
-      did('damaged entries', 1, ARGV[i])
-    elseif entry and not (job and job.queue == rest and job.entry == ARGV[i] and FROM.expire[job.state]) then
+    if entry and not (job and job.queue == rest and job.entry == ARGV[i] and FROM.expire[job.state]) then
       redis.call('XACK', queue_key(rest), GROUP, ARGV[i])
       did('stray entries', redis.call('XDEL', queue_key(rest), ARGV[i]), id)
     end
@@ -136,7 +133,7 @@ elseif word == WORD.kept or word == WORD.conversations then
     local id = ARGV[i]
     local is_gone = id ~= TOTAL and redis.call('EXISTS', key(is_conversation(id) and 'conversation' or 'job', id)) == 0
     if is_gone and not is_swept_later(id) then
-      if word == WORD.conversations then call('ZREM', key('conversations', rest), id) end
+      if word == WORD.conversations then redis.call('ZREM', key('conversations', rest), id) end
       count_kept(rest, id, 0)
       did('stray ' .. word, 1, id)
     end
@@ -152,7 +149,7 @@ else
     if word == WORD.waiting then
       leads = job and FROM.acquire[job.state] and lane_waited_in(job) == rest
     end
-    if not leads then did('stray ' .. word, call('ZREM', set, ARGV[i]), ARGV[i]) end
+    if not leads then did('stray ' .. word, redis.call('ZREM', set, ARGV[i]), ARGV[i]) end
   end
 end
 

@@ -7,27 +7,22 @@
 -- Invariant: a consumer with entries is kept; deleting it would lose them.
 local swept = 0
 local expiring = base .. WORD.expiring
-for _, member in ipairs(call('ZRANGEBYSCORE', expiring, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])) do
-  local id, tenant = string.match(member, '^(%S+) (.+)$')
-  local left_ms = id and is_conversation(id) and call('PTTL', key('conversation', id)) or 0
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', expiring, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])) do
+  local id, tenant = string.match(member, '^(%S+) (.*)$')
+  local left_ms = is_conversation(id) and redis.call('PTTL', key('conversation', id)) or 0
   if left_ms > 0 then -- it has been used since
-    call('ZADD', expiring, int(now_us() + left_ms * 1000), member)
+    redis.call('ZADD', expiring, int(now_us() + left_ms * 1000), member)
   else
-    if id then
-      swept = swept + call('ZREM', key(is_conversation(id) and 'conversations' or 'jobs', tenant), id)
-      count_kept(tenant, id, 0)
-    else
-      dead_letter('member', expiring, 'no job and tenant', {member = member})
-    end
+    swept = swept + redis.call('ZREM', key(is_conversation(id) and 'conversations' or 'jobs', tenant), id)
+    count_kept(tenant, id, 0)
     redis.call('ZREM', expiring, member)
   end
 end
-local dropped = call('XTRIM', base .. WORD.usage, 'MAXLEN', '~', ARGV[3])
-if dropped > 0 then call('INCRBY', base .. WORD.usage_dropped, dropped) end
-for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
-  for _, who in ipairs(call('ZRANGE', key('advertised', pool), 0, -1)) do
-    local worker = read_advertiser(pool, who)
-    if worker and not is_connected(worker) then redis.call('ZREM', key('advertised', pool), who) end
+local dropped = redis.call('XTRIM', base .. WORD.usage, 'MAXLEN', '~', ARGV[3])
+if dropped > 0 then redis.call('INCRBY', base .. WORD.usage_dropped, dropped) end
+for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pool_names)) do
+  for _, who in ipairs(redis.call('ZRANGE', key('advertised', pool), 0, -1)) do
+    if not is_connected((read_advertiser(who))) then redis.call('ZREM', key('advertised', pool), who) end
   end
   for i = 4, #ARGV do
     local stream = queue_key(pool .. ':' .. ARGV[i])

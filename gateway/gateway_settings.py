@@ -121,7 +121,7 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         3,
         ge=1,
         le=100,
-        description="attempts before dead-lettering: how many workers one job may lose",
+        description="how many workers one job may lose in a row, without progress, before it fails",
     )
     keepalive_s: float = Field(
         10.0, gt=0, description="a stream without data gets a comment after this time"

@@ -220,7 +220,3 @@ TOLD_WAITS = Limit(
     do="The queue grows, or one tenant's jobs wait for those of others: add workers.",
 )  # fmt: skip
 """How long streamed calls waited over what they were told, the median."""
-DEAD_LETTERS = Limit(
-    "dead_letters", warning=1, within_s=900,
-    text="{letters}, the newest {age} old.", do="Replay or drop them: `flotilla dead ls`.",
-)  # fmt: skip

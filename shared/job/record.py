@@ -176,7 +176,7 @@ def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         raise ValueError("no lease")
     created_us = int(raw[b"created_us"])
     finished_at = read("finished_us", _seconds)
-    attempts: list[Attempt] = read("history", read_history) or []
+    attempts: list[Attempt] = read("history", _read_history) or []
     if lease and lease.worker:
         _add_last(attempts, Attempt(lease.worker, _seconds(lease.started_us), finished_at, state))
     return Job(
@@ -260,8 +260,8 @@ def _read_headers(packed: bytes) -> dict[str, str]:
     return {str(name): str(value) for name, value in json.loads(packed).items()}
 
 
-def read_history(packed: bytes) -> list[Attempt]:
-    """From the record's field, or a dead letter."""
+def _read_history(packed: bytes) -> list[Attempt]:
+    """From the record's field."""
     return [
         Attempt(
             a["worker"],

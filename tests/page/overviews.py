@@ -142,7 +142,6 @@ def overview(**changes: Any) -> Overview:
         },
         "pools": [pool()],
         "workers": [worker(number) for number in range(1, 5)],
-        "dead_letters": 3,
         "redis": {"ok": True, "used_memory": 48_000_000, "max_memory": 2_000_000_000},
     } | changes
 
@@ -166,7 +165,6 @@ def empty() -> Overview:
         rates=dict.fromkeys(overview()["rates"], 0.0),
         pools=[],
         workers=[],
-        dead_letters=0,
         redis={"ok": True, "used_memory": 1_000_000, "max_memory": 0},
     )
 
@@ -231,7 +229,6 @@ def incident() -> Overview:
             )
         ],
         workers=workers,
-        dead_letters=12,
     )
 
 
@@ -280,7 +277,6 @@ def huge() -> Overview:
         },
         pools=pools,
         workers=workers,
-        dead_letters=LARGE,
         redis={"ok": True, "used_memory": 512_000_000_000, "max_memory": 1_024_000_000_000},
     )
 
@@ -319,7 +315,6 @@ def growing(share: float) -> Overview:
             )
             for number in range(1, 5)
         ],
-        dead_letters=to(LARGE),
     )
 
 

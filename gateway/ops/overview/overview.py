@@ -49,7 +49,6 @@ class Overview:
             rates=rates,
             pools=state.pools,
             workers=state.workers,
-            dead_letters=state.dead_letters,
             redis=state.redis,
         )
         return found.model_dump(mode="json")
@@ -75,8 +74,6 @@ class Overview:
             at_s=fleet.now_s(),
             pools=reading.pools(fleet, lanes, tenants, self._max_depth),
             workers=reading.workers(fleet, self._worker_rates.output),
-            dead_letters=read.dead_letters if read else 0,
-            newest_letter_s=read.newest_letter_s if read else None,
             recent=self._job_rates.increases(),
             redis=reading.redis_overview(self._gateway.eviction, error, self._failing_since_s),
             gateway_problems=self._own_problems(),

@@ -150,14 +150,6 @@ def _of_jobs(state: FleetState) -> Iterator[Problem]:
     if failed >= limits.JOBS_FAIL.least:
         counts = {"failed": failed, "ended": ended}
         yield from check(limits.JOBS_FAIL, failed / ended, counts)
-    newest_s = state.newest_letter_s
-    if newest_s is not None and state.at_s - newest_s < limits.DEAD_LETTERS.within_s:
-        letters = state.dead_letters
-        words = {
-            "letters": "There is 1 dead letter" if letters == 1 else f"{letters} dead letters",
-            "age": duration(state.at_s - newest_s),
-        }
-        yield from check(limits.DEAD_LETTERS, letters, words, since=newest_s)
 
 
 def _wait(count: int) -> str:

@@ -19,7 +19,6 @@ from shared.fleet.registry import WorkerInfo
 from shared.job.lanes import WAITING_LANES, pool_of
 from shared.job.states import WorkerState
 from shared.platform.tasks import run_together
-from shared.store.redis import dead_letters
 from shared.store.redis.depths import LaneDepth, depths
 from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.job_queue import JobQueue
@@ -36,8 +35,6 @@ class Reading(NamedTuple):
 
     lanes: Sequence[LaneDepth]
     total: Throughput
-    dead_letters: int
-    newest_letter_s: float | None
     tenants: Mapping[str, Sequence[TenantOverview]]
 
     @property
@@ -48,7 +45,7 @@ class Reading(NamedTuple):
 
 async def read(queue: JobQueue, fleet: FleetView) -> Reading:
     """Read everything now; refreshes the workers in `fleet`. Raises StoreError."""
-    lanes, letters, _ = await run_together(depths(queue), _letters(queue), fleet.refresh_workers())
+    lanes, _ = await run_together(depths(queue), fleet.refresh_workers())
     busy: dict[str, list[str]] = {}
     for lane in lanes:
         if lane.waiting and lane.pool not in busy.setdefault(pool_of(lane.pool), []):
@@ -64,14 +61,7 @@ async def read(queue: JobQueue, fleet: FleetView) -> Reading:
         ]
         for pool, found in waiting.items()
     }
-    return Reading(lanes, total, letters[0], letters[1], tenants)
-
-
-async def _letters(queue: JobQueue) -> tuple[int, float | None]:
-    counted, newest = await run_together(
-        dead_letters.count(queue), dead_letters.page(queue, None, None, 1)
-    )
-    return counted.kept, newest[0].id.ms / 1e3 if newest else None
+    return Reading(lanes, total, tenants)
 
 
 def redis_overview(eviction: EvictionMonitor, error: str, since_s: float | None) -> RedisOverview:

@@ -37,8 +37,6 @@ DEADLINES: Final = "deadlines"
 JOBS: Final = "jobs"
 EXPIRING: Final = "expiring"
 POOL_NAMES: Final = "pool_names"
-DEAD_LETTERS: Final = "dead_letters"
-DEAD_LETTER_COUNTS: Final = "dead_letter_counts"
 REAPER: Final = "reaper"
 REAP_CLOCK: Final = "reap_clock"
 UNATTENDED: Final = "unattended"
@@ -87,7 +85,7 @@ PROBE_WORD: Final = "probe"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAITING_OF, TURNS, LEVELS, LEVEL_CLOCK, WARM,
     WARM_BEFORE, WAITING_PREFIXES, WAKE_UPS, YIELDING, ADVERTISED, ISOLATION, DEADLINES, JOBS,
-    EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
+    EXPIRING, POOL_NAMES, REAPER, REAP_CLOCK,
     UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
     BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED, GONE,
@@ -263,11 +261,6 @@ def parse(key: str) -> tuple[int, str, str] | None:
     match = _OF_SHARD.fullmatch(key)
     shard = match and (_shards.get(match[1]) if _tags else int(match[1]))
     return (shard, match[2], match[3]) if match and shard is not None else None
-
-
-def dead_letters(shard: int) -> str:
-    """The stream of dead letters."""
-    return f"{base(shard)}{DEAD_LETTERS}"
 
 
 FORMAT: Final = "flotilla:{fleet}:format"

@@ -1,4 +1,4 @@
--- One call of a script: its state, keys, Redis' clock, commands, deferred writes, dead letters.
+-- One call of a script: its state, keys, Redis' clock, commands, deferred writes.
 -- loader.py puts these tables in front: WORD and CHANNEL (keys.py), PUBLISH and NUMSUB (channels.py), GROUP, RETRY_LANE, SUSPECT_LANE,
 -- SUSPECT_FROM, CLIENT_LANES, IS_CLIENT_LANE, ADAPTER_MARK (lanes.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
 -- KIND and CONTROL (frames.py), STEPS (step_log.py),
@@ -41,25 +41,6 @@ local function now_us()
   return read_us
 end
 local function int(x) return string.format('%d', x) end
-
--- Dead letters: jobs out of attempts are noted in a stream, and counted.
-local LETTER_BYTES = 4096 -- of one value; of a longer one also its length and SHA-1 are kept
-local LETTERS = 1000 -- per shard, about
-
-local function dead_letter(what, id, reason, values)
-  local letter = {'what', what, 'id', id, 'reason', reason}
-  for name, value in pairs(values) do
-    letter[#letter + 1] = 'value:' .. name
-    letter[#letter + 1] = string.sub(value, 1, LETTER_BYTES)
-    if #value > LETTER_BYTES then
-      for _, word in ipairs({'size:' .. name, #value, 'sha1:' .. name, redis.sha1hex(value)}) do
-        letter[#letter + 1] = word
-      end
-    end
-  end
-  redis.call('XADD', base .. WORD.dead_letters, 'MAXLEN', '~', LETTERS, '*', unpack(letter))
-  redis.call('HINCRBY', base .. WORD.dead_letter_counts, what, 1)
-end
 
 -- Deferred writes: one command for all members of a key, at the end of the script. The writes of a step
 -- or a batch of jobs cost a fraction of what they would one by one. A script does not read what it deferred.

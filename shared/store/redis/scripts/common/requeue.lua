@@ -1,8 +1,6 @@
 -- Requeue a job that its worker does not hold any more, or fail it: the retry limit is here. The job's log
 -- stays: the next lease continues it behind its last entry. `take_back` finds the jobs of a lost worker.
 local ATTEMPTS_SHOWN = 100 -- the history keeps so many, the latest ones
-local ATTEMPTS_IN_LETTER = 20
-local DEAD_JOB_MS = 7 * 86400000 -- a dead letter's job can be replayed for so long, or its own time to live
 
 -- The field of the record with this attempt as its last one. `last`: number of the log's last entry.
 local function history_field(id, job, reason, last)
@@ -59,16 +57,6 @@ local function queue_again(id, job, attempts, fields, in_turn)
   return TO.requeue
 end
 
--- Fail a job that is out of attempts: it becomes a dead letter, with its latest attempts.
-local function give_up(id, job, reason, attempts, fields)
-  local history = cjson.decode(fields[2])
-  while #history > ATTEMPTS_IN_LETTER do table.remove(history, 1) end
-  dead_letter('attempts', id, reason, {attempts = int(attempts), history = cjson.encode(history), tenant = job.tenant,
-                                       pool = job.pool, model = job.model, endpoint = job.endpoint})
-  job.ttl_ms = math.max(tonumber(job.ttl_ms), DEAD_JOB_MS)
-  finish_without_result(id, job, 'fail', 'too_many_attempts', fields)
-end
-
 -- Take a job from its worker. `blame`: the attempt counts against the job (its worker was lost with it), unless
 -- it has made progress. `in_turn`: see queue_again. Returns the new state.
 local function requeue_or_fail(id, job, reason, blame, in_turn)
@@ -85,7 +73,7 @@ local function requeue_or_fail(id, job, reason, blame, in_turn)
     restart_log(id, job, last, fields)
   end
   if blame and attempts >= tonumber(job.max_attempts) then
-    give_up(id, job, reason, attempts, fields)
+    finish_without_result(id, job, 'fail', 'too_many_attempts', fields)
     return TO.fail
   end
   return queue_again(id, job, attempts, fields, in_turn)

@@ -6,7 +6,7 @@
 | `request` | a `Request`, which never changes | submit |
 | `body` | of the HTTP request | submit |
 | `created_us`, `deadline_us` | by Redis' clock; the latter, if there is one, is the deadline that applies now | submit; acquire |
-| `entry` | of the job, in the stream of its lane | submit, requeue, repair |
+| `entry` | of the job, in the stream of its lane | submit, requeue |
 | `queue` | where that is another lane's stream: `<pool>:<lane>` | requeue |
 | `watchers`, `watched` | gateways that get its frames, with spaces between them; `1` if a client reads its events | submit, watch, unwatch |
 | `lease` | a `LastLease`, if it ever had one | acquire, submit, requeue |

@@ -23,7 +23,6 @@ from tests.redis.conftest import (
     claim,
     claim_one,
     make_job,
-    repair,
     submit,
 )
 
@@ -199,20 +198,6 @@ async def test_levels_mean_nothing_without_their_clock(queue: JobQueue, store: R
     await charge(queue, "b", 5.0)
     assert dict(store.zrange(LEVELS, 0, -1, withscores=True)) == {b"b": 5.0}
     assert store.zscore(TURNS, "a") == 0
-
-
-@pytest.mark.parametrize("word", [keys.TURNS, keys.LEVELS, keys.WAITING_OF, keys.LEVEL_CLOCK])
-async def test_a_key_of_the_wrong_type_loses_no_job(
-    queue: JobQueue, store: Redis, word: str
-) -> None:
-    jobs = {job.id for t in "ab" for job in await queued(queue, 2, tenant=t)}
-    await charge(queue, "a", 5.0)
-    for key in store.keys(f"{keys.base(0)}{word}*"):
-        store.delete(key)
-        store.lpush(key, "no")
-    found = {job.id for job in await claim(queue)}
-    await repair(queue)
-    assert found | {job.id for job in await claim(queue)} == jobs
 
 
 async def test_adapter_queues_share_the_levels_of_their_pool(queue: JobQueue, store: Redis) -> None:

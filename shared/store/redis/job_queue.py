@@ -19,7 +19,7 @@ from shared.job.job import LeasedJob, NewJob, checked_shard, shard_of
 from shared.job.lanes import LANES
 from shared.job.packing import pack
 from shared.job.placement import PlacementRules
-from shared.job.replies import Acquired, Fenced, NextTurn, Renewal, Repaired, SubmitReply
+from shared.job.replies import Acquired, Fenced, NextTurn, Renewal, SubmitReply
 from shared.job.result import piece_field
 from shared.job.states import JobState
 from shared.platform.tasks import run_together
@@ -291,21 +291,13 @@ class JobQueue(JobReader, Store):
         most_usage: int = MOST_ENTRIES,
     ) -> int:
         """Remove expired jobs, at most `limit`, from the index, dead workers from the consumer
-        groups: those without jobs that were silent for so long, and of the ledger what is more than
-        `most_usage` entries. Returns how many jobs and workers were removed."""
+        groups: those without jobs that were silent for so long, of the ledger what is more than
+        `most_usage` entries, and queues of adapters that nobody uses. Returns how many jobs and
+        conversations were looked at: with `limit` there may be more."""
         arguments = (limit, int(dead_consumer_s * 1000), most_usage, *LANES)
         return int(await self.run("sweep", shard, arguments))
 
-    async def repair(
-        self, shard: int, word: str, rest: str, members: Sequence[bytes]
-    ) -> dict[str, Repaired]:
-        """Put right what is wrong with these members of a key; see scripts/repair.lua.
-
-        Returns what was done; usually nothing. Redis serves no other call meanwhile, so pass a few
-        hundred members at most.
-        """
-        reply = await self.run("repair", shard, (word, rest, *members))
-        return {
-            what.decode(): Repaired(times, tuple(found.decode(errors="replace").split()))
-            for what, times, found in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
-        }
+    async def check(self, shard: int, limit: int = 20) -> dict[str, str]:
+        """Look at so many unfinished jobs, behind those of the call before; requeue what waits and
+        is in no line, or runs and is held by no worker. Returns the new states of these jobs."""
+        return job_states(await self.run("check", shard, (limit, *LANES)))

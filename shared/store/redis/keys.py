@@ -39,6 +39,7 @@ EXPIRING: Final = "expiring"
 POOL_NAMES: Final = "pool_names"
 REAPER: Final = "reaper"
 REAP_CLOCK: Final = "reap_clock"
+CHECKED: Final = "checked"
 UNATTENDED: Final = "unattended"
 IDEMPOTENCY: Final = "idempotency"
 ENDED: Final = "ended"
@@ -85,7 +86,7 @@ PROBE_WORD: Final = "probe"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAITING_OF, TURNS, LEVELS, LEVEL_CLOCK, WARM,
     WARM_BEFORE, WAITING_PREFIXES, WAKE_UPS, YIELDING, ADVERTISED, ISOLATION, DEADLINES, JOBS,
-    EXPIRING, POOL_NAMES, REAPER, REAP_CLOCK,
+    EXPIRING, POOL_NAMES, REAPER, REAP_CLOCK, CHECKED,
     UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
     BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED, GONE,
@@ -246,14 +247,7 @@ def pool_names(shard: int) -> str:
     return f"{base(shard)}{POOL_NAMES}"
 
 
-_THINGS: Final = "[cjkl]*:*"
 _OF_SHARD: Final = re.compile(r"flotilla:\{(\d+)\}:(\w+):(.*)", re.DOTALL)
-
-
-def things_pattern(shards: range) -> str:
-    """Of `job`, `jobs`, `log`, `kept` and `conversations` of shards that share a client, and more,
-    for Redis' SCAN."""
-    return base(shards[0]) + _THINGS if _tags else f"flotilla:{{*}}:{_THINGS}"
 
 
 def parse(key: str) -> tuple[int, str, str] | None:

@@ -54,8 +54,7 @@ local function lease_in_turn(name, ids, entries, turn, limit)
     if turn and n > 1 and turn.level > limit then return n - 1 end
     local job = load_job(id, TO_LEASE)
     local waits_here = job and job.queue == name and FROM.acquire[job.state]
-    -- Without an entry it can't be found when its worker is lost: repair.lua makes it one, and gives it a turn.
-    if waits_here and is_entry_id(job.entry) and may_start(id, job) then
+    if waits_here and may_start(id, job) then
       local charged = turn and expected_cost / (tonumber(job.weight) or 1)
       if turn then
         turn.level = turn.level + charge_of_claim(turn.level, charged) * charge_growth()

@@ -19,7 +19,7 @@ for i = 7, #ARGV, 2 do
   local job = load_job(id, {'watchers', 'watched'})
   local state = job and job.state or 'gone'
   if job and held(job, ARGV[i + 1]) then
-    -- There may be no such stream or group any more: repair.lua puts the job back into one.
+    -- There may be no such stream or group any more: a person has deleted it.
     redis.pcall('XCLAIM', queue_key(job.queue), GROUP, worker, 0, job.entry, 'JUSTID')
     state = ''
   elseif not job then

@@ -59,13 +59,14 @@ local TO_FIND = {'deadline_us', 'created_us'}
 local NUMBER = {deadline_us = true, created_us = true}
 local REQUIRED = {created_us = true, body = true}
 
--- Whether the record that a job was just read from can't be used. `lease`: as it is in the record.
-local function is_damaged(job, state, lease, fields)
+-- Whether the record that a job was just read from can't be used. `lease`, `entry`: as they are in the record.
+local function is_damaged(job, state, lease, entry, fields)
   if not STATE[state] or not job.pool or not job.lease_id or FROM.complete[state] and not lease then return true end
   for i = 1, #fields do
     local value = job[fields[i]]
     if REQUIRED[fields[i]] and value == '' or NUMBER[fields[i]] and value ~= '' and not tonumber(value) then return true end
   end
+  if FROM.cancel[state] and not is_entry_id(entry or '') then return true end
   return (job.history or '') ~= '' and not pcall(cjson.decode, job.history)
 end
 
@@ -83,7 +84,7 @@ local function load_job(id, fields)
   end
   setmetatable(job, request_of(request or ''))
   for i = 1, #fields do job[fields[i]] = values[5 + i] or '' end
-  if is_damaged(job, state, lease, fields) then return fail_damaged(id, values) end
+  if is_damaged(job, state, lease, values[3], fields) then return fail_damaged(id, values) end
   job.state, job.entry, job.queue = state, values[3] or '', values[4] or job.pool .. ':' .. job.lane
   return job
 end

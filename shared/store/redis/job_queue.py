@@ -26,7 +26,6 @@ from shared.platform.tasks import run_together
 from shared.store.interface import Store, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_reader import JobReader
-from shared.store.redis.replicated_submit import ReplicatedSubmits
 from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
 from shared.store.redis.scripts.emit import Step, pack_emit, parse_emit
 from shared.store.redis.scripts.next_turn import pack_next_turn, parse_next_turn
@@ -44,16 +43,8 @@ _LARGE_BYTES = 1 << 20
 class JobQueue(JobReader, Store):
     """All queues of a fleet. What has no docstring here has one in Store."""
 
-    replicated: ReplicatedSubmits | None = None
-    """Makes submits wait for replicas."""
     share_rules = ShareRules()
     placement = PlacementRules()
-
-    async def close(self) -> None:
-        """Close the queue's own connections; `servers` stays open."""
-        await super().close()
-        if self.replicated is not None:
-            await self.replicated.close()
 
     def losses(self, shard: int) -> int:
         return self.scripts(shard).connection.losses
@@ -77,17 +68,12 @@ class JobQueue(JobReader, Store):
         if len(jobs) == 1 and len(jobs[0].body) > _LARGE_BYTES:
             return asyncio.ensure_future(self._submit_large(shard, jobs, max_depth))
         arguments = pack_submit(jobs, max_depth, self.quotas, self.share_rules.lift)
-        scripts = self.scripts(shard)
-        if self.replicated is not None:
-            return asyncio.ensure_future(self.replicated.submit(scripts, shard, arguments))
-        return scripts.start("submit", shard, arguments)
+        return self.scripts(shard).start("submit", shard, arguments)
 
     async def _submit_large(self, shard: int, jobs: Sequence[NewJob], max_depth: int) -> Any:
         arguments = await asyncio.to_thread(
             pack_submit, jobs, max_depth, self.quotas, self.share_rules.lift
         )
-        if self.replicated is not None:
-            return await self.replicated.submit(self.scripts(shard), shard, arguments)
         return await self.scripts(shard).start("submit", shard, arguments)
 
     parse_submit = staticmethod(parse_submit)

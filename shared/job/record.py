@@ -14,7 +14,7 @@
 | `restart_seq` | number of the log's last entry before it was deleted, if the job began anew | requeue |
 | `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
-| `response`, `result` | a `ResponseInfo` (of earlier releases without its last fields), and the body of an answer that was not streamed, if it is at most 64 KiB | emit |
+| `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed, if it is at most 64 KiB | emit |
 | `result:0`, `result:1`, ... | the pieces of a longer body (result.py); of a job that ended otherwise they mean nothing | store_piece |
 | `headers` | JSON: further headers of that answer, if it has any | emit |
 | `first_us` | from the last lease to the first output, if a worker ended the job | emit |
@@ -53,8 +53,7 @@ WHOLE = (*SUMMARY, "result", "headers")
 
 
 class Request(NamedTuple):
-    """What the gateway submitted, but for the body. The scripts use these names; a record of an
-    earlier release may lack those that have a default."""
+    """What the gateway submitted, but for the body. The scripts use these names."""
 
     tenant: str
     pool: str
@@ -77,9 +76,9 @@ class Request(NamedTuple):
     """Time from submit to the deadline for the whole job; empty: it has none."""
     retried_from: str
     """The job whose request it repeats; empty if it repeats none."""
-    key: str = ""
+    key: str
     """The id of the API key that submitted it; empty: it stands in the settings."""
-    reserved: str = ""
+    reserved: str
     """The tokens that were taken from its token limits; empty: none."""
 
 
@@ -105,9 +104,9 @@ class ResponseInfo(NamedTuple):
     content_type: str
     prompt_tokens: int
     completion_tokens: int
-    result_bytes: int = 0
+    result_bytes: int
     """Length of the body of an answer that was not streamed."""
-    cached_tokens: int = 0
+    cached_tokens: int
     """Of the prompt: those that the engine had in its cache."""
 
     def pack(self) -> bytes:
@@ -115,7 +114,7 @@ class ResponseInfo(NamedTuple):
         return pack(self)
 
 
-_NO_REQUEST = Request(*[""] * 2, CLIENT_LANES[1], *[""] * 2, "", "86400000", "1", *[""] * 6)
+_NO_REQUEST = Request("", "", CLIENT_LANES[1], "", "", "", "86400000", "1", *[""] * 8)
 """In place of one that can't be read."""
 _UNREADABLE = (
     ValueError,

@@ -222,7 +222,7 @@ async def test_a_claim_after_a_long_pause_scales_the_levels_before_it_uses_them(
 
 
 async def test_what_waits_no_more_does_not_make_a_claim_long(queue: JobQueue, store: Redis) -> None:
-    """Workers of the release before leave ids behind in the sets of tenants."""
+    """What ended while it waited elsewhere leaves its id behind."""
     stale = {f"job_000{n:024x}": n for n in range(5000)}
     for tenant in "ab":
         store.zadd(keys.waiting_of(0, POOL, DEFAULT, tenant), stale)

@@ -315,16 +315,6 @@ def celery_prefix(fleet: str) -> str:
     return f"flotilla:celery:{fleet}:"
 
 
-def unversioned(n_shards: int) -> list[str]:
-    """Keys that the releases before format version 2 wrote, and later ones do not."""
-    if _tags:
-        return []  # none of them could use a cluster
-    old = ["flotilla:{fleet}:chores"]
-    for shard in range(n_shards):
-        old += [f"{base(shard)}pools", f"{base(shard)}reaped"]
-    return old
-
-
 def tokens_channel(gateway_id: str) -> str:
     """The channel of one gateway process."""
     return TOKENS_CHANNEL + gateway_id

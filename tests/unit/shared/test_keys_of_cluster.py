@@ -42,7 +42,6 @@ def test_every_key_of_a_shard_has_its_tag(tags: list[str]) -> None:
             assert there.startswith(start)
             assert keys.plain_channel(there) == channel
     assert keys.parse("flotilla:{99}:job:x") is None
-    assert not keys.unversioned(SHARDS)
 
 
 def test_a_shard_that_no_fleet_has_finds_nothing_and_fails_nowhere(tags: list[str]) -> None:

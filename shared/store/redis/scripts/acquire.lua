@@ -241,11 +241,6 @@ local function take_lane(name)
   local entries, left_out = {}, {n = 0}
   -- A reading that leads to no turn puts scores right, and counts as one.
   while free() > 0 and rounds < ROUNDS and take_turns(name, entries, left_out) do rounds = rounds + 1 end
-  if free() > 0 and rounds < ROUNDS and left_out.n == 0 then
-    -- Jobs that gateways of the release before have submitted have no turn.
-    flush_writes()
-    lease_in_turn(name, redis.call('ZRANGE', waiting_key(name), 0, free() - 1), entries)
-  end
   if #entries > 0 then hand_out(name, worker, entries) end
   return free() > 0 and rounds < ROUNDS
 end

@@ -12,7 +12,6 @@ local function withdraw_slots(pool)
     if read_advertiser(member) == worker then redis.call('ZREM', key('advertised', pool), member) end
   end
 end
--- Not a job whose entry this worker has only read, as those of the release before do: its holder takes it back.
 local function is_lost(job) return job.worker == worker end
 
 local stands_still = heartbeat ~= '' and redis.call('PUBSUB', NUMSUB, heartbeat)[2] > 0

@@ -2,7 +2,7 @@
 -- loader.py puts these tables in front: WORD and CHANNEL (keys.py), PUBLISH and NUMSUB (channels.py), GROUP, RETRY_LANE, SUSPECT_LANE,
 -- SUSPECT_FROM, CLIENT_LANES, IS_CLIENT_LANE, ADAPTER_MARK (lanes.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
 -- KIND and CONTROL (frames.py), STEPS (step_log.py),
--- DEPTHS and PLACEMENT (placement.py), REQUEST, REQUEST_LEAST (those that each has) and LEASE (record.py: names of fields).
+-- DEPTHS and PLACEMENT (placement.py), REQUEST and LEASE (record.py: names of fields).
 -- The common parts run once, when the scripts are loaded (Redis offers no ipairs, string... then);
 -- `begin` runs before each call.
 -- Every script checks first and writes last, and may be repeated: a call whose reply was lost is sent again.

@@ -1,19 +1,18 @@
 -- A job: its record, a hash (record.py), and its end.
--- The words of a packed array under these names, '' where a record of an earlier release has none; nil if it
--- can't be read. `least`: how many words it has at least.
-local function unpacked(names, packed, least)
+-- The words of a packed array under these names; nil if it can't be read.
+local function unpacked(names, packed)
   local fine, words = pcall(cmsgpack.unpack, packed)
-  if not fine or type(words) ~= 'table' or #words < least then return nil end
+  if not fine or type(words) ~= 'table' or #words < #names then return nil end
   local result = {}
   for i = 1, #names do -- faster than `ipairs`: this is for each job
     if type(words[i]) == 'table' then return nil end
-    result[names[i]] = words[i] == nil and '' or words[i]
+    result[names[i]] = words[i]
   end
   return result
 end
 
 local function unpacked_request(packed)
-  local request = unpacked(REQUEST, packed, REQUEST_LEAST)
+  local request = unpacked(REQUEST, packed)
   if request and IS_CLIENT_LANE[request.lane] and tonumber(request.ttl_ms) and tonumber(request.max_attempts) then
     return request
   end
@@ -26,7 +25,7 @@ local function request_of(packed)
 end
 
 local function unpacked_lease(packed)
-  local lease = unpacked(LEASE, packed, #LEASE)
+  local lease = unpacked(LEASE, packed)
   if lease and tonumber(lease.generation) and tonumber(lease.attempts) and tonumber(lease.lease_ms)
      and tonumber(lease.from_seq) then
     return lease

@@ -20,9 +20,8 @@ from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.delivery_records import OUTCOMES, Backlog, DeliveryRecords
-from shared.store.redis.depths import depths
+from shared.store.redis.depths import depths, given_up
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.throughput import given_up
 from shared.store.redis.usage_records import LedgerBacklog, UsageRecords
 
 router = APIRouter(tags=["health"])

@@ -209,11 +209,6 @@ WORKER_LOADS_LONG = Limit(
 
 # --- jobs ---
 
-JOBS_FAIL = Limit(
-    "jobs_fail", Unit.SHARE, problem=0.05, least=5,
-    text="{failed} of the {ended} jobs that ended in the last seconds failed.",
-    do="The jobs with `state:failed since:1h` have their errors.",
-)  # fmt: skip
 TOLD_WAITS = Limit(
     "told_waits", warning=2, least=20, within_s=1800,
     text="Jobs of the pool {pool} wait {ratio:.1f} times as long as their clients are told.",

@@ -133,10 +133,6 @@ def overview(**changes: Any) -> Overview:
         "simulated": False,
         "verdict": verdict(),
         "rates": {
-            "submitted": 31.0,
-            "completed": 31.0,
-            "failed": 0.0,
-            "cancelled": 0.2,
             "prompt_tokens": 900.0,
             "output_tokens": 3700.0,
         },
@@ -218,7 +214,6 @@ def incident() -> Overview:
             since=AT - 42,
             problems=[lost, slow],
         ),
-        rates=overview()["rates"] | {"failed": 1.4, "completed": 22.0},
         pools=[
             pool(
                 waiting=118,
@@ -268,10 +263,6 @@ def huge() -> Overview:
     return overview(
         engines=["vllm 0.32.0 (cpu)", "vllm 0.33.1 (NVIDIA H200 NVL)", "simulated"],
         rates={
-            "submitted": 12_345.6,
-            "completed": 12_345.6,
-            "failed": 1_234.5,
-            "cancelled": 1_234.5,
             "prompt_tokens": 12_345_678.9,
             "output_tokens": 12_345_678.9,
         },
@@ -291,8 +282,7 @@ def growing(share: float) -> Overview:
         verdict=verdict(
             sentence=f"Healthy. 4 workers, {to(256)} of 256 slots busy, oldest wait {to(3599)} s."
         ),
-        rates=dict.fromkeys(overview()["rates"], share**3 * 12_345.6)
-        | {"output_tokens": share**3 * 1_234_567.8, "prompt_tokens": share**3 * 1_234_567.8},
+        rates=dict.fromkeys(overview()["rates"], share**3 * 1_234_567.8),
         pools=[
             pool(
                 waiting=to(LARGE),

@@ -193,8 +193,6 @@ class FleetState:
     at_s: float
     pools: Sequence[PoolOverview] = ()
     workers: Sequence[WorkerOverview] = ()
-    recent: Mapping[str, int] = field(default_factory=dict)
-    """Jobs submitted, completed, failed and cancelled within the window of the rates."""
     redis: RedisOverview = field(default_factory=RedisOverview)
     gateway_problems: Mapping[str, str] = field(default_factory=dict)
     """The problems of this gateway, by the name of the limit."""

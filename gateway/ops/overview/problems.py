@@ -27,7 +27,6 @@ def find_problems(state: FleetState) -> list[Problem]:
         _of_gateway(state),
         chain.from_iterable(_of_worker(worker, state) for worker in state.workers),
         chain.from_iterable(_of_pool(pool, state) for pool in state.pools),
-        _of_jobs(state),
     )
     return sorted(found, key=lambda problem: problem.level is not Level.PROBLEM)
 
@@ -142,14 +141,6 @@ def _long_wait(pool: PoolOverview, state: FleetState) -> Iterator[Problem]:
         else "",
     }
     yield from check(limits.LONG_WAIT, wait_s, words, since=state.at_s - wait_s, pool=pool.pool)
-
-
-def _of_jobs(state: FleetState) -> Iterator[Problem]:
-    failed = state.recent.get("failed", 0)
-    ended = failed + max(0, state.recent.get("completed", 0))
-    if failed >= limits.JOBS_FAIL.least:
-        counts = {"failed": failed, "ended": ended}
-        yield from check(limits.JOBS_FAIL, failed / ended, counts)
 
 
 def _wait(count: int) -> str:

@@ -23,7 +23,6 @@ from shared.store.redis.depths import LaneDepth, depths
 from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.tenants import waiting_by_tenant
-from shared.store.redis.throughput import Throughput, throughput
 
 _MOST_TENANTS = 100
 """Tenants with waiting jobs in one lane and shard, which are counted."""
@@ -34,13 +33,7 @@ class Reading(NamedTuple):
     """The data of one reading of Redis."""
 
     lanes: Sequence[LaneDepth]
-    total: Throughput
     tenants: Mapping[str, Sequence[TenantOverview]]
-
-    @property
-    def unfinished(self) -> int:
-        """Jobs that wait or run."""
-        return sum(lane.waiting + lane.in_progress for lane in self.lanes)
 
 
 async def read(queue: JobQueue, fleet: FleetView) -> Reading:
@@ -50,10 +43,7 @@ async def read(queue: JobQueue, fleet: FleetView) -> Reading:
     for lane in lanes:
         if lane.waiting and lane.pool not in busy.setdefault(pool_of(lane.pool), []):
             busy[pool_of(lane.pool)].append(lane.pool)
-    total, waiting = await run_together(
-        throughput(queue, dict.fromkeys(lane.pool for lane in lanes)),
-        waiting_by_tenant(queue, busy, _MOST_TENANTS),
-    )
+    waiting = await waiting_by_tenant(queue, busy, _MOST_TENANTS)
     tenants = {
         pool: [
             TenantOverview(tenant=name, waiting=count, served=found.served.get(name))
@@ -61,7 +51,7 @@ async def read(queue: JobQueue, fleet: FleetView) -> Reading:
         ]
         for pool, found in waiting.items()
     }
-    return Reading(lanes, total, tenants)
+    return Reading(lanes, tenants)
 
 
 def redis_overview(eviction: EvictionMonitor, error: str, since_s: float | None) -> RedisOverview:

@@ -198,3 +198,11 @@ async def free_slots(queue: JobQueue, pool: str, *, but_of: str) -> FreeSlots:
 
 def _is_of(member: bytes, worker: str) -> bool:
     return member.startswith(f"{worker} ".encode())
+
+
+async def given_up(queue: JobQueue) -> int:
+    """How many jobs ever ended with too_many_attempts. Raises StoreError if any server is away."""
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).get(keys.base(shard) + keys.GIVEN_UP)
+    return sum(int(count or 0) for count in await pipeline.execute())

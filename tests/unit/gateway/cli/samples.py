@@ -95,7 +95,6 @@ def overview(*problems: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "simulated": False,
         "verdict": {**(bad if problems else good), "since": None, "problems": list(problems)},
         "rates": {
-            "submitted": 31.0, "completed": 31.0, "failed": 0.0, "cancelled": None,
             "prompt_tokens": 900.0, "output_tokens": 37_000.0,
         },
         "pools": [

@@ -113,11 +113,9 @@ local function finish(id, job, event, code, seq, fields, segment, tokens)
     fields[#fields + 1] = code
   end
   redis.call('HSET', job_key, 'state', state, 'finished_us', int(now_us()), unpack(fields))
-  if code == 'too_many_attempts' then redis.call('HINCRBY', base .. WORD.ended, code, 1) end
+  if code == 'too_many_attempts' then redis.call('INCR', base .. WORD.given_up) end
   tell_end(id, state, job.tenant, job.notify)
   note_usage(id, job, state, job.generation > 1 or fields[1] == 'history')
-  -- Completed jobs are all the others: to count them would cost each of them a command.
-  if event ~= 'complete' then redis.call('HINCRBY', base .. WORD.ended, state, 1) end
   local last, segments = pack_end(seq, state, tokens), nil
   if segment then
     segments = redis.call('RPUSH', log_key, segment, last)

@@ -68,7 +68,6 @@ from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.rate_limit_records import RateLimitRecords
 from shared.store.redis.reaper import Reaper
 from shared.store.redis.redis_client import server_name
-from shared.store.redis.replicated_submit import ReplicatedSubmits
 from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.gateway")
@@ -235,8 +234,6 @@ def _door(
 def _queue(settings: GatewaySettings, servers: Servers) -> JobQueue:
     queue = JobQueue(servers, quotas=settings.quotas)
     queue.share_rules = settings.fair_shares.rules
-    if settings.wait_replicas:
-        queue.replicated = ReplicatedSubmits(servers, settings.wait_replicas)
     return queue
 
 

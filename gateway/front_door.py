@@ -113,4 +113,4 @@ class FrontDoor:
     def format_mismatch(self) -> str:
         """Why this release can't use its Redis; empty if it can (see format_version.py)."""
         gateway: Gateway | None = getattr(self._shared, "gateway", None)
-        return gateway.format.mismatch if gateway else ""
+        return gateway.format.problem if gateway else ""

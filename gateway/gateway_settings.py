@@ -37,13 +37,6 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         description="for requests that name no model; empty: the only one, else the only one that "
         "is ready",
     )
-    wait_replicas: int = Field(
-        0,
-        ge=0,
-        le=8,
-        description="a job counts as queued once so many replicas of its Redis have it; else 503 "
-        "after 1 s, and it may be queued all the same",
-    )
     max_body_bytes: int = Field(
         32 << 20, ge=1024, description="size limit of a JSON body; of a compressed one, unpacked"
     )
@@ -129,7 +122,7 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         3,
         ge=1,
         le=100,
-        description="attempts before dead-lettering: how many workers one job may lose",
+        description="how many workers one job may lose in a row, without progress, before it fails",
     )
     keepalive_s: float = Field(
         10.0, gt=0, description="a stream without data gets a comment after this time"

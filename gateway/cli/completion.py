@@ -39,11 +39,6 @@ def event_types(incomplete: str) -> list[str]:
     return _found("/v1/webhook_event_types", incomplete, lambda body: iter(body["data"]))
 
 
-def letter_ids(incomplete: str) -> list[str]:
-    """The newest dead letters."""
-    return _found("/admin/dead", incomplete, lambda body: (row["id"] for row in body["data"]))
-
-
 def model_names(incomplete: str) -> list[str]:
     """The models of the fleet."""
     return _found("/v1/models", incomplete, lambda body: (row["id"] for row in body["data"]))

@@ -155,13 +155,16 @@ class GatewayClient:
         params = {name: value for name, value in query.items() if value is not None}
         return _json(self.send("GET", path, params=params))
 
-    def list_jobs(self, words: str | None, limit: int) -> dict[str, Any]:
-        """One list of at most `limit` jobs that match a filter, over as many pages as it takes."""
+    def list_jobs(self, words: str | None, limit: int, error: str | None = None) -> dict[str, Any]:
+        """One list of at most `limit` jobs that match a filter, over as many pages as it takes.
+
+        `error`: only those that have ended with this error code.
+        """
         jobs: list[Any] = []
         cursor, more = None, True
         while more and len(jobs) < limit:
             size = min(_PAGE, limit - len(jobs))
-            page = self.get("/jobs", filter=words, limit=size, cursor=cursor)
+            page = self.get("/jobs", filter=words, error=error, limit=size, cursor=cursor)
             jobs += page["data"]
             cursor, more = page["next_cursor"], page["has_more"]
         return {"object": "list", "data": jobs, "has_more": more, "next_cursor": cursor}

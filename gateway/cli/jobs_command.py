@@ -29,17 +29,26 @@ Words = Annotated[
 _WAIT_S = 30.0
 
 
-@gateway_command(app, "ls", "flotilla jobs ls", "flotilla jobs ls state:failed since:1h --limit 50")
+@gateway_command(
+    app,
+    "ls",
+    "flotilla jobs ls",
+    "flotilla jobs ls state:failed since:1h --limit 50",
+    "flotilla jobs ls --error too_many_attempts",
+)
 def ls(
     session: Session,
     words: Words = None,
+    error: Annotated[
+        str | None, typer.Option(metavar="CODE", help="Only jobs that ended with this error.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 20,
     watch: Annotated[bool, typer.Option(help="Print the list anew every two seconds.")] = False,
 ) -> None:
     """List jobs, newest first; words select them."""
     chosen = " ".join(words or ()) or None
     while True:
-        body = session.client.list_jobs(chosen, limit)
+        body = session.client.list_jobs(chosen, limit, error)
         session.show(body, lambda body: job_table(body["data"]))
         if not body["data"] and not session.as_json:
             note("no job")

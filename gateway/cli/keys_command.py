@@ -145,7 +145,7 @@ def limit(
     else:
         path, name = f"/admin/tenants/{whose}", "tenant"
         rows = session.client.get("/admin/tenants")["data"]
-    before = next((row["limits"] for row in rows if row[name] == whose), {})
+    before: dict[str, int] = next((row["limits"] for row in rows if row[name] == whose), {})
     sent = {**before, **changes, "reason": reason}
     body = session.client.send("PUT", f"{path}/limits", body=sent).json()
     session.show(body, lambda body: f"{whose}: {limits_text(body['limits'])}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli import audit_command as audit
-from gateway.cli import chat, config, dead, doctor, job_actions, processes, queues, scale, status
+from gateway.cli import chat, config, doctor, job_actions, processes, queues, scale, status
 from gateway.cli import files_command as files
 from gateway.cli import jobs_command as jobs
 from gateway.cli import keys_command as keys
@@ -37,7 +37,6 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(batch.app, name="batch")
 app.add_typer(files.app, name="files")
 app.add_typer(webhook.app, name="webhook")
-app.add_typer(dead.app, name="dead")
 app.add_typer(models.app, name="models")
 app.add_typer(workers.app, name="workers")
 app.add_typer(queues.app, name="queue")

@@ -168,7 +168,7 @@ def worker(
 def maintenance(
     redis_url: RedisUrl = None, log_level: LogLevel = None, config: Config = None
 ) -> None:
-    """Run the maintenance process: repairs, clean-up, the autoscaler. One is enough."""
+    """Run the maintenance process: clean-up, the autoscaler. One is enough."""
     _become(
         "maintenance",
         "gateway.maintenance",

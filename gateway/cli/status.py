@@ -20,10 +20,6 @@ from gateway.cli.workers_command import worker_table
 
 app = typer.Typer()
 _EVERY_S = 1.0
-_RATES = (
-    ("submitted", "in"), ("completed", "done"), ("failed", "failed"), ("cancelled", "cancelled"),
-    ("output_tokens", "tokens"),
-)  # fmt: skip
 
 
 @gateway_command(app, "status", "flotilla status", "flotilla status --watch")
@@ -75,8 +71,8 @@ def page(overview: Mapping[str, Any]) -> RenderableType:
         level(each["level"], f"  {each['sentence']}  {each['do']}") for each in verdict["problems"]
     ]
     waiting, running = (sum(pool[name] for pool in pools) for name in ("waiting", "running"))
-    rates = (f"{name} {figure(overview['rates'].get(key))}/s" for key, name in _RATES)
-    lines.append(Text(", ".join((f"waiting {waiting}", f"running {running}", *rates))))
+    tokens = figure(overview["rates"].get("output_tokens"))
+    lines.append(Text(f"waiting {waiting}, running {running}, tokens {tokens}/s"))
     workers = overview["workers"]
     none = Text("There is no worker.")
     return Group(*lines, pool_table(pools), worker_table(workers) if workers else none)

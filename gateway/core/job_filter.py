@@ -62,13 +62,15 @@ class JobFilter:
             test(job) for test in self.tests
         )
 
-    def also(self, state: JobState | None, model: str | None) -> JobFilter:
-        """The filter with two further conditions; None: without that one."""
+    def also(self, state: JobState | None, model: str | None, error: str | None) -> JobFilter:
+        """The filter with three further conditions; None: without that one."""
         tests = list(self.tests)
         if state is not None:
             tests.append(lambda job: job.state is state)
         if model is not None:
             tests.append(lambda job: job.model == model)
+        if error is not None:
+            tests.append(lambda job: job.error_code == error)
         return replace(self, tests=tuple(tests))
 
 

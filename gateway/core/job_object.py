@@ -125,7 +125,7 @@ async def _add_output(fields: dict[str, Any], queue: JobQueue, job: Job) -> None
 
 
 def attempt_object(attempt: Attempt) -> dict[str, Any]:
-    """An attempt, as the dead letter object has it too."""
+    """An attempt."""
     return {
         "worker": attempt.worker,
         "started_at": attempt.started_at,

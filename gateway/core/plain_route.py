@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,12 +18,7 @@ from gateway.http.error_response import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
 from gateway.http.route_scopes import check_scope, scopes_of
 from shared.job.errors import FlotillaError
-from shared.platform import request_span
 from shared.platform.metrics.gateway import GatewayMetrics
-from shared.store.interface import StoreUnavailable
-from shared.store.redis.lost_attempts import write_lost_attempts
-
-_OUT_OF_ATTEMPTS = "too_many_attempts"
 
 Begin = Callable[[Gateway, Incoming], Awaitable[Answer]]
 """Makes the answer to a request. Raises the error that the request is answered with."""
@@ -81,14 +75,6 @@ class PlainApplications:
         code = error.code or error.type
         self.access.record(scope, error.status, received, request_id, error=code)
 
-    async def write_lost_attempts(self, answer: Answer, span: request_span.RequestSpan) -> None:
-        """Write the spans of a job that is out of attempts: no further worker writes them."""
-        with contextlib.suppress(StoreUnavailable):
-            job = await self.gateway.queue.get(answer.job_id)
-            if job is not None:
-                behind_s, after_all = span.began_at - job.created_at, len(job.attempts) + 1
-                write_lost_attempts(job, span.ref, after_all, behind_s)
-
 
 class PlainApplication:
     """The ASGI application of one plain route."""
@@ -114,9 +100,6 @@ class PlainApplication:
             return
         try:
             await answer(scope, receive, send)
-            span = request_span.current()
-            if span is not None and answer.error == _OUT_OF_ATTEMPTS:
-                await shared.write_lost_attempts(answer, span)
         finally:
             shared.access.record(
                 scope,

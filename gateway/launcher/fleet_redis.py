@@ -20,7 +20,7 @@ from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.format_version import FORMAT_VERSION, FormatMismatch, check_format
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.servers import Servers
-from shared.store.redis.start_checks import refuse_old
+from shared.store.redis.start_checks import refuse_old, refuse_shards
 from shared.store.redis.unused_models import UnusedModels
 
 _WAIT_S = 10.0
@@ -93,6 +93,7 @@ class FleetRedis:
         """
         shards = self._settings.shards
         try:
+            refuse_shards(self.url, shards)
             async with Servers(self.url, shards, max_connections=1) as servers:
                 await refuse_old(servers.primary)
                 await check_format(servers.primary, shards)

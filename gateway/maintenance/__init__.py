@@ -1,1 +1,1 @@
-"""Maintenance: repairs and clean-up as Celery tasks, the autoscaler's decisions on a timer."""
+"""Maintenance: clean-up as Celery tasks, the autoscaler's decisions on a timer."""

@@ -21,7 +21,7 @@ def main() -> None:
     process_start.prepare()
     parser = argparse.ArgumentParser(
         "python -m gateway.maintenance",
-        description="Repairs and removes damaged or stale records, and decides for the autoscaler.",
+        description="Removes stale records, runs batches and webhooks, decides for the autoscaler.",
     )
     parser.add_argument(
         "--check",

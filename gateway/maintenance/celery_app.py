@@ -1,6 +1,6 @@
 """The Celery application: its tasks, its schedule (beat) and its settings.
 
-Celery is for work that is queued and may wait: repairs, batches, and webhooks. Its solo pool runs
+Celery is for work that is queued and may wait: clean-up, batches, and webhooks. Its solo pool runs
 one task at a time; what a task has started on the event loop goes on beside the next ones.
 """
 

@@ -21,7 +21,7 @@ class MaintenanceSettings(AutoscalerSettings, PoolSettings, StorageSettings, Web
         400, ge=62, le=4000, description="days for which the use of a day is kept"
     )
     repair_interval_s: float = Field(
-        30.0, ge=0.2, le=60, description="time between two rounds of repairs in Redis"
+        30.0, ge=0.2, le=60, description="time between two looks at whether Redis was started anew"
     )
 
     @field_validator("maintenance_redis_url")

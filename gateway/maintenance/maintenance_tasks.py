@@ -101,7 +101,7 @@ class MaintenanceTasks:
         self._warnings = defaultdict[str, RareWarning](functools.partial(RareWarning, log))
         scaled = [pool.name for pool in pools.autoscaled]
         self._work: dict[str, Callable[[], Awaitable[None]]] = {
-            REPAIR: housekeeping.repair,
+            REPAIR: housekeeping.rewrite_logs,
             PRUNE: functools.partial(housekeeping.prune, scaled, self._intervals_s),
             USAGE: UsageCounter(self._queue, settings.usage_days).run,
             FILES: FileSweep(self._queue, settings.storage_url).sweep,

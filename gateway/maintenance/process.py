@@ -27,7 +27,7 @@ from shared.store.redis.start_checks import refuse_unfit
 log = logging.getLogger("flotilla.maintenance")
 
 OVERDUE_S = 120.0
-"""If no process has tried to repair for this long, Celery has stopped taking messages."""
+"""If no process has tried to do REPAIR for this long, Celery has stopped taking messages."""
 _CHECK_INTERVAL_S = 1.0
 
 
@@ -83,7 +83,7 @@ async def repeat(name: str, run_task: Callable[[str], Awaitable[None]], interval
 async def watch(
     settings: MaintenanceSettings, tasks: MaintenanceTasks, celery: CeleryProcess
 ) -> None:
-    """Touch the liveness file unless repairs are overdue; kill Celery if they stay so."""
+    """Touch the liveness file unless REPAIR is overdue; kill Celery if it stays so."""
     clock = asyncio.get_running_loop().time
     on_time_at = clock()
     warned = False
@@ -107,9 +107,9 @@ async def watch(
 
 
 async def _is_overdue(settings: MaintenanceSettings, tasks: MaintenanceTasks) -> bool:
-    """Whether nobody tries to repair although both Redis databases answer.
+    """Whether nobody tries to do REPAIR although both Redis databases answer.
 
-    Repairs that fail are tried: a restart does not bring back a server of the fleet that is away.
+    One that fails is tried: a restart does not bring back a server of the fleet that is away.
     """
     try:
         if await tasks.has_begun(REPAIR):

@@ -78,11 +78,6 @@ def _tokens(entries: Sequence[Entry]) -> tuple[int, int]:
     """Tokens of the prompts and of the answer."""
     prompt = output = 0
     for entry in entries:
-        try:
-            prompt, output = (
-                prompt + prompt_tokens_in(entry.journal),
-                output + tokens_in(entry.journal),
-            )
-        except (TypeError, LookupError, ValueError):  # damaged, so it has none
-            continue
+        prompt += prompt_tokens_in(entry.journal)
+        output += tokens_in(entry.journal)
     return prompt, output

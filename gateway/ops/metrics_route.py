@@ -18,12 +18,10 @@ from shared.platform.logs import RareWarning
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
-from shared.store.redis import dead_letters
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.delivery_records import OUTCOMES, Backlog, DeliveryRecords
-from shared.store.redis.depths import depths
+from shared.store.redis.depths import depths, given_up
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.throughput import given_up
 from shared.store.redis.usage_records import LedgerBacklog, UsageRecords
 
 router = APIRouter(tags=["health"])
@@ -48,10 +46,8 @@ async def _read_fleet(gateway: Gateway) -> None:
     """Set the gauges whose values are in Redis. If Redis does not answer they have no value."""
     m, queue = gateway.metrics, gateway.queue
     try:
-        (lanes, letters, runs), ((batches, idle_s), webhooks, ledger) = await run_together(
-            run_together(
-                depths(queue), dead_letters.count(queue), MaintenanceRuns(queue.servers).all()
-            ),
+        (lanes, runs), ((batches, idle_s), webhooks, ledger) = await run_together(
+            run_together(depths(queue), MaintenanceRuns(queue.servers).all()),
             run_together(
                 BatchRecords(queue).open_counts(),
                 DeliveryRecords(queue).backlog(),
@@ -61,15 +57,11 @@ async def _read_fleet(gateway: Gateway) -> None:
         workers = gateway.fleet.workers
     except StoreError as error:
         _warn("the fleet's metrics could not be read: %s", error)
-        lanes, letters, runs, workers = [], None, {}, []
+        lanes, runs, workers = [], {}, []
         batches, idle_s, webhooks, ledger = {}, nan, None, None
     counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance, m.batches)
-    for gauge in (*counted, m.dead_letters_written):
+    for gauge in counted:
         gauge.clear()
-    m.dead_letters.set(letters.kept if letters else nan)
-    if letters:
-        for what in {*dead_letters.KINDS, *letters.written}:
-            m.dead_letters_written.labels(what).set(letters.written.get(what, 0))
     oldest: dict[tuple[str, str], float] = {}
     for depth in lanes:
         pool = pool_of(depth.pool)  # with the queues of its adapters

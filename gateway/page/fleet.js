@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { watch } from "./feed.js";
-import { flowPanel, throughputPanel } from "./flow.js";
+import { flowPanel } from "./flow.js";
 import { queuesPanel } from "./queues.js";
 import { scalePanel } from "./scale.js";
 import { workersPanel } from "./workers.js";
@@ -11,12 +11,12 @@ import { workersPanel } from "./workers.js";
 export function fleetView(main) {
   const panels = {
     flow: flowPanel(), queues: queuesPanel(), workers: workersPanel(false),
-    throughput: throughputPanel(), scale: scalePanel(),
+    scale: scalePanel(),
   };
   const waiting = h("p", "panel empty", "Waiting for the first data.");
   const column = (...names) => h("div", null, names.map((each) => panels[each].element));
   const grid = h("div", "grid", panels.flow,
-    column("queues", "workers"), column("throughput", "scale"));
+    column("queues", "workers"), column("scale"));
   grid.hidden = true;
   main.append(waiting, grid);
   return watch(({ overview, state }) => {

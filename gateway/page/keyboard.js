@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { feed } from "./feed.js";
 import { place } from "./fleet.js";
 
-const GO = { f: "fleet", w: "workers", j: "jobs", b: "batches", h: "webhooks", d: "dead", p: "playground", k: "keys" };
+const GO = { f: "fleet", w: "workers", j: "jobs", b: "batches", h: "webhooks", p: "playground", k: "keys" };
 const PATIENCE_MS = 1500;
 const HELP = [
   ["/", "go to the filter of jobs"],

@@ -2,7 +2,6 @@
 
 import { key, setKey } from "./api.js";
 import { batchesView } from "./batches.js";
-import { deadView } from "./dead.js";
 import { confirm } from "./dialog.js";
 import { attr, button, h } from "./dom.js";
 import * as feed from "./feed.js";
@@ -16,7 +15,7 @@ import { webhooksView } from "./webhooks.js";
 
 const VIEWS = {
   fleet: fleetView, workers: workersView, jobs: jobsView, batches: batchesView,
-  webhooks: webhooksView, dead: deadView, playground: playgroundView, keys: keysView,
+  webhooks: webhooksView, playground: playgroundView, keys: keysView,
 };
 
 let shown = null; // {name, end, changed}

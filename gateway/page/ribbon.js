@@ -19,7 +19,6 @@ let announced = "";
 export function start() {
   const parts = Object.fromEntries(["ribbon", "verdict", "facts", "problems", "announcement", "level"]
     .map((id) => [id, document.getElementById(id)]));
-  const badge = document.querySelector(".badge");
   watch(() => {
     const level = shownLevel();
     for (const element of [parts.ribbon, parts.verdict]) attr(element, "data-level", level);
@@ -29,8 +28,6 @@ export function start() {
     put(parts.verdict, sentence);
     parts.facts.replaceChildren(...facts());
     problems(parts.problems);
-    const dead = feed.overview?.dead_letters;
-    put(badge, dead > 99 ? "99+" : dead || "\u00a0");
     announce(parts.announcement, level, sentence);
     document.title = level === "ok" || level === "unknown" ? "Flotilla" : `${WORDS[level]}: Flotilla`;
   });

@@ -65,8 +65,6 @@ POINTS = {
         Point("c64", 64, 128, 64, max_rounds=_ALL_ROUNDS),
         Point("c256", 256, 640, 32),
         Point("c1024", 1024, 1536, 16),
-        Point("req1", 1, 100, 1, stream=False),
-        Point("req16", 16, 800, 1, stream=False),
         Point("req64", 64, 1920, 1, stream=False, max_rounds=_ALL_ROUNDS),
         Point("sat64", 64, 256, 200, timing=FAST),
     )

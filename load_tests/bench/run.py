@@ -97,7 +97,7 @@ def _report(results: Results, arguments: argparse.Namespace) -> int:
     figures = Figures(results)
     target_results = evaluate(figures)
     print(f"\n{report.heading(figures)}")
-    print_tables(report.tables(figures, target_results), arguments)
+    print_tables(report.tables(figures, target_results))
     save_result(arguments.json, "", asdict(results))
     print(last_line(target_results))
     return 1 if any(item.verdict is Verdict.MISSED for item in target_results) else 0

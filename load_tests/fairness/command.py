@@ -128,7 +128,7 @@ def main(arguments: argparse.Namespace) -> int:
                 different += sum(a.text != b for a, b in zip(calls, texts, strict=True))
                 print_progress(_line(found[-1]))
                 status |= _status(calls)
-    print_tables([_table(found, rows, arguments.runs)], arguments)
+    print_tables([_table(found, rows, arguments.runs)])
     data = {
         "rows": [asdict(each) for each in found],
         "different_answers": different,
@@ -150,7 +150,7 @@ def _scenario(arguments: argparse.Namespace) -> int:
     with session() as processes:
         folder = processes.folder / "fleet"
         calls = asyncio.run(_run(folder, "shares", scenario.calls, arguments, scenario.weights))
-    print_tables([scenarios.table(scenario, calls)], arguments)
+    print_tables([scenarios.table(scenario, calls)])
     return _status(calls)
 
 
@@ -168,7 +168,7 @@ def _on_vllm(scenario: Scenario, arguments: argparse.Namespace) -> int:
             fields = {**system.body_fields, "stream_options": {"include_usage": True}}
             calls = asyncio.run(play(scenario.calls, started.ports, 1.0, fields=fields))
         table = scenarios.table(scenario, calls)
-        print_tables([replace(table, title=f"{system.name}: {table.title}")], arguments)
+        print_tables([replace(table, title=f"{system.name}: {table.title}")])
         status |= _status(calls)
     return status
 

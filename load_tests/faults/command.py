@@ -26,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--times": (30, "of --cluster"),
         "--vllm": (False, "kills with --defaults, with vLLM and the demo model"),
         "--seed": ("1", "equal seeds draw equal faults"),
-        "--json": OUTPUT["--json"],
-        "--text": (False, "print the table as text, not Markdown"),
+        **OUTPUT,
     }
     add_options(parser, {**kill_options(), **batch_options(), **options})
 

@@ -63,17 +63,15 @@ def add_options(parser: argparse.ArgumentParser, options: Mapping[str, tuple[Any
 
 OUTPUT: Mapping[str, tuple[Any, str]] = {
     "--json": (Path, "result file (default load_tests/results/...)"),
-    "--markdown": (False, "print the tables as Markdown"),
 }
-"""The options of `print_tables` and `save_result`."""
+"""The option of `save_result`."""
 
 
-def print_tables(tables: Iterable[Table], arguments: argparse.Namespace) -> None:
-    """Print the tables that have rows, as the option `--markdown` or `--text` says."""
-    text = getattr(arguments, "text", not getattr(arguments, "markdown", False))
+def print_tables(tables: Iterable[Table]) -> None:
+    """Print the tables that have rows."""
     for table in tables:
         if table.rows:
-            print(f"\n{table.render(markdown=not text)}")
+            print(f"\n{table.text()}")
 
 
 def save_result(given: Path | None, name: str, data: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A table of strings, printed as plain text or as Markdown."""
+"""A table of strings, printed as plain text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ class Table:
         """Return a table of columns of equal length by their names."""
         return cls(title, list(columns), list(map(list, zip(*columns.values(), strict=True))))
 
-    def render(self, *, markdown: bool) -> str:
-        """Return the table as Markdown or as plain text."""
-        return self.markdown() if markdown else self.text()
-
     def text(self) -> str:
         """Return the table for a terminal."""
         heads = [name.split("\n") for name in self.head]
@@ -34,13 +30,6 @@ class Table:
         ruled = [_aligned(line, widths) for line in lines]
         ruled.insert(depth, "-" * max(map(len, ruled)))
         return "\n".join([self.title, "", *ruled])
-
-    def markdown(self) -> str:
-        """Return the table for a README."""
-        head = [name.replace("\n", " ") for name in self.head]
-        rule = ["---", *["---:"] * (len(head) - 1)]
-        rows = [f"| {' | '.join(cells)} |" for cells in (head, rule, *self.rows)]
-        return "\n".join([f"**{self.title}**", "", *rows])
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.job.job import Job, checked_shard
 from shared.job.job_log import Entry, parse_segments
-from shared.job.record import DamagedRecord, parse_job
+from shared.job.record import parse_job
 from shared.store.redis import keys
 from shared.store.redis.servers import Servers
 
@@ -22,7 +22,7 @@ class StoredJob:
     job: Job
     entries: Sequence[Entry]
     lacks_entries: bool
-    """Redis has lost entries of the log, or they can't be read."""
+    """Redis has lost entries of the log."""
     ttl_ms: int
     """Of the record; -1: it is kept for good."""
     log_ttl_ms: int
@@ -30,7 +30,7 @@ class StoredJob:
 
 
 async def read_jobs(servers: Servers, ids: Sequence[str]) -> dict[str, StoredJob | None]:
-    """Read jobs; None for those that Redis does not have, or can't be read. Raises StoreError."""
+    """Read jobs; None for those that Redis does not have. Raises StoreError."""
     pipe = servers.pipeline()
     for job_id in ids:
         shard = checked_shard(job_id)
@@ -48,11 +48,6 @@ def _stored(
 ) -> StoredJob | None:
     if not raw:
         return None
-    damaged: list[bytes] = []
-    try:
-        job = parse_job(job_id, raw)
-    except DamagedRecord:
-        return None
-    entries = parse_segments(segments, 0, damaged)
-    lacks = bool(damaged) or b"log_lost" in raw or any(entry.lost for entry in entries)
-    return StoredJob(job, entries, lacks, ttl_ms, log_ttl_ms)
+    entries = parse_segments(segments, 0)
+    lacks = b"log_lost" in raw or any(entry.lost for entry in entries)
+    return StoredJob(parse_job(job_id, raw), entries, lacks, ttl_ms, log_ttl_ms)

@@ -107,7 +107,7 @@ def main(arguments: argparse.Namespace) -> int:
         f"{arguments.trace.name}: {len(calls)} calls, {arguments.speed:g} times as fast; "
         f"hit ratio of one shared cache {shared:.1%}, of calls in turn {in_turn:.1%}"
     )
-    print_tables([_table(title, found)], arguments)
+    print_tables([_table(title, found)])
     data = {
         "rows": [asdict(each) for each in found],
         "shared_cache": shared,

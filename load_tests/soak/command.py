@@ -109,7 +109,7 @@ def main(arguments: argparse.Namespace) -> int:
         samples, answers, left = uvloop.run(_run(processes.folder / "fleet", arguments))
     trends = trends_of(samples)
     found = problems(trends, answers, left)
-    print_tables([trend_table(trends)], arguments)
+    print_tables([trend_table(trends)])
     print(f"\n{_summary(samples, answers)}")
     save_result(
         arguments.json,

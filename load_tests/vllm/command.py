@@ -80,7 +80,7 @@ def main(arguments: argparse.Namespace) -> int:
             measurement = _run_point(system, point, round_index)
             print_progress(progress_line(measurement))
             results.measurements.append(measurement)
-    print_tables(tables(Figures(results)), arguments)
+    print_tables(tables(Figures(results)))
     save_result(arguments.json, "vllm", asdict(results))
     return 0
 

@@ -59,8 +59,8 @@ class FleetSettings(ProcessSettings):
         1,
         ge=1,
         le=4096,
-        description="number of parts that the jobs are divided into; on a cluster as many as its "
-        "masters, or twice as many, fixed by the first process",
+        description="number of parts that the jobs are divided into: on one Redis 1, on a cluster "
+        "as many as its masters, or twice as many, fixed by the first process",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="the least severe log lines that are written"

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -31,8 +31,6 @@ from shared.job.packing import pack
 
 _HEAD_BYTES = 18
 """Two numbers at most."""
-_MOST_ENTRIES = 1 << 20
-"""A segment that claims to hold more is damaged."""
 
 Journal = int | Sequence[Any] | None
 """A journal as it is packed; see the module."""
@@ -165,60 +163,34 @@ def segments_behind(segments: Sequence[bytes], after: int) -> Sequence[bytes]:
     for index, segment in enumerate(segments):
         unpacker: Any = msgpack.Unpacker(max_buffer_size=0)
         unpacker.feed(segment[:_HEAD_BYTES])
-        try:
-            if unpacker.unpack() + unpacker.unpack() - 1 > after:
-                return segments[index:]
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException):
-            return segments[index:]  # damaged
+        if unpacker.unpack() + unpacker.unpack() - 1 > after:
+            return segments[index:]
     return segments[:0]
 
 
-def parse_segments(
-    segments: Iterable[bytes], after: int | None = None, damaged: list[bytes] | None = None
-) -> list[Entry]:
+def parse_segments(segments: Iterable[bytes], after: int | None = None) -> list[Entry]:
     """The entries of segments in their order; those behind number `after`, if it is given.
 
-    Entries that are missing between two segments are `lost`, and so are those that can't be read:
-    their segments are appended to `damaged`.
+    Entries that are missing between two segments are `lost`.
     """
     entries: list[Entry] = []
     for segment in segments:
         unpacker: Any = msgpack.Unpacker(raw=True, use_list=False, max_buffer_size=0)
         unpacker.feed(segment)
-        first = count = 0
-        try:
-            first, count = unpacker.unpack(), unpacker.unpack()
-            after = first - 1 if after is None else after
-            entries += [Entry(seq, (), None, "", lost=True) for seq in range(after + 1, first)]
-            after = max(after, first - 1)
-            for seq in range(first, first + count):
-                journal, payload = unpacker.unpack(), unpacker.unpack()
-                if seq <= after:
-                    continue
-                if isinstance(payload, bytes):
-                    entries.append(Entry(seq, (), None, payload.decode(), tokens=journal))
-                else:
-                    entries.append(Entry(seq, _checked_items(payload), journal, ""))
-                after = seq
-        except (ValueError, TypeError, AttributeError, msgpack.exceptions.UnpackException):
-            if damaged is not None:
-                damaged.append(segment)
-            after = after if isinstance(after, int) else 0
-            if isinstance(first, int) and isinstance(count, int) and count < _MOST_ENTRIES:
-                rest = range(max(after + 1, first), first + count)
-                entries += [Entry(seq, (), None, "", lost=True) for seq in rest]
-                after = max(after, first + count - 1)
+        first, count = unpacker.unpack(), unpacker.unpack()
+        after = first - 1 if after is None else after
+        entries += [Entry(seq, (), None, "", lost=True) for seq in range(after + 1, first)]
+        after = max(after, first - 1)
+        for seq in range(first, first + count):
+            journal, payload = unpacker.unpack(), unpacker.unpack()
+            if seq <= after:
+                continue
+            if isinstance(payload, bytes):
+                entries.append(Entry(seq, (), None, payload.decode(), tokens=journal))
+            else:
+                entries.append(Entry(seq, payload or (), journal, ""))
+            after = seq
     return entries
-
-
-def _checked_items(payload: Any) -> Sequence[Item]:
-    """Raises ValueError if these are not encoded chunks."""
-    if payload is None:
-        return ()
-    for item in payload:
-        if not isinstance(item, bytes) and len(item) != 2:
-            raise ValueError("not an encoded chunk")
-    return cast(Sequence[Item], payload)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@
 | `request` | a `Request`, which never changes | submit |
 | `body` | of the HTTP request | submit |
 | `created_us`, `deadline_us` | by Redis' clock; the latter, if there is one, is the deadline that applies now | submit; acquire |
-| `entry` | of the job, in the stream of its lane | submit, requeue, repair |
+| `entry` | of the job, in the stream of its lane | submit, requeue |
 | `queue` | where that is another lane's stream: `<pool>:<lane>` | requeue |
 | `watchers`, `watched` | gateways that get its frames, with spaces between them; `1` if a client reads its events | submit, watch, unwatch |
 | `lease` | a `LastLease`, if it ever had one | acquire, submit, requeue |
@@ -14,7 +14,7 @@
 | `restart_seq` | number of the log's last entry before it was deleted, if the job began anew | requeue |
 | `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
-| `response`, `result` | a `ResponseInfo` (of earlier releases without its last fields), and the body of an answer that was not streamed, if it is at most 64 KiB | emit |
+| `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed, if it is at most 64 KiB | emit |
 | `result:0`, `result:1`, ... | the pieces of a longer body (result.py); of a job that ended otherwise they mean nothing | store_piece |
 | `headers` | JSON: further headers of that answer, if it has any | emit |
 | `first_us` | from the last lease to the first output, if a worker ended the job | emit |
@@ -26,7 +26,8 @@
 Fields that are written together and never apart are one, a msgpack array: the cost of a hash grows
 with its fields, in time (Lua, the append-only file) and in memory.
 
-A record that can't be read is set aside (scripts/set_aside.lua): DamagedRecord names the field.
+A job whose record can't be read has failed with `record_damaged`: the next script that needs it writes
+so (`fail_damaged` in scripts/common/job.lua), and it is shown so before.
 """  # noqa: E501, RUF100
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ WHOLE = (*SUMMARY, "result", "headers")
 
 
 class Request(NamedTuple):
-    """What the gateway submitted, but for the body. The scripts use these names; a record of an
-    earlier release may lack those that have a default."""
+    """What the gateway submitted, but for the body. The scripts use these names."""
 
     tenant: str
     pool: str
@@ -76,9 +76,9 @@ class Request(NamedTuple):
     """Time from submit to the deadline for the whole job; empty: it has none."""
     retried_from: str
     """The job whose request it repeats; empty if it repeats none."""
-    key: str = ""
+    key: str
     """The id of the API key that submitted it; empty: it stands in the settings."""
-    reserved: str = ""
+    reserved: str
     """The tokens that were taken from its token limits; empty: none."""
 
 
@@ -104,9 +104,9 @@ class ResponseInfo(NamedTuple):
     content_type: str
     prompt_tokens: int
     completion_tokens: int
-    result_bytes: int = 0
+    result_bytes: int
     """Length of the body of an answer that was not streamed."""
-    cached_tokens: int = 0
+    cached_tokens: int
     """Of the prompt: those that the engine had in its cache."""
 
     def pack(self) -> bytes:
@@ -114,17 +114,8 @@ class ResponseInfo(NamedTuple):
         return pack(self)
 
 
-class DamagedRecord(Exception):
-    """A field of a job's record can't be read."""
-
-    def __init__(self, job_id: str, field: str, value: bytes) -> None:
-        super().__init__(f"the record of {job_id} can't be read: {field}")
-        self.job_id = job_id
-        self.field = field
-        """Empty if the whole record can't be read."""
-        self.value = value
-
-
+_NO_REQUEST = Request("", "", CLIENT_LANES[1], "", "", "", "86400000", "1", *[""] * 8)
+"""In place of one that can't be read."""
 _UNREADABLE = (
     ValueError,
     TypeError,
@@ -142,27 +133,49 @@ def read_lease(packed: bytes) -> LastLease:
 
 
 def read_job(job_id: str, fields: Sequence[str], values: Sequence[bytes | None]) -> Job | None:
-    """A Job from what HMGET returns for these fields; None if there is no record.
-
-    Raises DamagedRecord.
-    """
+    """A Job from what HMGET returns for these fields; None if there is no record."""
     found = zip(fields, values, strict=True)
     raw = {name.encode(): value for name, value in found if value is not None}
     return parse_job(job_id, raw) if raw else None
 
 
 def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
-    """A Job from the fields of its record. Raises DamagedRecord."""
-    reader = _Reader(job_id, raw)
-    request: Request = reader.read("request", _read_request)
-    lease: LastLease | None = reader.read_optional("lease", _checked_lease)
-    response: ResponseInfo | None = reader.read_optional("response", _read_response)
-    state: JobState = reader.read("state", lambda value: JobState(value.decode()))
+    """A Job from the fields of its record."""
+    try:
+        return _parse_job(job_id, raw)
+    except _UNREADABLE:
+        return _parse_job(job_id, _damaged(raw))
+
+
+def _damaged(raw: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The record of the same job as one that has failed."""
+    try:
+        request = _read_request(raw[b"request"])
+    except _UNREADABLE:
+        request = _NO_REQUEST
+    created_us = raw.get(b"created_us", b"")
+    return {
+        b"state": JobState.FAILED.encode(),
+        b"error_code": b"record_damaged",
+        b"request": pack(request),
+        b"created_us": created_us if created_us.isdigit() else b"0",
+    }
+
+
+def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
+    def read(field: str, parse: Callable[[bytes], Any]) -> Any:
+        value = raw.get(field.encode())
+        return parse(value) if value else None
+
+    request = _read_request(raw[b"request"])
+    lease: LastLease | None = read("lease", _checked_lease)
+    response: ResponseInfo | None = read("response", _read_response)
+    state = JobState(raw[b"state"].decode())
     if state is JobState.IN_PROGRESS and lease is None:
-        raise DamagedRecord(job_id, "lease", raw.get(b"lease", b""))
-    created_us: int = reader.read("created_us", int)
-    finished_at = reader.read_optional("finished_us", _seconds)
-    attempts: list[Attempt] = reader.read_optional("history", read_history) or []
+        raise ValueError("no lease")
+    created_us = int(raw[b"created_us"])
+    finished_at = read("finished_us", _seconds)
+    attempts: list[Attempt] = read("history", _read_history) or []
     if lease and lease.worker:
         _add_last(attempts, Attempt(lease.worker, _seconds(lease.started_us), finished_at, state))
     return Job(
@@ -177,7 +190,7 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         created_at=created_us / 1e6,
         started_at=int(lease.started_us) / 1e6 if lease and lease.worker else None,
         finished_at=finished_at,
-        deadline_at=reader.read_optional("deadline_us", _seconds),
+        deadline_at=read("deadline_us", _seconds),
         queue_deadline_s=int(request.queue_ms) / 1e3 if request.queue_ms else None,
         run_deadline_s=int(request.run_ms) / 1e3 if request.run_ms else None,
         total_deadline_s=int(request.total_ms) / 1e3 if request.total_ms else None,
@@ -185,7 +198,7 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         ttl_s=int(request.ttl_ms) / 1e3,
         attempts=tuple(attempts),
         metadata=json.loads(request.metadata or "{}"),
-        error_code=reader.read_optional("error_code", bytes.decode) or "",
+        error_code=read("error_code", bytes.decode) or "",
         status=response.status if response else 0,
         content_type=response.content_type if response else "",
         result=raw.get(b"result", b""),
@@ -193,8 +206,8 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         usage=_usage(response) if response else None,
         created_us=created_us,
         suspect=state is JobState.QUEUED and lease is not None and lease.attempts >= SUSPECT_FROM,
-        headers=reader.read_optional("headers", _read_headers) or {},
-        first_output_s=reader.read_optional("first_us", _seconds),
+        headers=read("headers", _read_headers) or {},
+        first_output_s=read("first_us", _seconds),
         origin=Origin.read(raw.get(b"origin", b"")),
         notify=raw.get(b"notify", b"").decode(errors="replace"),
         key=request.key,
@@ -205,26 +218,6 @@ def _add_last(attempts: list[Attempt], last: Attempt) -> None:
     """The record of a job that failed when it was taken back has its last attempt twice."""
     if not attempts or attempts[-1][:2] != last[:2]:
         attempts.append(last)
-
-
-class _Reader:
-    """Reads fields of one record."""
-
-    def __init__(self, job_id: str, raw: Mapping[bytes, bytes]) -> None:
-        self._job_id = job_id
-        self._raw = raw
-
-    def read(self, field: str, parse: Callable[[bytes], Any]) -> Any:
-        value = self._raw.get(field.encode())
-        if value is None:
-            raise DamagedRecord(self._job_id, field, b"")
-        try:
-            return parse(value)
-        except _UNREADABLE as error:
-            raise DamagedRecord(self._job_id, field, value) from error
-
-    def read_optional(self, field: str, parse: Callable[[bytes], Any]) -> Any:
-        return self.read(field, parse) if self._raw.get(field.encode()) else None
 
 
 def _read_request(packed: bytes) -> Request:
@@ -266,8 +259,8 @@ def _read_headers(packed: bytes) -> dict[str, str]:
     return {str(name): str(value) for name, value in json.loads(packed).items()}
 
 
-def read_history(packed: bytes) -> list[Attempt]:
-    """From the record's field, or a dead letter. Raises ValueError, TypeError or LookupError."""
+def _read_history(packed: bytes) -> list[Attempt]:
+    """From the record's field."""
     return [
         Attempt(
             a["worker"],

@@ -94,11 +94,3 @@ class Renewal:
 
 class Fenced(Exception):
     """The worker's fencing token is not valid any more: it must renew before it writes again."""
-
-
-class Repaired(NamedTuple):
-    """What one kind of repair has changed."""
-
-    times: int
-    ids: tuple[str, ...]
-    """The ids of some of the jobs."""

@@ -1,8 +1,8 @@
 """The states of a job and of a worker, and the transitions between those of a job.
 
 The Lua scripts get their states and transitions from here (scripts/loader.py); there is no second
-copy. One exception: a record that can't be read becomes `failed` from any state
-(scripts/common/job.lua, set_aside_job).
+copy. One exception: a job whose record can't be read becomes `failed` while it is queued, too
+(scripts/common/job.lua, fail_damaged).
 """
 
 from __future__ import annotations

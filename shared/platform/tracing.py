@@ -7,16 +7,15 @@ of a trace:
 |---|---|---|---|
 | `POST /v1/...` | gateway (request_span.py) | request | end of its answer |
 | `delivery` | gateway | first output sent | end of the answer |
-| `queue` | worker (worker/core/run_trace.py) | submit, or the end of the attempt before | lease |
+| `queue` | worker (worker/core/run_trace.py) | submit | first lease |
 | `attempt` | worker | lease | end of the run |
 | `prefill`, `decode` | worker | start of the run, first output | first output, end of the run |
 | `llm_request` | vLLM | its own span, below the attempt's | |
 
 The record and the lease of a job have the `traceparent` of the request's span, so the spans of all
 processes are in one trace. A span is written when it has ended, by the wall clock of its process.
-The id of an attempt's span is made of the job and the number of its lease: a worker that was killed
-writes no span, so the worker of the next attempt does it (store/redis/lost_attempts.py), and what
-vLLM has sent before has its parent.
+The id of an attempt's span is made of the job and the number of its lease. A worker that was killed
+writes none; the job's own list of attempts has it.
 
 OpenTelemetry's own variables have their effect, as `OTEL_EXPORTER_OTLP_HEADERS`.
 """
@@ -53,7 +52,6 @@ _OPERATIONS = {
 JOB, REQUEST, TENANT = "flotilla.job.id", "flotilla.request.id", "flotilla.tenant"
 POOL, LANE, WORKER = "flotilla.pool", "flotilla.lane", "flotilla.worker"
 ATTEMPT, OUTCOME = "flotilla.attempt", "flotilla.outcome"
-LOG_ENTRIES = "flotilla.log.entries"
 
 ENGINE_VARIABLES = {
     "OTEL_SERVICE_NAME": "vllm",

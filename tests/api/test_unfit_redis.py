@@ -23,11 +23,11 @@ WITHOUT_ADMIN = ("-config", "-info", "-function", "-@admin", "-@dangerous")
 FAST = {"sim_step_ms": 25, "sim_step_us_per_seq": 0}
 
 
-def refusal(command: tuple[str, ...], redis_url: str, folder: Path) -> str:
+def refusal(command: tuple[str, ...], redis_url: str, folder: Path, **settings: object) -> str:
     """What a process says that does not start with this Redis."""
     ended = subprocess.run(
         command,
-        env=child_environment(redis_url=redis_url, engine="simulated", port=0)
+        env=child_environment(redis_url=redis_url, engine="simulated", port=0, **settings)
         | {"PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,
@@ -38,6 +38,26 @@ def refusal(command: tuple[str, ...], redis_url: str, folder: Path) -> str:
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
     return ended.stderr
+
+
+PROGRAMS = (
+    GATEWAY,
+    (sys.executable, "-m", "worker"),
+    (sys.executable, "-m", "gateway.maintenance"),
+    REAL,
+)
+"""The last one is `flotilla up`."""
+
+
+@pytest.mark.parametrize("command", PROGRAMS)
+def test_several_shards_need_a_cluster(
+    own_redis: RedisServer, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    said = refusal(command, own_redis.url, tmp_path, shards=2)
+    assert "FLOTILLA_SHARDS" in said
+    assert "redis+cluster://" in said
+    with own_redis.client() as client:
+        assert client.dbsize() == 0
 
 
 # --- eviction ---
@@ -54,15 +74,7 @@ def evicting(tmp_path: Path) -> Iterator[RedisServer]:
     server.stop()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        GATEWAY,
-        (sys.executable, "-m", "worker"),
-        (sys.executable, "-m", "gateway.maintenance"),
-        REAL,
-    ],
-)
+@pytest.mark.parametrize("command", PROGRAMS)
 def test_a_redis_that_evicts_is_refused_at_start(
     evicting: RedisServer, tmp_path: Path, command: tuple[str, ...]
 ) -> None:

@@ -15,14 +15,12 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import redis
 
 from gateway.maintenance.broker import broker
 from gateway.maintenance.celery_app import CONTENT_TYPE
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, REPAIR
-from shared.job.lanes import DEFAULT
 from shared.store.redis import keys
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisCluster, RedisServer, fleet_on_one_node
@@ -106,32 +104,6 @@ def test_it_runs_its_tasks_until_a_signal(fleet: Stack, store: redis.Redis, numb
     assert time.monotonic() - before < END_S / 2
     assert "Traceback" not in output
     assert "error" not in output
-
-
-def test_what_was_damaged_is_repaired_and_completed(fleet: Stack, store: redis.Redis) -> None:
-    gateway, first = fleet.gateway(), fleet.worker()
-    client = httpx.Client(base_url=gateway.url, timeout=60)
-    wait_for(lambda: client.get("/v1/models").json()["data"], "the model is known")
-    body = {"model": "simulated", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-    first.terminate()
-    first.popen.wait(END_S)
-    ids = [client.post("/jobs", json={"body": body}).json()["id"] for _ in range(5)]
-    store.delete(keys.queue(0, POOL, DEFAULT), keys.waiting(0, POOL, DEFAULT))
-    store.zadd(keys.waiting(0, POOL, DEFAULT), {"job_" + "0" * 27: 1})
-    maintenance = fleet.maintenance()
-    wait_until_done(store, maintenance, REPAIR)
-    fleet.worker()
-
-    def states() -> list[str]:
-        return [client.get(f"/jobs/{job_id}").json()["state"] for job_id in ids]
-
-    wait_for(lambda: states() == ["completed"] * 5, "all are completed")
-    for job_id in ids:
-        assert len(client.get(f"/jobs/{job_id}").json()["attempts"]) == 1
-    assert store.zcard(keys.waiting(0, POOL, DEFAULT)) == 0
-    assert "repaired: " in end(maintenance)
-    assert gateway.metric("flotilla_maintenance_last_run_timestamp_seconds", task=REPAIR) > 1e9
-    client.close()
 
 
 def test_on_a_cluster_the_messages_of_its_tasks_stay_in_its_memory(tmp_path: Path) -> None:

@@ -11,3 +11,11 @@ def lose_first_entry(redis_url: str, job_id: str) -> None:
         (log,) = client.keys(f"*log:{job_id}")
         assert client.llen(log) > 1
         client.lpop(log)
+
+
+def spoil_record(redis_url: str, job_id: str, field: str) -> None:
+    """Replace a field of a job's record by bytes that can't be read."""
+    with Redis.from_url(redis_url) as client:
+        (record,) = client.keys(f"*:job:{job_id}")
+        assert client.hexists(record, field)
+        client.hset(record, field, b"\xc1 damaged")

@@ -1,4 +1,4 @@
-"""Made-up jobs, timelines and dead letters, in the shapes of the API."""
+"""Made-up jobs and timelines, in the shapes of the API."""
 
 from __future__ import annotations
 
@@ -124,26 +124,6 @@ def why(job_id: str) -> dict[str, Any]:
         {"name": "lane", "text": "Lane default; 2 jobs of lane priority come before."},
     ]
     return {"object": "why", "sentence": sentence, "facts": facts}
-
-
-def dead_letters() -> list[dict[str, Any]]:
-    """Jobs that are out of attempts."""
-    return [
-        {
-            "id": f"0-17900000000{number:02d}-0",
-            "object": "dead_letter",
-            "created_at": AT - 600 * number,
-            "what": "attempts",
-            "reason": "3 workers were lost with this job without progress",
-            "subject": f"job_002{number:024x}",
-            "job_id": f"job_002{number:024x}",
-            "job": {"tenant": "search", "pool": "qwen", "model": "qwen3-8b"},
-            "attempts": [_attempt("failed")] * 3,
-            "replayable": number != 1,
-            "values": {},
-        }
-        for number in range(3)
-    ]
 
 
 def request(job_id: str) -> dict[str, Any]:

@@ -133,16 +133,11 @@ def overview(**changes: Any) -> Overview:
         "simulated": False,
         "verdict": verdict(),
         "rates": {
-            "submitted": 31.0,
-            "completed": 31.0,
-            "failed": 0.0,
-            "cancelled": 0.2,
             "prompt_tokens": 900.0,
             "output_tokens": 3700.0,
         },
         "pools": [pool()],
         "workers": [worker(number) for number in range(1, 5)],
-        "dead_letters": 3,
         "redis": {"ok": True, "used_memory": 48_000_000, "max_memory": 2_000_000_000},
     } | changes
 
@@ -166,7 +161,6 @@ def empty() -> Overview:
         rates=dict.fromkeys(overview()["rates"], 0.0),
         pools=[],
         workers=[],
-        dead_letters=0,
         redis={"ok": True, "used_memory": 1_000_000, "max_memory": 0},
     )
 
@@ -220,7 +214,6 @@ def incident() -> Overview:
             since=AT - 42,
             problems=[lost, slow],
         ),
-        rates=overview()["rates"] | {"failed": 1.4, "completed": 22.0},
         pools=[
             pool(
                 waiting=118,
@@ -231,7 +224,6 @@ def incident() -> Overview:
             )
         ],
         workers=workers,
-        dead_letters=12,
     )
 
 
@@ -271,16 +263,11 @@ def huge() -> Overview:
     return overview(
         engines=["vllm 0.32.0 (cpu)", "vllm 0.33.1 (NVIDIA H200 NVL)", "simulated"],
         rates={
-            "submitted": 12_345.6,
-            "completed": 12_345.6,
-            "failed": 1_234.5,
-            "cancelled": 1_234.5,
             "prompt_tokens": 12_345_678.9,
             "output_tokens": 12_345_678.9,
         },
         pools=pools,
         workers=workers,
-        dead_letters=LARGE,
         redis={"ok": True, "used_memory": 512_000_000_000, "max_memory": 1_024_000_000_000},
     )
 
@@ -295,8 +282,7 @@ def growing(share: float) -> Overview:
         verdict=verdict(
             sentence=f"Healthy. 4 workers, {to(256)} of 256 slots busy, oldest wait {to(3599)} s."
         ),
-        rates=dict.fromkeys(overview()["rates"], share**3 * 12_345.6)
-        | {"output_tokens": share**3 * 1_234_567.8, "prompt_tokens": share**3 * 1_234_567.8},
+        rates=dict.fromkeys(overview()["rates"], share**3 * 1_234_567.8),
         pools=[
             pool(
                 waiting=to(LARGE),
@@ -319,7 +305,6 @@ def growing(share: float) -> Overview:
             )
             for number in range(1, 5)
         ],
-        dead_letters=to(LARGE),
     )
 
 

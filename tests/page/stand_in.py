@@ -87,7 +87,6 @@ class StandIn:
             [
                 Route("/admin/overview", self._one),
                 Route("/admin/stream", self._stream),
-                Route("/admin/dead", _list(made_up.dead_letters)),
                 Route("/admin/autoscale", _json(autoscale)),
                 Route("/admin/tenants", _list(sample_keys.tenants)),
                 Route("/admin/keys", _list(sample_keys.keys)),

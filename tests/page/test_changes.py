@@ -85,20 +85,6 @@ def test_a_job_is_retried_with_an_edited_body(open_tab: OpenTab, stand_in: Stand
     assert stand_in.calls == [("POST", path, {"body": {"model": "other"}})]
 
 
-def test_dead_letters_are_grouped_by_reason_and_replayed(
-    open_tab: OpenTab, stand_in: StandIn
-) -> None:
-    page = show(open_tab(stand_in.url), "dead letters")
-    expect(page.locator(".group")).to_have_count(1)
-    page.get_by_role("button", name="Replay all").click()
-    question(page).get_by_role("button", name="Replay", exact=True).click()
-    expect(page.locator("#notice")).to_contain_text("2 letters replayed")
-    letters = [each for each in made_up.dead_letters() if each["replayable"]]
-    assert [path for _, path, _ in stand_in.calls] == [
-        f"/admin/dead/{each['id']}/replay" for each in letters
-    ]
-
-
 def test_data_that_are_old_are_shown_as_old(open_tab: OpenTab, stand_in: StandIn) -> None:
     tab = open_tab(stand_in.url)
     tab.expect("ERR_FAILED")

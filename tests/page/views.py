@@ -16,7 +16,6 @@ VIEWS = {
     "workers": "#workers",
     "batches": "#batches",
     "webhooks": "#webhooks",
-    "dead letters": "#dead",
     "playground": "#playground",
     "keys": "#keys",
 }

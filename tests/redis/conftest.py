@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ from shared.store.interface import Store
 from shared.store.redis import keys, suspects
 from shared.store.redis.channels import channel_commands
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scan import scan_shards
 from shared.store.redis.scripts.acquire import parse_jobs
 from shared.store.redis.scripts.emit import make_step
 from shared.store.redis.servers import Servers
@@ -149,17 +147,6 @@ async def lease(queue: JobQueue, **changes: Any) -> LeasedJob:
 async def log_entries(queue: Store, job_id: str, after: int) -> list[Entry]:
     """The job's log behind entry number `after`."""
     return (await queue.read_log(job_id, after)).entries
-
-
-async def repair(queue: JobQueue) -> dict[str, int]:
-    """Repair everything in one scan; returns how often each kind of damage was repaired."""
-    done: Counter[str] = Counter()
-    for shards in queue.servers.groups:
-        async for step in scan_shards(queue, shards):
-            if step.members:
-                repaired = await queue.repair(*step)
-                done.update({what: each.times for what, each in repaired.items()})
-    return dict(done)
 
 
 async def emit_token(queue: JobQueue, job: LeasedJob, seq: int, text: str = "x") -> dict[str, str]:

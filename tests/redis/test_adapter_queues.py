@@ -208,3 +208,23 @@ async def test_what_is_remembered_of_adapters_ends_with_them(
         await adapters.follow({"3": {"lora_name": "3", "lora_path": "/x"}})
         assert list(adapters._retries) == ["3"]  # it is desired, and tried again later
         assert list(loop.adapter_queues._served) == [POOL]
+
+
+async def test_queues_of_adapters_that_nobody_uses_are_forgotten(
+    queue: JobQueue, store: Redis
+) -> None:
+    names = [adapter_queue(POOL, f"adapter-{n}") for n in range(30)]
+    for name in (POOL, *names):
+        await queue.acquire(0, WORKER, 1, LEASE_S, SlotUpdate(name, "", 0, UNKNOWN))
+    waiting = await submit(queue, pool=names[0])
+    done = await submit(queue, pool=names[1])
+    await queue.cancel(done.id, done.tenant)
+    assert store.scard(keys.pool_names(0)) == 31
+    await queue.sweep(0)
+    assert store.smembers(keys.pool_names(0)) == {POOL.encode(), names[0].encode()}
+    assert not store.keys(f"{keys.base(0)}*{names[1]}*")
+    leased = await queue.acquire(0, WORKER, 1, LEASE_S, SlotUpdate(names[0], "", 0, UNKNOWN))
+    assert [job.id for job in leased.jobs] == [waiting.id]
+    again = await submit(queue, pool=names[1])
+    leased = await queue.acquire(0, WORKER, 1, LEASE_S, SlotUpdate(names[1], "", 0, UNKNOWN))
+    assert [job.id for job in leased.jobs] == [again.id]

@@ -36,7 +36,6 @@ from tests.redis.conftest import (
     output,
     pending,
     renew,
-    repair,
     submit,
     submit_one,
 )
@@ -215,7 +214,7 @@ async def test_the_groups_position_does_not_matter(
     assert await queue.submit_all(0, [job], 10) == [0]
     assert [leased.id for leased in control.assigned(queue)] == [job.id]
     assert pending(store) == 1
-    assert await repair(queue) == {}
+    assert await queue.check(0) == {}
 
 
 async def test_jobs_in_flight_take_slots(

@@ -48,7 +48,7 @@ async def test_an_answer_of_bytes_without_headers_travels_in_the_frame(
     assert payload == (200, b"application/octet-stream", b"\x00\xff")
 
 
-async def test_damaged_headers_are_set_aside(queue: JobQueue, store: Redis) -> None:
+async def test_a_job_with_damaged_headers_is_shown_as_failed(queue: JobQueue, store: Redis) -> None:
     leased = await lease(queue, stream=False)
     await finish(queue, leased, 1, answer(event=JobEvent.COMPLETE, **BYTES))
     store.hset(keys.job(0, leased.id), "headers", b"\xff")

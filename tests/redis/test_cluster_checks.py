@@ -63,12 +63,6 @@ async def test_the_first_process_fixes_the_number_of_shards(
         await refuse_unfit(Settings(redis_url=cluster.url, shards=2))
 
 
-async def test_one_redis_takes_any_number_of_shards(own_redis: RedisServer) -> None:
-    for shards in (3, 2):
-        await refuse_unfit(Settings(redis_url=own_redis.url, shards=shards))
-    assert call(own_redis, "EXISTS", keys.SHARDS) == 0
-
-
 async def test_a_server_of_the_other_kind_is_refused(
     cluster: RedisCluster, node: RedisServer, own_redis: RedisServer
 ) -> None:

@@ -74,7 +74,7 @@ async def test_a_part_of_a_transaction_is_not_carried_out_at_the_next_start(
     own_redis.start()
     async with Servers(own_redis.url) as servers:
         for _ in range(2):
-            await Housekeeping(JobQueue(servers), Registry(servers.primary)).repair()
+            await Housekeeping(JobQueue(servers), Registry(servers.primary)).rewrite_logs()
 
         async def is_written() -> bool:
             found = await servers.primary.info("persistence")

@@ -23,7 +23,6 @@ from tests.redis.conftest import (
     ChannelSubscriber,
     claim,
     claim_one,
-    repair,
     submit,
 )
 from tests.redis.worker_loops import chat, serving
@@ -61,7 +60,7 @@ async def test_a_job_waits_for_its_tenants_turn_as_its_first_one(
     second, other = await submit(queue, tenant="a"), await submit(queue, tenant="b")
     await charge(queue, "a", 1000.0)
     await hand_back(queue, job)
-    assert await repair(queue) == {}, "nothing is missing"
+    assert await queue.check(0) == {}, "nothing is missing"
     leased = [each.id for _ in range(3) for each in await claim(queue, 1)]
     assert leased == [other.id, first.id, second.id]
     assert not store.exists(keys.turns(0, POOL, DEFAULT))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from redis import Redis
 
 from shared.job.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob, SubmitReply
-from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import TENANT, claim, make_job
 
@@ -35,12 +33,3 @@ async def test_the_second_call_joins_the_job_of_the_first(queue: JobQueue, store
     assert await submit_one(queue, keyed()) == JoinedJob(first.id)
     (key,) = store.keys("*idempotency*")
     assert IDEMPOTENCY_TTL_S - 60 < store.ttl(key) <= IDEMPOTENCY_TTL_S
-
-
-@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x92\xc0\xc0"])
-async def test_a_key_that_cant_be_read_is_free(queue: JobQueue, store: Redis, value: bytes) -> None:
-    name = IdempotencyKey.of(TENANT, "/v1/x", "k-1", BODY).name
-    store.set(f"{keys.base(0)}{keys.IDEMPOTENCY}:{name}", value)
-    first = keyed()
-    assert await submit_one(queue, first) == 1
-    assert await submit_one(queue, keyed()) == JoinedJob(first.id)

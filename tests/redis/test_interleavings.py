@@ -1,4 +1,4 @@
-"""Two workers, a canceller, an expirer, a reaper and a repairer on a few jobs, in random order.
+"""Two workers, a canceller, an expirer, a reaper and its check on a few jobs, in random order.
 
 After every step, Redis is compared with what the steps so far allow. The workers follow
 the rules of worker/core/publisher.py and worker/core/lease.py, but late, and with lost calls
@@ -46,7 +46,6 @@ from tests.redis.conftest import (
     lane_of,
     log_entries,
     make_job,
-    repair,
 )
 from worker.core.output_buffer import OutputBuffer
 
@@ -633,9 +632,9 @@ class Fleet:
             if self.watchers_of(job.id) != before:
                 self.invalidate_fence([job.id])
 
-    async def repair(self) -> None:
-        """No data is damaged, so nothing is repaired."""
-        assert not await repair(self.queue)
+    async def look_for_lost_jobs(self) -> None:
+        """No data is damaged, so nothing is requeued."""
+        assert not await self.queue.check(0)
 
     def actors(self) -> dict[Callable[[], Awaitable[None]], int]:
         """The actions and their weights."""
@@ -657,7 +656,7 @@ class Fleet:
             self.pass_deadline: 2,
             self.expire: 2,
             self.watch: 3,
-            self.repair: 2,
+            self.look_for_lost_jobs: 2,
         }
 
     def sample(self, things: list[T], most: int = 1) -> list[T]:

@@ -1,10 +1,9 @@
-"""The maintenance tasks on a real Redis: in steps, once a round, and their health check."""
+"""The maintenance tasks on a real Redis: once a round, and their health check."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,20 +11,20 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from gateway.maintenance import broker, housekeeping, liveness_file, process
+from gateway.maintenance import broker, liveness_file, process
 from gateway.maintenance import maintenance_tasks as tasks_module
 from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
 from shared.job.lanes import DEFAULT
 from shared.store.interface import StoreUnavailable
-from shared.store.redis import keys, scan
+from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.unused_models import KEPT_S
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.redis.conftest import POOL, claim, submit
+from tests.redis.conftest import POOL, submit
 from tests.redis.test_registry import INFO
 
 STREAM = keys.queue(0, POOL, DEFAULT)
@@ -45,65 +44,6 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO, "flotilla"):
         yield caplog
     log.propagate = before
-
-
-# --- in steps ---
-
-
-async def test_a_scan_takes_small_steps_and_misses_nothing(
-    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan, "MEMBERS_PER_STEP", 10)
-    # More than Redis stores in one compact encoding, which a scan always returns whole.
-    jobs = {(await submit(queue, deadline_s=60)).id.encode() for _ in range(300)}
-    steps = [step async for step in scan.scan_shards(queue, range(1))]
-    for word in (keys.JOB, keys.JOBS, keys.WAITING, keys.DEADLINES):
-        seen = {member for step in steps if step.word == word for member in step.members}
-        assert seen == jobs, word
-    entries = [member for step in steps if step.word == keys.QUEUE for member in step.members]
-    assert len(set(entries)) == len(entries) == 300
-    assert max(len(step.members) for step in steps) < 40
-
-
-@pytest.mark.parametrize(("bound", "value"), [("STEPS_PER_ROUND", 5), ("ROUND_S", 0.0)])
-async def test_a_round_is_bounded_and_the_next_continues(
-    queue: JobQueue,
-    store: Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    logged: pytest.LogCaptureFixture,
-    bound: str,
-    value: float,
-) -> None:
-    monkeypatch.setattr(scan, "MEMBERS_PER_STEP", 10)
-    monkeypatch.setattr(housekeeping, bound, value)
-    for _ in range(300):
-        await submit(queue)
-    store.delete(STREAM)
-    keeper = Housekeeping(queue, Registry(queue.servers.primary))
-    rounds = []
-    while sum(rounds) < 300:
-        assert len(rounds) < 200
-        before = store.xlen(STREAM)
-        await keeper.repair()
-        rounds.append(store.xlen(STREAM) - before)
-    assert max(rounds) < 100
-    assert len(await claim(queue, 1000)) == 300
-    assert "repaired: " in logged.text
-    assert re.search(r"repaired: \d+ entries \(job_\w+, job_\w+, job_\w+, .*\)", logged.text)
-
-
-async def test_a_scan_that_failed_starts_again(
-    queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keeper = Housekeeping(queue, Registry(queue.servers.primary))
-    await submit(queue)
-    with monkeypatch.context() as patch:
-        patch.setattr(queue, "repair", None)
-        with pytest.raises(TypeError):
-            await keeper.repair()
-    store.delete(STREAM)
-    await keeper.repair()
-    assert store.xlen(STREAM) == 1
 
 
 # --- stale records ---

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from redis import Redis
 
 from shared.job import placement
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate, advertiser
-from shared.job.job import NewJob
 from shared.job.placement import HASH_BYTES, PlacementRules
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
@@ -384,18 +382,6 @@ async def test_the_map_has_two_generations_of_bounded_size(
         jobs = [await submit(queue, prefixes=prefixes(each, 4)) for each in "ba"]
         assert await taken(queue, 1, OTHER) == [jobs[1].id], "found in the earlier one"
         assert (store.hlen(WARM), store.hlen(BEFORE)) == (4, 8)
-
-
-@pytest.mark.parametrize("damage", [("set", "x"), ("hset", "x", "y"), ("rpush", "x")])
-async def test_a_damaged_map_costs_no_job(
-    queue: JobQueue, store: Redis, control: ChannelSubscriber, damage: tuple[Any, ...]
-) -> None:
-    name, *values = damage
-    getattr(store, name)(WARM, *values)
-    await taken(queue, 4, WORKER)
-    job: NewJob = await submit(queue, prefixes=LONG)
-    assert ids(control, queue) == [job.id]
-    assert store.hlen(WARM) >= 4
 
 
 @pytest.mark.parametrize("packed", [b"", b"x", b"x" * 26, b"\xff" * 34, b"0" * 35, b"9" * 42])

@@ -129,14 +129,3 @@ async def test_budgets_end_with_their_day_or_month(
     assert found.wait_ms == wait_h * 3_600_000
     store.hset(keys.usage_totals(period), "t:team", "damaged")
     await taken(records, limited)
-
-
-async def test_what_is_damaged_is_set_aside(
-    records: RateLimitRecords, store: sync_redis.Redis
-) -> None:
-    store.set(keys.first(keys.RATE, "k:key_1"), "x")
-    store.set(keys.first(keys.RUNNING, "k:key_1"), "x")
-    limited = of_key(10, 100, 2)
-    await taken(records, limited, holder="job_1")
-    await taken(records, limited, holder="job_2")
-    assert (await refused(records, limited, holder="job_3")).limit is Limit.CONCURRENT

@@ -73,6 +73,26 @@ async def test_a_round_leaves_nothing_for_the_next_however_much_there_is(
     assert store.zcard(keys.jobs(0, TENANT)) == 14
 
 
+async def test_a_sweep_goes_on_past_ids_that_were_deleted_or_are_used_again(
+    queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AT_ONCE", 3)
+    expiring, listed = f"{keys.base(0)}{keys.EXPIRING}", keys.jobs(0, TENANT)
+    gone = [f"job_{n:027x}" for n in range(12)]
+    store.zadd(expiring, {f"{job_id} {TENANT}": n for n, job_id in enumerate(gone, 1)})
+    store.zadd(listed, dict.fromkeys(gone[::2], 1))  # the others were deleted
+    used = f"conv_{7:035x}"
+    store.hset(keys.conversation(0, used), mapping={"tenant": TENANT})
+    store.expire(keys.conversation(0, used), 600)
+    again = await submit(queue)  # a job with this id has expired before
+    store.zadd(expiring, {f"{used} {TENANT}": 1.5, f"{again.id} {TENANT}": 2.5})
+    await Reaper(queue, LEASE_S, METRICS).round()
+    assert store.zrange(listed, 0, -1) == [again.id.encode()]
+    assert store.zrange(expiring, 0, -1) == [f"{used} {TENANT}".encode()]
+    await queue.cancel(again.id, TENANT)
+    assert store.zscore(expiring, f"{again.id} {TENANT}") is not None
+
+
 async def test_a_round_reaps_expires_and_sweeps(queue: JobQueue, store: Redis) -> None:
     silent = await lease(queue)
     expire_lease(store, silent)

@@ -32,7 +32,6 @@ from tests.redis.conftest import (
     output,
     pending,
     renew,
-    repair,
     submit,
     submit_one,
 )
@@ -84,7 +83,7 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
         poison = next((j for j in await claim(queue, shard=shard) if j.id == poison.id), poison)
     await queue.reject_unreceived(POOL, WORKER, [], 0.0)
     await queue.sweep(shard)
-    await repair(queue)
+    await queue.check(shard)
     return ids
 
 

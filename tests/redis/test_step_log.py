@@ -15,7 +15,7 @@ from redis import Redis
 
 from shared.job.frames import DeltaDecoder, FrameKind, encode, entry_of
 from shared.job.job import LeasedJob
-from shared.job.job_log import Delta, Entry, pack_segment, parse_segments, read_journal
+from shared.job.job_log import Delta, Entry, pack_segment, read_journal
 from shared.job.record import read_lease
 from shared.job.replies import Fenced, Renewal
 from shared.job.states import JobState
@@ -156,24 +156,6 @@ async def test_a_long_log_is_read_in_parts_from_any_entry_on(queue: JobQueue, st
                 assert entries or not more, "each part has an entry that the reader lacks"
                 read += [entry.seq for entry in entries]
             assert read == numbers[after:]
-
-
-@pytest.mark.parametrize("damaged", range(0, 40, 3))
-async def test_an_unreadable_segment_of_a_long_log_is_lost_and_the_rest_is_read(
-    queue: JobQueue, store: Redis, damaged: int
-) -> None:
-    job = await lease(queue)
-    segments = fill_log(store, job, 90, random.Random(2))
-    assert len(segments) > 40
-    store.lset(keys.log(0, job.id), damaged, b"x")
-    found = await log_entries(queue, job.id, 0)
-    assert [entry.seq for entry in found] == list(range(1, 91))
-    lost = [entry.seq for entry in found if entry.lost]
-    first = parse_segments([segments[damaged]])[0].seq
-    assert lost == [entry.seq for entry in parse_segments([segments[damaged]])]
-    assert store.llen(keys.log(0, job.id)) == len(segments) - 1
-    rest = await log_entries(queue, job.id, first + 5)
-    assert [entry.seq for entry in rest] == list(range(first + 6, 91))
 
 
 async def test_a_number_of_any_size_is_read(queue: JobQueue) -> None:
@@ -426,24 +408,6 @@ async def test_text_that_looks_like_frames_is_no_output_of_jobs_that_end_togethe
     store.delete(keys.steps(0, WORKER))
     for job in jobs:
         assert entry_texts(await log_entries(queue, job.id, 0)) == texts[job.id]
-
-
-@pytest.mark.parametrize("damage", [b"\xc1", b"\x00", b"\x91\xcd\xff\xff"])
-async def test_a_damaged_step_is_set_aside_once_for_jobs_that_end_together(
-    queue: JobQueue, store: Redis, damage: bytes
-) -> None:
-    for _ in range(4):
-        await submit(queue, stream=False)
-    jobs = await claim(queue)
-    for seq in (1, 2, 3):
-        await emit(queue, [output(job, seq) for job in jobs])
-    store.lset(keys.steps(0, WORKER), 4, damage)  # the sizes of the third step
-    for job in jobs:
-        expire_lease(store, job)
-    assert len(await queue.reap(0, 1.0)) == 4
-    assert store.xlen(keys.dead_letters(0)) == 1
-    for job in jobs:
-        assert [e.seq for e in await log_entries(queue, job.id, 0)] == [1, 2]
 
 
 # --- what Redis has lost ---

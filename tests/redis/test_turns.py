@@ -23,7 +23,6 @@ from tests.redis.conftest import (
     claim,
     claim_one,
     make_job,
-    repair,
     submit,
 )
 
@@ -201,20 +200,6 @@ async def test_levels_mean_nothing_without_their_clock(queue: JobQueue, store: R
     assert store.zscore(TURNS, "a") == 0
 
 
-@pytest.mark.parametrize("word", [keys.TURNS, keys.LEVELS, keys.WAITING_OF, keys.LEVEL_CLOCK])
-async def test_a_key_of_the_wrong_type_loses_no_job(
-    queue: JobQueue, store: Redis, word: str
-) -> None:
-    jobs = {job.id for t in "ab" for job in await queued(queue, 2, tenant=t)}
-    await charge(queue, "a", 5.0)
-    for key in store.keys(f"{keys.base(0)}{word}*"):
-        store.delete(key)
-        store.lpush(key, "no")
-    found = {job.id for job in await claim(queue)}
-    await repair(queue)
-    assert found | {job.id for job in await claim(queue)} == jobs
-
-
 async def test_adapter_queues_share_the_levels_of_their_pool(queue: JobQueue, store: Redis) -> None:
     await queued(queue, 1, tenant="a", pool=f"{POOL}+x-1")
     await queued(queue, 1, tenant="b", pool=f"{POOL}+x-1")
@@ -237,7 +222,7 @@ async def test_a_claim_after_a_long_pause_scales_the_levels_before_it_uses_them(
 
 
 async def test_what_waits_no_more_does_not_make_a_claim_long(queue: JobQueue, store: Redis) -> None:
-    """Workers of the release before leave ids behind in the sets of tenants."""
+    """What ended while it waited elsewhere leaves its id behind."""
     stale = {f"job_000{n:024x}": n for n in range(5000)}
     for tenant in "ab":
         store.zadd(keys.waiting_of(0, POOL, DEFAULT, tenant), stale)

@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from datetime import UTC, datetime
 
-import msgpack
 import pytest
 from redis import Redis
 
@@ -15,11 +14,9 @@ from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.job import LeasedJob, NewJob, new_job_id_in
 from shared.job.job_log import make_journal, prompt_tokens_in, tokens_in
 from shared.job.states import JobState
-from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.usage_records import UsageRecords
-from shared.tenants.rate_limits import tenant_name
 from shared.tenants.usage import OTHER, Owner, UsageEntry, UsageRow, UsageSums
 from tests.redis.conftest import (
     TENANT,
@@ -134,15 +131,6 @@ async def test_a_job_whose_log_is_gone_is_uncounted(queue: JobQueue, store: Redi
     await add_up(queue)
     (found,) = (await sums(queue)).values()
     assert (found.jobs, found.prompt_tokens, found.uncounted) == (1, 0, 1)
-
-
-async def test_an_entry_that_cannot_be_read_is_a_failed_job_of_nobody(
-    queue: JobQueue, store: Redis
-) -> None:
-    store.xadd(keys.usage(0), {"u": b"\xc1"})
-    store.xadd(keys.usage(0), {"v": msgpack.packb([1, 2])})
-    await add_up(queue)
-    assert (await sums(queue))[Owner("", "", "")][:3] == (2, 0, 2)
 
 
 async def test_an_entry_is_added_once_by_processes_that_are_killed_or_many(
@@ -295,26 +283,3 @@ async def test_the_sums_are_those_of_the_logs(queue: JobQueue, store: Redis, see
     assert sum(each.tokens_this_month for each in used) == sum(
         n for (_, what), n in found.items() if what != "jobs"
     )
-
-
-async def test_damaged_sums_begin_anew_and_nothing_is_added_twice(
-    queue: JobQueue, store: Redis
-) -> None:
-    assert await finish(queue, await lease(queue, key=KEY), 1, answer()) == "ok"
-    await add_up(queue)
-    (row,) = await rows(queue)
-    name = keys.first(keys.USAGE_ROWS, f"{row.day}:{TENANT}")
-    (field,) = store.hkeys(name)
-    store.hset(name, field, b"\xc1")
-    assert await rows(queue) == []
-    assert await finish(queue, await lease(queue, key=KEY), 1, answer()) == "ok"
-    await add_up(queue)
-    assert (await sums(queue))[OWNER].jobs == 1
-    # A total that is no number ends the call in its middle.
-    store.hset(keys.usage_totals(row.day), tenant_name(TENANT), "x")
-    assert await finish(queue, await lease(queue, key=KEY), 1, answer()) == "ok"
-    with pytest.raises(StoreError):
-        await add_up(queue)
-    for _ in range(3):
-        await add_up(queue)
-    assert (await sums(queue))[OWNER].jobs == 2

@@ -311,5 +311,5 @@ async def test_what_the_engine_has_done_is_counted_for_the_heartbeats(queue: Job
         for n_tokens in (10, 40):
             assert any(lengths[length_bucket(n_tokens + more)] for more in range(3))
         assert totals.prefilled_tokens == totals.prompt_tokens > 0
-        assert (totals.output_tokens, totals.completion_tokens) == (50, 50)
+        assert totals.output_tokens == 50
         assert loop.runs.job_steps(progress.steps) == ()

@@ -101,8 +101,6 @@ class Charges:
 
     def _charge(self, run: JobRun, expected: float, charges: defaultdict[Account, float]) -> None:
         job = run.job
-        if not job.share.lane:  # submitted by a gateway of the release before
-            return
         # What earlier attempts have made was charged as they made it.
         prompt_tokens = run.buffer.prompt_tokens if job.generation == 1 else 0
         made = cost(prompt_tokens, run.buffer.new_tokens)

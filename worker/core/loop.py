@@ -184,7 +184,7 @@ class WorkerLoop:
             await self.releases.failed(run)
         self._finish(run, outcome)
         if run.trace is not None:
-            await run.trace.write(run.buffer, self._member.worker_id, self._member.queue)
+            run.trace.write(run.buffer, self._member.worker_id)
 
     def _finish(self, run: JobRun, outcome: Outcome) -> None:
         ending = run.final_state or ("engine_died" if self._engine.dead else outcome.value)

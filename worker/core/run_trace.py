@@ -1,20 +1,13 @@
-"""The spans of one run of a traced job: queue, attempt, prefill, decode.
-
-They are written when the run has ended, and with them what no other worker has written: the
-attempts just before this one whose workers were lost.
-"""
+"""The spans of one run of a traced job: queue, attempt, prefill, decode; written at its end."""
 
 from __future__ import annotations
 
-import contextlib
 from time import monotonic, time
 
 from shared.job.job import LeasedJob
 from shared.job.states import JobState
 from shared.job.trace_context import SpanRef, parse
 from shared.platform import tracing
-from shared.store.interface import Store, StoreError
-from shared.store.redis.lost_attempts import write_lost_attempts
 from worker.core.output_buffer import OutputBuffer
 
 REVOKED = "revoked"
@@ -34,7 +27,6 @@ class RunTrace:
         self._ended_at = 0.0
         self._outcome = ""
         self._error = ""
-        self._written_by_next = False
 
     @classmethod
     def of(cls, job: LeasedJob) -> RunTrace | None:
@@ -44,12 +36,9 @@ class RunTrace:
         return None if parent is None else cls(job, parent)
 
     def lease_lost(self, state: str) -> None:
-        """The job is not this worker's any more; `state` is its state now.
-
-        If another worker has it, or will, that one writes the spans, as for a lost worker.
-        """
-        self._outcome = state
-        self._written_by_next = state not in {JobState.CANCELLED, JobState.EXPIRED, REVOKED}
+        """The job is not this worker's any more; `state` is its state now."""
+        ended = {JobState.CANCELLED, JobState.EXPIRED, REVOKED}
+        self._outcome = state if state in ended else "lost"
 
     def released(self, reason: str) -> None:
         """The worker releases the job; the job's history has this reason."""
@@ -61,33 +50,18 @@ class RunTrace:
         self._outcome = self._outcome or outcome
         self._error = error or (self._outcome if self._outcome in _FAILED else "")
 
-    async def write(self, buffer: OutputBuffer, worker: str, queue: Store) -> None:
-        """Write the spans. For a job that was leased before, its record is read."""
-        if self._written_by_next:
-            return
+    def write(self, buffer: OutputBuffer, worker: str) -> None:
+        """Write the spans."""
         job = self._job
-        queued_at: float | None = self._leased_at - job.waited_s
-        if job.generation > 1:
-            queued_at = None
-            with contextlib.suppress(StoreError):
-                queued_at = await self._write_earlier(queue)
         ids: tracing.Attributes = {
             tracing.JOB: job.id,
             tracing.ATTEMPT: job.generation,
             tracing.WORKER: worker,
         }
-        if queued_at is not None:
-            period = (queued_at, self._leased_at)
+        if job.generation == 1:
+            period = (self._leased_at - job.waited_s, self._leased_at)
             tracing.write("queue", self._parent.child(), self._parent, period, ids)
         self._write_attempt(buffer, ids)
-
-    async def _write_earlier(self, queue: Store) -> float | None:
-        """Write the lost attempts before this one; returns when the job was queued last."""
-        record = await queue.get(self._job.id)
-        if record is None:
-            return None
-        behind_s = self._leased_at - (record.created_at + self._job.waited_s)
-        return write_lost_attempts(record, self._parent, self._job.generation, behind_s)
 
     def _write_attempt(self, buffer: OutputBuffer, ids: tracing.Attributes) -> None:
         outcome: tracing.Attributes = {

@@ -1,1 +1,1 @@
-"""Operators' calls: pools, workers, dead letters, tenants."""
+"""Operators' calls: pools, workers, tenants."""

@@ -11,7 +11,6 @@ from gateway.apis.admin import (
     autoscale,
     fleet_views,
     key_routes,
-    letter_routes,
     operator_routes,
     tenant_list,
 )
@@ -51,7 +50,6 @@ API = Api(
         key_routes.router,
         audit_route.router,
         tenant_list.router,
-        letter_routes.router,
         operator_routes.router,
         fleet_views.router,
     ),

@@ -128,6 +128,7 @@ async def list_jobs(
     words: Annotated[str, Query(alias="filter", max_length=1000)] = "",
     state: JobState | None = None,
     model: str | None = None,
+    error: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     cursor: Annotated[str | None, Query(pattern=PLACE)] = None,
 ) -> dict[str, Any]:
@@ -136,7 +137,7 @@ async def list_jobs(
     `filter` is words like `state:failed model:qwen since:1h worker:w-1 error:worker_lost`; with
     `tenant:` (an operator's key) it lists jobs of other tenants, with `tenant:*` of all.
     """
-    job_filter = parse_filter(words, gateway.fleet.now_s()).also(state, model)
+    job_filter = parse_filter(words, gateway.fleet.now_s()).also(state, model, error)
     if job_filter.tenants:
         check_scope(request.state.key, Scope.ADMIN_READ)
     tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.keys.tenants])

@@ -18,7 +18,7 @@ _CODES = {
     "worker_lost": "its worker was lost after the answer had begun, and no other could continue it",
     "context_changed": "its worker was lost after the answer had begun, and on the next one its "
     "prompt, media, adapter or model was another",
-    "too_many_attempts": "every worker that tried it was lost, so it became a dead letter",
+    "too_many_attempts": "every worker that tried it was lost",
     "record_damaged": "its record in Redis could not be read",
     "log_lost": "Redis has lost tokens of its answer",
     "rejected": "the engine refused the request",

@@ -45,19 +45,24 @@ def observe(
     before: Observation | None,
 ) -> Observation:
     """The pool now. What only workers announce is as `before` while there are none."""
-    workers = [each.worker for each in heartbeats if not each.worker.failure]
+    heartbeats = [each for each in heartbeats if not each.worker.failure]
+    workers = [each.worker for each in heartbeats]
     states = [worker.state for worker in workers]
+    slots, start_s, job_s = (
+        (before.slots, before.start_s, before.job_s) if before else (None, None, None)
+    )
     starts_s = [worker.start_s for worker in workers if worker.start_s is not None]
-    start_s = sum(starts_s) / len(starts_s) if starts_s else before and before.start_s
-    jobs = sum(worker.finished for worker in workers)
-    job_s = sum(worker.job_seconds for worker in workers) / jobs if jobs else None
+    if starts_s:
+        start_s = sum(starts_s) / len(starts_s)
+    if jobs := sum(worker.finished for worker in workers):
+        job_s = sum(worker.job_seconds for worker in workers) / jobs
     loads_within_s = max(_LOADS_WITHIN_S, 3 * (start_s or 0.0))
     return Observation(
         at_s=at_s,
         waiting=sum(lane.waiting for lane in lanes),
         oldest_s=max((lane.oldest_s for lane in lanes), default=0.0),
         running=sum(lane.in_progress for lane in lanes),
-        slots=max((worker.slots for worker in workers), default=0) or (before and before.slots),
+        slots=max((worker.slots for worker in workers), default=0) or slots,
         # A paused worker is there: another one, which would be paused too, does not help.
         ready=sum(state.serving or state is WorkerState.PAUSED for state in states),
         # A worker announces itself once before it loads.
@@ -67,7 +72,7 @@ def observe(
         ),
         draining=states.count(WorkerState.DRAINING),
         start_s=start_s,
-        job_s=job_s or (before and before.job_s),
+        job_s=job_s,
     )
 
 

@@ -183,7 +183,6 @@ class FleetOverview(_Shown):
     )
     pools: Sequence[PoolOverview]
     workers: Sequence[WorkerOverview]
-    dead_letters: int
     redis: RedisOverview
 
 
@@ -194,11 +193,6 @@ class FleetState:
     at_s: float
     pools: Sequence[PoolOverview] = ()
     workers: Sequence[WorkerOverview] = ()
-    dead_letters: int = 0
-    newest_letter_s: float | None = None
-    """When the newest dead letter was written."""
-    recent: Mapping[str, int] = field(default_factory=dict)
-    """Jobs submitted, completed, failed and cancelled within the window of the rates."""
     redis: RedisOverview = field(default_factory=RedisOverview)
     gateway_problems: Mapping[str, str] = field(default_factory=dict)
     """The problems of this gateway, by the name of the limit."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from importlib.metadata import version
 from typing import Any
 
@@ -11,7 +10,7 @@ from gateway.core.context import Gateway
 from gateway.ops.overview import reading
 from gateway.ops.overview.models import FleetOverview, FleetState
 from gateway.ops.overview.problems import find_problems
-from gateway.ops.overview.rates import JobRates, WorkerRates, job_counters
+from gateway.ops.overview.rates import WorkerRates
 from gateway.ops.overview.reading import Reading
 from gateway.ops.overview.verdict import ProblemLog, verdict
 from shared.store.interface import StoreError
@@ -30,14 +29,13 @@ class Overview:
         self._fleet = gateway.fleet
         self._reading: Reading | None = None
         self._failing_since_s: float | None = None
-        self._job_rates = JobRates()
         self._worker_rates = WorkerRates()
         self._problems = ProblemLog()
 
     async def take(self) -> dict[str, Any]:
         """The overview now. If Redis does not answer: what was read last, and the error."""
         error = await self._read()
-        state, rates = self._state(error), {**self._job_rates.per_s(), **self._token_rates()}
+        state = self._state(error)
         problems = self._problems.update(find_problems(state), state.at_s)
         engines = sorted({worker.engine for worker in state.workers if worker.engine})
         found = FleetOverview(
@@ -46,10 +44,9 @@ class Overview:
             engines=engines,
             simulated=any(engine.startswith(_SIMULATED) for engine in engines),
             verdict=verdict(state, problems, self._problems.recovered),
-            rates=rates,
+            rates=self._token_rates(),
             pools=state.pools,
             workers=state.workers,
-            dead_letters=state.dead_letters,
             redis=state.redis,
         )
         return found.model_dump(mode="json")
@@ -58,13 +55,12 @@ class Overview:
         """Read Redis and add to what is kept; why that failed, empty if it did not."""
         try:
             async with asyncio.timeout(_READ_S):
-                self._reading = read = await reading.read(self._gateway.queue, self._fleet)
+                self._reading = await reading.read(self._gateway.queue, self._fleet)
         except (StoreError, TimeoutError) as error:
             if self._failing_since_s is None:
                 self._failing_since_s = self._fleet.now_s()
             return str(error) or type(error).__name__
         self._failing_since_s = None
-        self._job_rates.add(time.monotonic(), job_counters(read.total, read.unfinished))
         self._worker_rates.update(self._fleet.workers)
         return ""
 
@@ -75,9 +71,6 @@ class Overview:
             at_s=fleet.now_s(),
             pools=reading.pools(fleet, lanes, tenants, self._max_depth),
             workers=reading.workers(fleet, self._worker_rates.output),
-            dead_letters=read.dead_letters if read else 0,
-            newest_letter_s=read.newest_letter_s if read else None,
-            recent=self._job_rates.increases(),
             redis=reading.redis_overview(self._gateway.eviction, error, self._failing_since_s),
             gateway_problems=self._own_problems(),
         )

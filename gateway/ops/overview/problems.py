@@ -27,7 +27,6 @@ def find_problems(state: FleetState) -> list[Problem]:
         _of_gateway(state),
         chain.from_iterable(_of_worker(worker, state) for worker in state.workers),
         chain.from_iterable(_of_pool(pool, state) for pool in state.pools),
-        _of_jobs(state),
     )
     return sorted(found, key=lambda problem: problem.level is not Level.PROBLEM)
 
@@ -142,22 +141,6 @@ def _long_wait(pool: PoolOverview, state: FleetState) -> Iterator[Problem]:
         else "",
     }
     yield from check(limits.LONG_WAIT, wait_s, words, since=state.at_s - wait_s, pool=pool.pool)
-
-
-def _of_jobs(state: FleetState) -> Iterator[Problem]:
-    failed = state.recent.get("failed", 0)
-    ended = failed + max(0, state.recent.get("completed", 0))
-    if failed >= limits.JOBS_FAIL.least:
-        counts = {"failed": failed, "ended": ended}
-        yield from check(limits.JOBS_FAIL, failed / ended, counts)
-    newest_s = state.newest_letter_s
-    if newest_s is not None and state.at_s - newest_s < limits.DEAD_LETTERS.within_s:
-        letters = state.dead_letters
-        words = {
-            "letters": "There is 1 dead letter" if letters == 1 else f"{letters} dead letters",
-            "age": duration(state.at_s - newest_s),
-        }
-        yield from check(limits.DEAD_LETTERS, letters, words, since=newest_s)
 
 
 def _wait(count: int) -> str:

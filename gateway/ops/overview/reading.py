@@ -19,12 +19,10 @@ from shared.fleet.registry import WorkerInfo
 from shared.job.lanes import WAITING_LANES, pool_of
 from shared.job.states import WorkerState
 from shared.platform.tasks import run_together
-from shared.store.redis import dead_letters
 from shared.store.redis.depths import LaneDepth, depths
 from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.tenants import waiting_by_tenant
-from shared.store.redis.throughput import Throughput, throughput
 
 _MOST_TENANTS = 100
 """Tenants with waiting jobs in one lane and shard, which are counted."""
@@ -35,28 +33,17 @@ class Reading(NamedTuple):
     """The data of one reading of Redis."""
 
     lanes: Sequence[LaneDepth]
-    total: Throughput
-    dead_letters: int
-    newest_letter_s: float | None
     tenants: Mapping[str, Sequence[TenantOverview]]
-
-    @property
-    def unfinished(self) -> int:
-        """Jobs that wait or run."""
-        return sum(lane.waiting + lane.in_progress for lane in self.lanes)
 
 
 async def read(queue: JobQueue, fleet: FleetView) -> Reading:
     """Read everything now; refreshes the workers in `fleet`. Raises StoreError."""
-    lanes, letters, _ = await run_together(depths(queue), _letters(queue), fleet.refresh_workers())
+    lanes, _ = await run_together(depths(queue), fleet.refresh_workers())
     busy: dict[str, list[str]] = {}
     for lane in lanes:
         if lane.waiting and lane.pool not in busy.setdefault(pool_of(lane.pool), []):
             busy[pool_of(lane.pool)].append(lane.pool)
-    total, waiting = await run_together(
-        throughput(queue, dict.fromkeys(lane.pool for lane in lanes)),
-        waiting_by_tenant(queue, busy, _MOST_TENANTS),
-    )
+    waiting = await waiting_by_tenant(queue, busy, _MOST_TENANTS)
     tenants = {
         pool: [
             TenantOverview(tenant=name, waiting=count, served=found.served.get(name))
@@ -64,14 +51,7 @@ async def read(queue: JobQueue, fleet: FleetView) -> Reading:
         ]
         for pool, found in waiting.items()
     }
-    return Reading(lanes, total, letters[0], letters[1], tenants)
-
-
-async def _letters(queue: JobQueue) -> tuple[int, float | None]:
-    counted, newest = await run_together(
-        dead_letters.count(queue), dead_letters.page(queue, None, None, 1)
-    )
-    return counted.kept, newest[0].id.ms / 1e3 if newest else None
+    return Reading(lanes, tenants)
 
 
 def redis_overview(eviction: EvictionMonitor, error: str, since_s: float | None) -> RedisOverview:

@@ -34,7 +34,7 @@ def run_batches(arguments: argparse.Namespace, folder: Path) -> int:
         shape = BatchRunShape(arguments.lines, storage, arguments.seed)
         run = BatchFaultRun(folder / storage, shape, print_progress)
         result = uvloop.run(run.play())
-        print_tables([_batches_table(result), _faults_table(result)], arguments)
+        print_tables([_batches_table(result), _faults_table(result)])
         print("\n".join(f"FAILED: {each}" for each in result.failures) or "all checks passed")
         save_result(arguments.json, f"batches-{storage}", _as_json(result))
         failed = failed or bool(result.failures)

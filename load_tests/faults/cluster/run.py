@@ -178,7 +178,7 @@ def run_cluster(arguments: argparse.Namespace, folder: Path) -> int:
             progress=print_progress,
         )
     )
-    print_tables([result.table()], arguments)
+    print_tables([result.table()])
     print("\n" + ", ".join(f"{count} {end}" for end, count in result.ends.most_common()))
     for call in result.calls:
         lost = call.seen.end is End.FAILED and call.seen.code not in _LOST

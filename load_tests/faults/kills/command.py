@@ -50,7 +50,7 @@ def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
     """Run kills and print the report; return the exit status."""
     shape = _shape(arguments)
     result = uvloop.run(KillRun(folder / "kills", shape, print_progress).play())
-    print_tables([summary_table(result), kills_table(result)], arguments)
+    print_tables([summary_table(result), kills_table(result)])
     found = machine.describe()
     print(
         f"\n{found['date']}, {found['cores']} cores ({found['cpu']}), Python {found['python']}, "

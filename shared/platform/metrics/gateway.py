@@ -153,21 +153,6 @@ class GatewayMetrics:
         )
 
     def _add_operators(self, new: Families) -> None:
-        self.dead_letters = new.gauge(
-            "flotilla_dead_letters",
-            "Jobs out of attempts, and unreadable data set aside; about 1,000 per shard are kept",
-        )
-        self.dead_letters_written = new.gauge(
-            "flotilla_dead_letters_written",
-            "Dead letters ever written, by what was set aside (job, attempts, log, key, ...)",
-            "what",
-        )
-        self.dead_letters_handled = new.counter(
-            "flotilla_dead_letters_handled_total",
-            "Dead letters that an operator replayed or dropped",
-            "action",
-            values=("replayed", "dropped"),
-        )
         self.operator_calls = new.counter(
             "flotilla_operator_calls_total",
             "Operator calls, by action and by what became of them on the pool's workers",

@@ -55,16 +55,11 @@ class AuditRecords:
         await self._redis.xadd(keys.AUDIT, fields, maxlen=MOST, approximate=True)
 
     async def read(self, before: str, count: int) -> Sequence[AuditRecord]:
-        """The newest, or those before this id; without those that can't be read."""
+        """The newest, or those before this id."""
         end = f"({before}" if before else "+"
         found = []
         for entry, fields in await self._redis.xrevrange(keys.AUDIT, end, "-", count=count):
-            words = {
-                name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()
-            }
-            try:
-                details = json.loads(words.pop("details"))
-                found.append(AuditRecord(**words, details=details, id=entry.decode()))
-            except (ValueError, TypeError, LookupError):
-                continue
+            words = {name.decode(): value.decode() for name, value in fields.items()}
+            details = json.loads(words.pop("details"))
+            found.append(AuditRecord(**words, details=details, id=entry.decode()))
         return found

@@ -10,7 +10,6 @@ from shared.job.job import Job, checked_shard
 from shared.job.lanes import CLIENT_LANES, LANES, WAITING_LANES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.store_errors import WrongType, damaged_is_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +26,9 @@ class LaneDepth:
 async def depths(queue: JobQueue) -> list[LaneDepth]:
     """What waits and what runs, per pool and lane.
 
-    A key of the wrong type counts as empty. Raises StoreError if any server is away.
+    Raises StoreError if any server is away.
     """
-    pools = await pool_names(queue, damaged=True)
+    pools = await pool_names(queue)
     lanes = [(pool, lane) for pool in pools for lane in WAITING_LANES]
     pipeline = queue.servers.pipeline()
     pipeline.of(0).time()
@@ -49,9 +48,8 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
         counts, firsts = [], []
         for _ in range(queue.shards):
             count, first = next(reply), next(reply)
-            if not isinstance(count, WrongType):
-                counts.append(count)
-                firsts += [int(score) for _, score in first]
+            counts.append(count)
+            firsts += [int(score) for _, score in first]
         waiting[place] = sum(counts)
         # The clock of another server may be ahead.
         oldest[place] = max(0, now_us - min(firsts)) / 1e6 if firsts else 0.0
@@ -70,18 +68,16 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
     ]
 
 
-async def pool_names(queue: JobQueue, *, damaged: bool = False) -> list[str]:
+async def pool_names(queue: JobQueue) -> list[str]:
     """The names of all queues that jobs were ever submitted to: pools, and their adapters' queues.
 
-    A key of the wrong type raises StoreError, or with `damaged` counts as empty: not for a caller
-    that deletes what is in no pool. Raises StoreError if any server is away.
+    Raises StoreError if any server is away.
     """
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
         pipeline.of(shard).smembers(keys.pool_names(shard))
-    replies = await pipeline.execute(raise_on_error=not damaged)
-    names = [damaged_is_empty(part) or () for part in replies]
-    return sorted({pool.decode(errors="replace") for part in names for pool in part})
+    names = await pipeline.execute()
+    return sorted({pool.decode() for part in names for pool in part})
 
 
 async def position(queue: JobQueue, job: Job) -> int | None:
@@ -147,7 +143,7 @@ async def _places(queue: JobQueue, jobs: Sequence[Job]) -> list[Place | None]:
         waiting[place], tenants[place] = sum(counts()), max(counts(), default=1)
     found: list[Place | None] = []
     for job in jobs:
-        waits, in_lane, rank = damaged_is_empty(next(replies)), sum(counts()), sum(counts())
+        waits, in_lane, rank = next(replies), sum(counts()), sum(counts())
         *better, own_lane = ((job.pool, lane) for lane in _up_to(job))
         if tenants[own_lane] > 1 and rank:
             in_lane = min(waiting[own_lane], rank * tenants[own_lane])
@@ -191,14 +187,22 @@ async def free_slots(queue: JobQueue, pool: str, *, but_of: str) -> FreeSlots:
         for lane in CLIENT_LANES:
             pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
     slots, waiting = 0, 0
-    for reply in map(damaged_is_empty, await pipeline.execute(raise_on_error=False)):
+    for reply in await pipeline.execute():
         if isinstance(reply, list):
             # With more jobs on their way to a worker than it has slots its number is below zero.
             slots += sum(max(0, int(free)) for name, free in reply if not _is_of(name, but_of))
         else:
-            waiting += reply or 0
+            waiting += reply
     return FreeSlots(slots, waiting)
 
 
 def _is_of(member: bytes, worker: str) -> bool:
     return member.startswith(f"{worker} ".encode())
+
+
+async def given_up(queue: JobQueue) -> int:
+    """How many jobs ever ended with too_many_attempts. Raises StoreError if any server is away."""
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).get(keys.base(shard) + keys.GIVEN_UP)
+    return sum(int(count or 0) for count in await pipeline.execute())

@@ -19,14 +19,13 @@ from shared.job.job import LeasedJob, NewJob, checked_shard, shard_of
 from shared.job.lanes import LANES
 from shared.job.packing import pack
 from shared.job.placement import PlacementRules
-from shared.job.replies import Acquired, Fenced, NextTurn, Renewal, Repaired, SubmitReply
+from shared.job.replies import Acquired, Fenced, NextTurn, Renewal, SubmitReply
 from shared.job.result import piece_field
 from shared.job.states import JobState
 from shared.platform.tasks import run_together
 from shared.store.interface import Store, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_reader import JobReader
-from shared.store.redis.replicated_submit import ReplicatedSubmits
 from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
 from shared.store.redis.scripts.emit import Step, pack_emit, parse_emit
 from shared.store.redis.scripts.next_turn import pack_next_turn, parse_next_turn
@@ -44,16 +43,8 @@ _LARGE_BYTES = 1 << 20
 class JobQueue(JobReader, Store):
     """All queues of a fleet. What has no docstring here has one in Store."""
 
-    replicated: ReplicatedSubmits | None = None
-    """Makes submits wait for replicas."""
     share_rules = ShareRules()
     placement = PlacementRules()
-
-    async def close(self) -> None:
-        """Close the queue's own connections; `servers` stays open."""
-        await super().close()
-        if self.replicated is not None:
-            await self.replicated.close()
 
     def losses(self, shard: int) -> int:
         return self.scripts(shard).connection.losses
@@ -77,17 +68,12 @@ class JobQueue(JobReader, Store):
         if len(jobs) == 1 and len(jobs[0].body) > _LARGE_BYTES:
             return asyncio.ensure_future(self._submit_large(shard, jobs, max_depth))
         arguments = pack_submit(jobs, max_depth, self.quotas, self.share_rules.lift)
-        scripts = self.scripts(shard)
-        if self.replicated is not None:
-            return asyncio.ensure_future(self.replicated.submit(scripts, shard, arguments))
-        return scripts.start("submit", shard, arguments)
+        return self.scripts(shard).start("submit", shard, arguments)
 
     async def _submit_large(self, shard: int, jobs: Sequence[NewJob], max_depth: int) -> Any:
         arguments = await asyncio.to_thread(
             pack_submit, jobs, max_depth, self.quotas, self.share_rules.lift
         )
-        if self.replicated is not None:
-            return await self.replicated.submit(self.scripts(shard), shard, arguments)
         return await self.scripts(shard).start("submit", shard, arguments)
 
     parse_submit = staticmethod(parse_submit)
@@ -291,21 +277,13 @@ class JobQueue(JobReader, Store):
         most_usage: int = MOST_ENTRIES,
     ) -> int:
         """Remove expired jobs, at most `limit`, from the index, dead workers from the consumer
-        groups: those without jobs that were silent for so long, and of the ledger what is more than
-        `most_usage` entries. Returns how many jobs and workers were removed."""
+        groups: those without jobs that were silent for so long, of the ledger what is more than
+        `most_usage` entries, and queues of adapters that nobody uses. Returns how many jobs and
+        conversations were looked at: with `limit` there may be more."""
         arguments = (limit, int(dead_consumer_s * 1000), most_usage, *LANES)
         return int(await self.run("sweep", shard, arguments))
 
-    async def repair(
-        self, shard: int, word: str, rest: str, members: Sequence[bytes]
-    ) -> dict[str, Repaired]:
-        """Put right what is wrong with these members of a key; see scripts/repair.lua.
-
-        Returns what was done; usually nothing. Redis serves no other call meanwhile, so pass a few
-        hundred members at most.
-        """
-        reply = await self.run("repair", shard, (word, rest, *members))
-        return {
-            what.decode(): Repaired(times, tuple(found.decode(errors="replace").split()))
-            for what, times, found in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
-        }
+    async def check(self, shard: int, limit: int = 20) -> dict[str, str]:
+        """Look at so many unfinished jobs, behind those of the call before; requeue what waits and
+        is in no line, or runs and is held by no worker. Returns the new states of these jobs."""
+        return job_states(await self.run("check", shard, (limit, *LANES)))

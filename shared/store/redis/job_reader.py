@@ -1,9 +1,8 @@
-"""Reads jobs: records, requests and logs. What can't be read is set aside."""
+"""Reads jobs: records, requests and logs."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
@@ -12,18 +11,14 @@ from shared.job.errors import FlotillaError
 from shared.job.job import Job, NewJob, checked_shard, shard_of
 from shared.job.job_log import Entry, parse_segments, segments_behind
 from shared.job.quotas import NO_QUOTAS, Quotas
-from shared.job.record import WHOLE, DamagedRecord, read_job
+from shared.job.record import WHOLE, read_job
 from shared.job.replies import JoinedJob, LogPart
 from shared.job.result import piece_field
-from shared.store.interface import StoreRefused
 from shared.store.redis import keys
 from shared.store.redis.pipelined_connection import Argument
 from shared.store.redis.scripts.runner import Scripts, job_states
 from shared.store.redis.scripts.submit import parse_refusal
 from shared.store.redis.servers import Servers
-from shared.store.redis.store_errors import WrongType
-
-log = logging.getLogger("flotilla.queue")
 
 
 class JobReader:
@@ -58,11 +53,8 @@ class JobReader:
         shard = shard_of(job_id)
         if shard is None:
             return None
-        try:
-            values = await self.servers.of(shard).hmget(keys.job(shard, job_id), WHOLE)
-        except StoreRefused as error:
-            values = error
-        return await self.parse_record(job_id, WHOLE, values)
+        values = await self.servers.of(shard).hmget(keys.job(shard, job_id), WHOLE)
+        return read_job(job_id, WHOLE, values)
 
     async def get_all(self, job_ids: Sequence[str]) -> list[Job | None]:
         """`get` of several jobs, in their order."""
@@ -70,9 +62,8 @@ class JobReader:
         for job_id in job_ids:
             shard = checked_shard(job_id)
             pipeline.of(shard).hmget(keys.job(shard, job_id), WHOLE)
-        replies = await pipeline.execute(raise_on_error=False)
-        pairs = zip(job_ids, replies, strict=True)
-        return [await self.parse_record(job_id, WHOLE, reply) for job_id, reply in pairs]
+        pairs = zip(job_ids, await pipeline.execute(), strict=True)
+        return [read_job(job_id, WHOLE, values) for job_id, values in pairs]
 
     async def stored_request(self, job_id: str) -> tuple[bytes, str]:
         shard = checked_shard(job_id)
@@ -99,42 +90,6 @@ class JobReader:
             raise reply
         return reply if isinstance(reply, JoinedJob) else None
 
-    async def parse_record(
-        self, job_id: str, fields: Sequence[str], reply: Sequence[bytes | None] | Exception
-    ) -> Job | None:
-        """A Job from the reply to HMGET of these fields of its record; None if there is none.
-
-        A record that can't be read is set aside; the job has failed then. `reply` may be the error
-        of a key of the wrong type; other errors are raised.
-        """
-        try:
-            if not isinstance(reply, Exception):
-                return read_job(job_id, fields, reply)
-            if not isinstance(reply, WrongType):
-                raise reply
-            damaged = DamagedRecord(job_id, "", b"")
-        except DamagedRecord as error:
-            damaged = error
-        shard = checked_shard(job_id)
-        log.error("set aside: %s", damaged)
-        await self.set_aside(shard, "job", job_id, damaged.value, damaged.field)
-        key = keys.job(shard, job_id)
-        try:
-            return read_job(job_id, fields, await self.servers.of(shard).hmget(key, fields))
-        except DamagedRecord:  # it changes as fast as it is read
-            return None
-
-    async def set_aside(
-        self, shard: int, what: str, subject: str, value: bytes, field: str = ""
-    ) -> None:
-        """Move what can't be read to the dead letters, unless it has changed since.
-
-        `what`: `job`, whose record's `field` has this value; the job fails with `record_damaged`,
-        but a damaged `history` is set aside alone. `log`: a segment of a job's log. `jobs`: a
-        member of a tenant's index. `subject`: the id of the job, or the tenant.
-        """
-        await self.run("set_aside", shard, (what, subject, field, value))
-
     async def read_log(
         self,
         job_id: str,
@@ -150,13 +105,7 @@ class JobReader:
         size = sum(map(len, behind))
         if size > most_parsed:
             return LogPart(generation, [], more, size)
-        damaged: list[bytes] = []
-        entries = parse_segments(behind, after, damaged)
-        if damaged:
-            log.error("set aside: %d segments of the log of %s can't be read", len(damaged), job_id)
-            for segment in damaged:
-                await self.set_aside(shard, "log", job_id, segment)
-        return LogPart(generation, entries, more, size)
+        return LogPart(generation, parse_segments(behind, after), more, size)
 
     async def last_entry(self, job_id: str) -> Entry | None:
         reply = await self.run("read_log", checked_shard(job_id), (job_id, "", ""))

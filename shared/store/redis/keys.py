@@ -37,13 +37,12 @@ DEADLINES: Final = "deadlines"
 JOBS: Final = "jobs"
 EXPIRING: Final = "expiring"
 POOL_NAMES: Final = "pool_names"
-DEAD_LETTERS: Final = "dead_letters"
-DEAD_LETTER_COUNTS: Final = "dead_letter_counts"
 REAPER: Final = "reaper"
 REAP_CLOCK: Final = "reap_clock"
+CHECKED: Final = "checked"
 UNATTENDED: Final = "unattended"
 IDEMPOTENCY: Final = "idempotency"
-ENDED: Final = "ended"
+GIVEN_UP: Final = "given_up"
 KEPT: Final = "kept"
 CONVERSATIONS: Final = "conversations"
 CONVERSATION: Final = "conversation"
@@ -87,8 +86,8 @@ PROBE_WORD: Final = "probe"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAITING_OF, TURNS, LEVELS, LEVEL_CLOCK, WARM,
     WARM_BEFORE, WAITING_PREFIXES, WAKE_UPS, YIELDING, ADVERTISED, ISOLATION, DEADLINES, JOBS,
-    EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
-    UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
+    EXPIRING, POOL_NAMES, REAPER, REAP_CLOCK, CHECKED,
+    UNATTENDED, IDEMPOTENCY, GIVEN_UP, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
     BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED, GONE,
     WEBHOOK, WEBHOOKS, WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, OUTBOX_READER,
@@ -248,14 +247,7 @@ def pool_names(shard: int) -> str:
     return f"{base(shard)}{POOL_NAMES}"
 
 
-_THINGS: Final = "[cjkl]*:*"
 _OF_SHARD: Final = re.compile(r"flotilla:\{(\d+)\}:(\w+):(.*)", re.DOTALL)
-
-
-def things_pattern(shards: range) -> str:
-    """Of `job`, `jobs`, `log`, `kept` and `conversations` of shards that share a client, and more,
-    for Redis' SCAN."""
-    return base(shards[0]) + _THINGS if _tags else f"flotilla:{{*}}:{_THINGS}"
 
 
 def parse(key: str) -> tuple[int, str, str] | None:
@@ -263,11 +255,6 @@ def parse(key: str) -> tuple[int, str, str] | None:
     match = _OF_SHARD.fullmatch(key)
     shard = match and (_shards.get(match[1]) if _tags else int(match[1]))
     return (shard, match[2], match[3]) if match and shard is not None else None
-
-
-def dead_letters(shard: int) -> str:
-    """The stream of dead letters."""
-    return f"{base(shard)}{DEAD_LETTERS}"
 
 
 FORMAT: Final = "flotilla:{fleet}:format"
@@ -326,16 +313,6 @@ def maintenance_lock(name: str) -> str:
 def celery_prefix(fleet: str) -> str:
     """What the keys of a fleet's Celery messages start with."""
     return f"flotilla:celery:{fleet}:"
-
-
-def unversioned(n_shards: int) -> list[str]:
-    """Keys that the releases before format version 2 wrote, and later ones do not."""
-    if _tags:
-        return []  # none of them could use a cluster
-    old = ["flotilla:{fleet}:chores"]
-    for shard in range(n_shards):
-        old += [f"{base(shard)}pools", f"{base(shard)}reaped"]
-    return old
 
 
 def tokens_channel(gateway_id: str) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
-from shared.job.job import Job, checked_shard, shard_of
+from shared.job.job import Job, checked_shard
 from shared.job.place import Place
-from shared.job.record import SUMMARY
+from shared.job.record import SUMMARY, read_job
 from shared.job.result import INLINE_RESULT_BYTES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.store_errors import damaged_is_empty
 
 
 async def page(
@@ -21,18 +19,16 @@ async def page(
     """`(created_us, id, job)` of at most `limit` jobs behind that place, newest first.
 
     The jobs come without their results. A job is None when it has expired; its index entry is
-    deleted. Records and index entries that can't be read are set aside. Raises StoreError if any
-    server is away.
+    deleted. Raises StoreError if any server is away.
     """
     found = await _newest(queue, tenants, before, limit)
     pipeline = queue.servers.pipeline()
     for _, job_id, _ in found:
         shard = checked_shard(job_id)
         pipeline.of(shard).hmget(keys.job(shard, job_id), SUMMARY)
-    replies = await pipeline.execute(raise_on_error=False)
     rows, sweep = [], queue.servers.pipeline()
-    for (created_us, job_id, tenant), reply in zip(found, replies, strict=True):
-        job = await queue.parse_record(job_id, SUMMARY, reply)
+    for (created_us, job_id, tenant), values in zip(found, await pipeline.execute(), strict=True):
+        job = read_job(job_id, SUMMARY, values)
         rows.append((created_us, job_id, job))
         if job is None:
             shard = checked_shard(job_id)
@@ -61,14 +57,10 @@ async def _newest(
             keys.jobs(shard, tenant), newest, oldest, start=0, num=most, withscores=True
         )
     found = []
-    replies = await pipeline.execute(raise_on_error=False)
-    for (shard, tenant, _), members in zip(indexes, replies, strict=True):
-        # The next job of this tenant has a key of the wrong type set aside.
-        for member, score in damaged_is_empty(members) or ():
-            job_id = member.decode(errors="replace")
-            if shard_of(job_id) is None or not math.isfinite(score):
-                await queue.set_aside(shard, "jobs", tenant, member)
-            elif before is None or (int(score), job_id) < before:
+    for (_, tenant, _), members in zip(indexes, await pipeline.execute(), strict=True):
+        for member, score in members:
+            job_id = member.decode()
+            if before is None or (int(score), job_id) < before:
                 found.append((int(score), job_id, tenant))
     return sorted(found, reverse=True)[:limit]
 

@@ -95,7 +95,7 @@ class MemoryMonitor:
                 room.looked(used, limit, bytes_)
 
     async def _owed(self) -> list[float]:
-        names = await pool_names(self._queue, damaged=True)
+        names = await pool_names(self._queue)
         pools = {pool_of(name) for name in names}
         self._answers = {pool: answer_bytes(self._mean_tokens(pool)) for pool in pools}
         return [

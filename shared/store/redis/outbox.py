@@ -35,8 +35,6 @@ def outbox_key(shard: int) -> str:
 
 
 def parse_ended(raw: bytes) -> Ended:
-    """An entry of the list (outbox.lua). One that is damaged has no tenant, so it goes nowhere."""
-    parts = raw.decode(errors="replace").split("\n", 4)
-    if len(parts) < 5 or not parts[2].isdecimal():
-        return Ended(raw, "", "", 0, "", "")
-    return Ended(raw, parts[0], parts[1], int(parts[2]), parts[3], parts[4])
+    """An entry of the list (outbox.lua)."""
+    subject, state, at_us, notify, tenant = raw.decode().split("\n", 4)
+    return Ended(raw, subject, state, int(at_us), notify, tenant)

@@ -1,5 +1,5 @@
 """The reaper: takes jobs from silent workers, expires jobs past their deadline, cancels those that
-no client follows any more, sweeps the index.
+no client follows any more, requeues those that nobody would find, sweeps the index.
 
 Every gateway and every worker runs one; a short lock in Redis lets one of them work at a time. All
 it does is idempotent, so the lock saves effort and is not needed for correctness.
@@ -66,7 +66,12 @@ class Reaper:
         if not await redis.set(keys.base(shard) + keys.REAPER, 1, nx=True, px=lock_ms):
             return
         # Sent in this order, at once: one wake-up of Redis and one of this process.
-        await run_together(self._expire(shard), self._cancel_unattended(shard), self._reap(shard))
+        await run_together(
+            self._expire(shard),
+            self._cancel_unattended(shard),
+            self._reap(shard),
+            self._check(shard),
+        )
         # By time, not by rounds: in most rounds another process holds the lock.
         if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
             self._swept[shard] = time.monotonic()
@@ -101,3 +106,8 @@ class Reaper:
                 self._metrics.reaped.labels(state).inc()
                 log.warning("%s was held by a silent worker, now %s", job_id, state)
             more = len(reaped) >= _AT_ONCE
+
+    async def _check(self, shard: int) -> None:
+        for job_id, state in (await self._queue.check(shard)).items():
+            self._metrics.reaped.labels(state).inc()
+            log.warning("%s was in no line and held by no worker, now %s", job_id, state)

@@ -25,11 +25,13 @@ _OLDEST = 7
 
 async def refuse_unfit(settings: FleetSettings) -> None:
     """Raise SettingsError if the fleet's Redis is a cluster and its URL says it is none, or the
-    other way round, is too old, evicts keys, is not durable although it has to be, holds data of
-    another format, or can't run the scripts. One without data is marked with this release's format.
+    other way round, has several shards without a cluster, is too old, evicts keys, is not durable
+    although it has to be, holds data of another format, or can't run the scripts. One without data
+    is marked with this release's format.
 
     A server that is away passes; the monitors of running processes check it later.
     """
+    refuse_shards(settings.redis_url, settings.shards)
     try:
         servers = Servers(settings.redis_url, settings.shards, max_connections=1)
     except ValueError as error:
@@ -44,6 +46,15 @@ async def refuse_unfit(settings: FleetSettings) -> None:
                 await refuse_volatile(redis)
         await check_format(servers.primary, settings.shards)
         await _refuse_without_scripts(JobQueue(servers))
+
+
+def refuse_shards(redis_url: str, shards: int) -> None:
+    """Raise SettingsError if several shards are asked for on one Redis."""
+    if shards > 1 and not is_cluster(redis_url):
+        raise SettingsError(
+            f"FLOTILLA_SHARDS is {shards}: one Redis has one shard, several are for a cluster "
+            "(redis+cluster://)"
+        )
 
 
 async def refuse_old(redis: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from redis.exceptions import AskError, ClusterDownError, RedisError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -39,10 +38,6 @@ class SlotUnavailable(StoreUnavailable):
 
 class OnReplica(StoreUnwritable):
     """The server is a replica."""
-
-
-class WrongType(StoreRefused):
-    """A key holds another type than the command needs."""
 
 
 @contextlib.contextmanager
@@ -82,11 +77,4 @@ def refused(reply: str) -> StoreError:
         return SlotUnavailable(reply)
     if code in _UNWRITABLE:
         return StoreUnwritable(reply)
-    return WrongType(reply) if code == "WRONGTYPE" else StoreRefused(reply)
-
-
-def damaged_is_empty(reply: Any) -> Any:
-    """The reply; None if the key is of the wrong type. Raises other errors."""
-    if isinstance(reply, StoreError) and not isinstance(reply, WrongType):
-        raise reply
-    return None if isinstance(reply, WrongType) else reply
+    return StoreRefused(reply)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import date, timedelta
@@ -32,7 +31,6 @@ _SHARD = 0
 _DAY_S = 86_400
 _TENANTS_AT_ONCE = 20
 _OTHERS = pack((OTHER, OTHER))
-_UNREADABLE = (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException)
 
 
 class LedgerBacklog(NamedTuple):
@@ -150,9 +148,8 @@ class UsageRecords:
         rows = []
         for tenant, found in zip(tenants, replies, strict=True):
             for owner, sums in found.items():
-                with contextlib.suppress(*_UNREADABLE):  # add_usage.lua begins it anew
-                    owned = Owner(tenant, *msgpack.unpackb(owner))
-                    rows.append(UsageRow(day, owned, UsageSums(*msgpack.unpackb(sums))))
+                owned = Owner(tenant, *msgpack.unpackb(owner))
+                rows.append(UsageRow(day, owned, UsageSums(*msgpack.unpackb(sums))))
         return rows
 
 
@@ -192,27 +189,22 @@ def _seconds(entry: bytes) -> float:
 
 
 def _parse(entry: str, fields: Mapping[bytes, bytes]) -> UsageEntry:
-    """An entry of the ledger. One that can't be read counts as a failed job of nobody."""
-    try:
-        job, tenant, key, model, state, prompt, cached, output, *times, reserved = msgpack.unpackb(
-            fields[b"u"]
-        )
-        queue_us, engine_us, wasted_us = map(int, times)
-        known = prompt is not False
-        return UsageEntry(
-            entry,
-            job,
-            Owner(tenant, key, model),
-            JobState(state),
-            int(prompt) if known else None,
-            int(cached) if known else None,
-            int(output or 0) if known else None,
-            queue_us,
-            engine_us,
-            wasted_us,
-            str(reserved),
-        )
-    except _UNREADABLE:
-        return UsageEntry(
-            entry, "", Owner("", "", ""), JobState.FAILED, None, None, None, 0, 0, 0, ""
-        )
+    """An entry of the ledger."""
+    job, tenant, key, model, state, prompt, cached, output, *times, reserved = msgpack.unpackb(
+        fields[b"u"]
+    )
+    queue_us, engine_us, wasted_us = map(int, times)
+    known = prompt is not False
+    return UsageEntry(
+        entry,
+        job,
+        Owner(tenant, key, model),
+        JobState(state),
+        int(prompt) if known else None,
+        int(cached) if known else None,
+        int(output or 0) if known else None,
+        queue_us,
+        engine_us,
+        wasted_us,
+        str(reserved),
+    )

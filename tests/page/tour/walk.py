@@ -146,11 +146,6 @@ class Walk:
         (commands,) = minute.commands
         output = self._terminals.run(commands)
         assert "too_many_attempts" in output or "attempts" in output, output
-        page = self._page
-        self._keys("gd")
-        expect(page.get_by_text("POISON")).to_have_count(0)  # prompts are not shown
-        expect(page.get_by_text("attempts").first).to_be_visible()
-        self._picture(page, "08-dead")
         return output
 
     def _last(self, _: Minute) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from redis import Redis
 
-from gateway.webhooks.ended_events import deliveries_of
 from shared.job.states import JobEvent
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
@@ -147,18 +146,6 @@ async def test_what_was_read_is_deleted_with_the_next_call(queue: JobQueue, stor
         assert ended(store) == three[2:]
     assert await outbox.read(0, 0, three[2:]) == []
     assert not store.exists(outbox_key(0), keys.base(0) + keys.OUTBOX_READER)
-
-
-@pytest.mark.parametrize("damage", [b"", b"\xff", b"job_1\ncompleted\nnever\njob\nt", b"\n\n\n"])
-async def test_a_damaged_entry_goes_nowhere(queue: JobQueue, store: Redis, damage: bytes) -> None:
-    store.rpush(outbox_key(0), damage)
-    await is_cancelled_as_it_waits(queue, store, notify_of("job", ["we_1"]))
-    outbox = Outbox(queue)
-    both = await outbox.read(0, 2)
-    assert [each.tenant for each in both] == ["", TENANT]
-    assert await deliveries_of(queue, both) == []
-    assert await outbox.read(0, 2, both) == []
-    assert not store.exists(outbox_key(0))
 
 
 async def test_one_process_reads_at_a_time_until_it_stops(queue: JobQueue, store: Redis) -> None:

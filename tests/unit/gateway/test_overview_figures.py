@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.ops.overview.rates import JobRates, WorkerRates, job_counters
-from shared.store.redis.throughput import Throughput
+from gateway.ops.overview.rates import WorkerRates
 from tests.unit.gateway.test_worker_losses import heartbeat
-
-
-def test_job_rates_are_differences_of_counters() -> None:
-    rates = JobRates()
-    assert rates.increases() == {}  # as long as Redis was never read
-    rates.add(0, job_counters(Throughput(100, {"failed": 1}), unfinished=10))
-    assert set(rates.per_s().values()) == {None}
-    rates.add(5, job_counters(Throughput(150, {"failed": 2, "expired": 5}), unfinished=20))
-    assert rates.per_s() == {"submitted": 10, "completed": 6.8, "failed": 0.2, "cancelled": 1.0}
-    assert rates.increases() == {"submitted": 50, "completed": 34, "failed": 1, "cancelled": 5}
 
 
 def test_a_workers_rate_is_by_its_own_clock() -> None:

@@ -157,11 +157,6 @@ def test_a_lost_worker_is_named_with_its_effect() -> None:
             },
             [("redis_unavailable", "problem")],
         ),
-        ({"recent": {"failed": 5, "completed": 10}}, [("jobs_fail", "problem")]),
-        ({"recent": {"failed": 5, "completed": 1000}}, []),
-        ({"recent": {"failed": 4, "completed": 0}}, []),
-        ({"dead_letters": 3, "newest_letter_s": NOW - 60}, [("dead_letters", "warning")]),
-        ({"dead_letters": 3, "newest_letter_s": NOW - 90_000}, []),
     ],
 )
 def test_other_problems(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
@@ -169,9 +164,7 @@ def test_other_problems(changes: dict[str, Any], expected: list[tuple[str, str]]
 
 
 def test_the_worst_problem_comes_first() -> None:
-    state = fleet(
-        pool(paused=True), dead_letters=1, newest_letter_s=NOW, redis=RedisOverview(error="gone")
-    )
+    state = fleet(pool(paused=True), redis=RedisOverview(error="gone"))
     problems = find_problems(state)
     assert problems[0].kind == "redis_unavailable"
     found = verdict(state, problems)

@@ -67,7 +67,6 @@ def test_every_row_has_a_route() -> None:
         ("GET", "/jobs", Scope.JOBS),
         ("POST", "/jobs/job_1/retry", Scope.JOBS),
         ("HEAD", "/v1/files/file_1/content", Scope.JOBS),
-        ("GET", "/admin/dead", Scope.ADMIN_READ),
         ("POST", "/admin/keys", Scope.ADMIN_WRITE),
         ("DELETE", "/admin/keys/key_1", Scope.ADMIN_WRITE),
         ("GET", "/admin/autoscale", None),

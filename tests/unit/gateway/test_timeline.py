@@ -94,7 +94,7 @@ def test_a_job_that_expired_in_the_queue_or_failed_after_a_loss() -> None:
         attempts=(attempt("w-1", -9, -4, "worker_lost", 0),),
     )
     assert shown(failed)[-1][0] in ("run", "pause")
-    assert "dead letter" in why(failed)
+    assert "every worker" in why(failed)
     refused = job(
         state=JobState.FAILED, finished_at=NOW, error_code="rejected", status=400, attempts=()
     )

@@ -23,7 +23,6 @@ def test_one_redis_has_the_keys_it_had() -> None:
     assert keys.base(2) == "flotilla:{2}:"
     assert keys.parse("flotilla:{2}:job:x") == (2, "job", "x")
     assert keys.channel_at(2, "flotilla:tokens:gw") == "flotilla:tokens:gw"
-    assert keys.things_pattern(range(3)) == "flotilla:{*}:[cjkl]*:*"
     assert channel_commands().publish == "PUBLISH"
     assert "SPUBLISH" not in library()[1]
 
@@ -33,7 +32,6 @@ def test_every_key_of_a_shard_has_its_tag(tags: list[str]) -> None:
         start = f"flotilla:{{{tag}}}:"
         assert keys.base(shard) == start
         assert keys.parse(keys.job(shard, "x")) == (shard, "job", "x")
-        assert keys.things_pattern(range(shard, shard + 1)).startswith(start)
         for channel in (
             keys.tokens_channel("gw"),
             keys.control_channel("w"),
@@ -44,7 +42,6 @@ def test_every_key_of_a_shard_has_its_tag(tags: list[str]) -> None:
             assert there.startswith(start)
             assert keys.plain_channel(there) == channel
     assert keys.parse("flotilla:{99}:job:x") is None
-    assert not keys.unversioned(SHARDS)
 
 
 def test_a_shard_that_no_fleet_has_finds_nothing_and_fails_nowhere(tags: list[str]) -> None:

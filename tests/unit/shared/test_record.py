@@ -14,7 +14,7 @@ from shared.job.states import JobState
 from shared.store.redis.scripts.submit import pack_job
 
 ID = "job_00a" + "0123456789abcdef01234567"
-REQUEST = Request("t", "p", "flex", "m", "/e", "1", "1500", "3", "", "", "", "", "", "")
+REQUEST = Request("t", "p", "flex", "m", "/e", "1", "1500", "3", *[""] * 8)
 
 
 def raw(**changes: Any) -> dict[bytes, bytes]:
@@ -67,7 +67,7 @@ def test_a_job_that_has_ended() -> None:
             deadline_us=9_000_000,
             request=REQUEST._replace(stream="0", metadata='{"a": "b"}'),
             result=b"\xff",
-            response=ResponseInfo(200, "application/json", 3, 4),
+            response=ResponseInfo(200, "application/json", 3, 4, 1, 0),
         ),
     )
     assert (job.started_at, job.finished_at, job.deadline_at) == (4.0, 5.5, 9.0)
@@ -78,7 +78,7 @@ def test_a_job_that_has_ended() -> None:
 
 
 def test_a_job_without_tokens_has_used_none() -> None:
-    job = parse_job(ID, raw(response=ResponseInfo(200, "", 0, 0)))
+    job = parse_job(ID, raw(response=ResponseInfo(200, "", 0, 0, 0, 0)))
     assert job.usage == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
@@ -155,12 +155,6 @@ def test_a_submitted_record_is_parsed_unchanged() -> None:
     assert (job.tenant, job.pool, job.lane, job.model) == ("t", "p", "flex", new.model)
     assert (job.endpoint, job.stream, job.ttl_s) == (new.endpoint, new.stream, new.ttl_s)
     assert job.metadata == new.metadata
-
-
-def test_a_record_of_a_release_without_keys_is_read() -> None:
-    job = parse_job(ID, raw(request=REQUEST[:14]))
-    assert (job.tenant, job.key) == ("t", "")
-    assert parse_job(ID, raw(request=REQUEST._replace(key="key_1"))).key == "key_1"
 
 
 def test_a_lease_is_read_as_it_was_written() -> None:

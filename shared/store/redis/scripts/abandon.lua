@@ -6,12 +6,12 @@
 --       receives frames here, so that it is not gone
 local gateway, after, limit = ARGV[1], ARGV[3], tonumber(ARGV[4])
 if redis.call('PUBSUB', NUMSUB, CHANNEL.tokens .. gateway)[2] > 0 then return nil end
-local entries = call('XRANGE', queue_key(ARGV[2]), after == '' and '-' or after, '+', 'COUNT', limit + 1)
+local entries = redis.call('XRANGE', queue_key(ARGV[2]), after == '' and '-' or after, '+', 'COUNT', limit + 1)
 local watched = 0
 for i = 1, math.min(#entries, limit) do
   local id = job_in(entries[i])
-  local watchers = id and redis.pcall('HGET', key('job', id), 'watchers')
-  if type(watchers) == 'string' and is_watcher(watchers, gateway) then
+  local watchers = redis.call('HGET', key('job', id), 'watchers')
+  if watchers and is_watcher(watchers, gateway) then
     local job = load_job(id, TO_REQUEUE)
     if job then
       unwatch(id, job, gateway)

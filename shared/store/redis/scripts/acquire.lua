@@ -54,8 +54,7 @@ local function lease_in_turn(name, ids, entries, turn, limit)
     if turn and n > 1 and turn.level > limit then return n - 1 end
     local job = load_job(id, TO_LEASE)
     local waits_here = job and job.queue == name and FROM.acquire[job.state]
-    -- Without an entry it can't be found when its worker is lost: repair.lua makes it one, and gives it a turn.
-    if waits_here and is_entry_id(job.entry) and may_start(id, job) then
+    if waits_here and may_start(id, job) then
       local charged = turn and expected_cost / (tonumber(job.weight) or 1)
       if turn then
         turn.level = turn.level + charge_of_claim(turn.level, charged) * charge_growth()
@@ -114,11 +113,11 @@ local function is_left_to(member, blocks, packed)
   local until_us = waits_since(packed) + patience_us - now
   if until_us <= 0 then return false end
   if slots_of[member] == nil then
-    slots_of[member] = tonumber(call('ZSCORE', key('advertised', pool), member) or '') or false
+    slots_of[member] = tonumber(redis.call('ZSCORE', key('advertised', pool), member) or '') or false
   end
   local slots = slots_of[member]
   if not slots or not prefers(blocks, slots, free()) then return false end
-  if slots >= 1 then wake_worker(pool, (read_advertiser(pool, member))) end
+  if slots >= 1 then wake_worker(pool, (read_advertiser(member))) end
   if reply[5] == 0 or until_us < reply[5] then reply[5] = until_us end
   return true
 end
@@ -129,10 +128,10 @@ local function choose(waiting, most)
   if some_have_prefixes == nil then
     some_have_prefixes = window > 0 and redis.call('EXISTS', key('waiting_prefixes', pool)) == 1
   end
-  local ids = call('ZRANGE', waiting, 0, some_have_prefixes and math.max(most, window - 1) or most)
+  local ids = redis.call('ZRANGE', waiting, 0, some_have_prefixes and math.max(most, window - 1) or most)
   local all, known, found, before, latest
   if some_have_prefixes and #ids > 0 then
-    all = call('HMGET', key('waiting_prefixes', pool), unpack(ids))
+    all = redis.call('HMGET', key('waiting_prefixes', pool), unpack(ids))
     known, found, before = known_blocks(all)
   end
   if not known then
@@ -140,7 +139,7 @@ local function choose(waiting, most)
     return {unpack(ids, 1, math.min(most, #ids))}, are_others, false
   end
   local function may_overtake(n) -- the oldest
-    latest = latest or (all[1] and waits_since(all[1]) or tonumber(call('ZSCORE', waiting, ids[1]))) + overtake_us
+    latest = latest or (all[1] and waits_since(all[1]) or tonumber(redis.call('ZSCORE', waiting, ids[1]))) + overtake_us
     return all[n] and waits_since(all[n]) <= latest
   end
   local taken, left = {}, false
@@ -177,7 +176,7 @@ local function take_turn(name, turn, limit, entries, left_out)
   local done = 0
   if #ids > 0 then
     done = lease_in_turn(name, ids, entries, limit and turn, limit)
-    call('ZREM', waiting, unpack(ids, 1, done))
+    redis.call('ZREM', waiting, unpack(ids, 1, done))
   end
   turn.is_over = done == #ids and not are_others
   if left and done == #ids and #ids < most then
@@ -189,14 +188,14 @@ end
 -- The tenants with the lowest scores, at most `most`, with their levels, which may be higher; and a level that no other
 -- tenant is below; nil: there is no other.
 local function read_turns(name, most, left_out)
-  local flat, turns, tenants = call('ZRANGE', turns_key(name), 0, most - 1, 'WITHSCORES'), {}, {}
+  local flat, turns, tenants = redis.call('ZRANGE', turns_key(name), 0, most - 1, 'WITHSCORES'), {}, {}
   for i = 1, #flat, 2 do
     if not left_out[flat[i]] then
       tenants[#tenants + 1] = flat[i]
       turns[#turns + 1] = {tenant = flat[i], score = tonumber(flat[i + 1])}
     end
   end
-  local levels = #flat > 2 and #tenants > 0 and call('ZMSCORE', levels_key(name), unpack(tenants)) or {}
+  local levels = #flat > 2 and #tenants > 0 and redis.call('ZMSCORE', levels_key(name), unpack(tenants)) or {}
   for i, turn in ipairs(turns) do turn.level = #flat == 2 and turn.score or tonumber(levels[i] or 0) end
   return turns, #flat / 2 == most and tonumber(flat[#flat]) or nil
 end
@@ -231,9 +230,9 @@ local function take_turns(name, entries, left_out)
     end
     if turn.is_charged then levels[#levels + 1], levels[#levels + 2] = turn.level, turn.tenant end
   end
-  if #levels > 0 then call('ZADD', levels_key(name), unpack(levels)) end
-  if #scores > 0 then call('ZADD', turns_key(name), unpack(scores)) end
-  if #ended > 0 then call('ZREM', turns_key(name), unpack(ended)) end
+  if #levels > 0 then redis.call('ZADD', levels_key(name), unpack(levels)) end
+  if #scores > 0 then redis.call('ZADD', turns_key(name), unpack(scores)) end
+  if #ended > 0 then redis.call('ZREM', turns_key(name), unpack(ended)) end
   return #turns > 0
 end
 
@@ -242,11 +241,6 @@ local function take_lane(name)
   local entries, left_out = {}, {n = 0}
   -- A reading that leads to no turn puts scores right, and counts as one.
   while free() > 0 and rounds < ROUNDS and take_turns(name, entries, left_out) do rounds = rounds + 1 end
-  if free() > 0 and rounds < ROUNDS and left_out.n == 0 then
-    -- Jobs that gateways of the release before have submitted have no turn.
-    flush_writes()
-    lease_in_turn(name, call('ZRANGE', waiting_key(name), 0, free() - 1), entries)
-  end
   if #entries > 0 then hand_out(name, worker, entries) end
   return free() > 0 and rounds < ROUNDS
 end
@@ -268,11 +262,11 @@ end
 local list = key('wake_ups', pool)
 if empty then
   redis.call('DEL', list)
-elseif call('LLEN', list) == 0 then
+elseif redis.call('LLEN', list) == 0 then
   wake_workers(pool, 1) -- more may wait: another idle worker must look
 end
 if empty then reply[2] = math.max(0, ARGV[6] - (#reply - FIRST_JOB)) end
 advertise(pool, who, reply[2], n_in_flight)
 flush_writes()
-call('SADD', base .. WORD.pool_names, pool)
+redis.call('SADD', base .. WORD.pool_names, pool)
 return reply

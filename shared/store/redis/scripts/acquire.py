@@ -11,7 +11,7 @@ from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate
 from shared.job.fair_shares import Account, ShareRules
-from shared.job.job import NO_ORIGIN, NO_SHARE, LeasedJob, Origin, Share, shard_in
+from shared.job.job import NO_ORIGIN, LeasedJob, Origin, Share, shard_in
 from shared.job.lanes import SHARED_LANES
 from shared.job.placement import PlacementRules
 from shared.job.replies import Acquired, AcquiredSuspect
@@ -73,22 +73,19 @@ def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[
             watchers=watchers.decode(),
             watched=watched == b"1",
             waited_s=max(0, now - int(created_us)) / 1e6,
-            origin=Origin.read(rest[0]) if rest and rest[0] else NO_ORIGIN,
-            tenant=rest[1].decode() if len(rest) > 1 else "",
-            share=_share(*rest[2:5]),
-            has_deadline=rest[5:6] == [b"1"],
-            known_blocks=rest[6] if rest[6:] else None,
+            origin=Origin.read(origin) if origin else NO_ORIGIN,
+            tenant=tenant.decode(),
+            share=_share(lane, weight, charged),
+            has_deadline=has_deadline == b"1",
+            known_blocks=known_blocks[0] if known_blocks else None,
         )
         for (
             job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers,
-            watched, *rest,
+            watched, origin, tenant, lane, weight, charged, has_deadline, *known_blocks,
         ) in jobs
     ]  # fmt: skip
 
 
 @lru_cache(maxsize=1024)  # most jobs have the same one
-def _share(lane: bytes = b"", weight: bytes = b"", charged: bytes = b"") -> Share:
-    """Of a gateway of the release before: none."""
-    if not lane:
-        return NO_SHARE
+def _share(lane: bytes, weight: bytes, charged: bytes) -> Share:
     return Share(lane.decode(), float(weight or 1), float(charged or 0))

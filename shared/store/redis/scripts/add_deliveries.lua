@@ -8,18 +8,18 @@ while i < #ARGV do
   local endpoint, due, last = ARGV[i], ARGV[i + 1], i + 2 + ARGV[i + 2]
   if redis.call('EXISTS', key('webhook', endpoint)) == 1 then
     local pending = key('pending', endpoint)
-    local room = ARGV[1] - call('ZCARD', pending)
+    local room = ARGV[1] - redis.call('ZCARD', pending)
     if due == '' then due = int(now_us()) end
     for n = i + 3, last do
       if room > 0 then
-        room = room - call('ZADD', pending, 'NX', due, ARGV[n])
-      elseif not call('ZSCORE', pending, ARGV[n]) then
+        room = room - redis.call('ZADD', pending, 'NX', due, ARGV[n])
+      elseif not redis.call('ZSCORE', pending, ARGV[n]) then
         dropped = dropped + 1
       end
     end
-    call('ZADD', base .. WORD.due, 'LT', due, endpoint)
+    redis.call('ZADD', base .. WORD.due, 'LT', due, endpoint)
   end
   i = last + 1
 end
-if dropped > 0 then call('HINCRBY', base .. WORD.webhook_counts, 'dropped', dropped) end
+if dropped > 0 then redis.call('HINCRBY', base .. WORD.webhook_counts, 'dropped', dropped) end
 return dropped

@@ -9,27 +9,22 @@
 -- Reply: 1; 0 if another process has added these, or some of them
 -- Invariant: each entry is in the sums once: they and the position of the shard are changed in one call.
 local positions, shard, after, upto = base .. WORD.usage_positions, ARGV[1], ARGV[2], ARGV[3]
-if (call('HGET', positions, shard) or '') ~= after then return 0 end
+if (redis.call('HGET', positions, shard) or '') ~= after then return 0 end
 -- First: where a sum is damaged what follows is not added, but nothing is added twice.
-call('HSET', positions, shard, upto)
-call('HINCRBY', positions, 'entries', ARGV[4])
+redis.call('HSET', positions, shard, upto)
+redis.call('HINCRBY', positions, 'entries', ARGV[4])
 
 local function add(day, tenant, owner, other, sums)
   local rows = key('usage_rows', day .. ':' .. tenant)
-  local packed = call('HGET', rows, owner)
-  if not packed and call('HLEN', rows) >= tonumber(ARGV[7]) then
-    owner, packed = other, call('HGET', rows, other)
+  local packed = redis.call('HGET', rows, owner)
+  if not packed and redis.call('HLEN', rows) >= tonumber(ARGV[7]) then
+    owner, packed = other, redis.call('HGET', rows, other)
   end
-  local fine, before = pcall(cmsgpack.unpack, packed or '\144')
-  if not fine or type(before) ~= 'table' then
-    dead_letter('field', rows, 'damaged sums', {sums = packed})
-    before = {}
-  end
-  for i, value in ipairs(before) do sums[i] = (sums[i] or 0) + (tonumber(value) or 0) end
-  call('HSET', rows, owner, cmsgpack.pack(sums))
+  for i, value in ipairs(packed and cmsgpack.unpack(packed) or {}) do sums[i] = (sums[i] or 0) + value end
+  redis.call('HSET', rows, owner, cmsgpack.pack(sums))
   if not packed then
     local tenants = key('usage_day', day)
-    call('SADD', tenants, tenant)
+    redis.call('SADD', tenants, tenant)
     redis.call('PEXPIRE', rows, ARGV[5])
     redis.call('PEXPIRE', tenants, ARGV[5])
   end
@@ -40,7 +35,7 @@ local periods = {}
 for _, total in ipairs(cmsgpack.unpack(ARGV[9])) do
   local totals = key('usage_totals', total[1])
   periods[totals] = true
-  call('HINCRBY', totals, total[2], int(total[3]))
+  redis.call('HINCRBY', totals, total[2], int(total[3]))
 end
 for totals in pairs(periods) do redis.call('PEXPIRE', totals, ARGV[6]) end
 for _, unused in ipairs(cmsgpack.unpack(ARGV[10])) do settle_tokens(unused[1], unused[2]) end

@@ -2,7 +2,7 @@
 -- KEYS: base
 -- ARGV: limit
 -- Reply: {how many were due, at most `limit`, id of each that was cancelled...}
-local due = call('ZRANGEBYSCORE', base .. WORD.unattended, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])
+local due = redis.call('ZRANGEBYSCORE', base .. WORD.unattended, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])
 local reply = {#due}
 for _, id in ipairs(due) do
   local job = load_job(id, TO_REQUEUE)

@@ -10,7 +10,7 @@
 --       in a segment, each once.
 local id, status = ARGV[1], ARGV[4]
 local batch, lines = key('batch', id), key('batch_lines', id)
-local found = call('HMGET', batch, 'epoch', 'step', 'status', 'tenant', 'input_file_id', 'notify')
+local found = redis.call('HMGET', batch, 'epoch', 'step', 'status', 'tenant', 'input_file_id', 'notify')
 if found[1] ~= ARGV[2] then return nil end
 if found[2] == ARGV[3] then return found[3] end
 if tonumber(found[2] or 0) + 1 ~= tonumber(ARGV[3]) then return nil end
@@ -33,9 +33,9 @@ redis.call('HSET', batch, 'status', status, 'at:' .. status, int(now_us()))
 if ARGV[11] ~= '' then
   redis.call('DEL', lines, key('batch_lock', id))
   for _, word in ipairs({'batch', 'batch_output', 'batch_errors'}) do redis.call('PEXPIRE', key(word, id), ARGV[11]) end
-  call('SREM', key('open_batches', found[4]), id)
-  call('SREM', key('file_users', found[5]), id)
-  call('ZREM', base .. WORD.open_batches, id)
+  redis.call('SREM', key('open_batches', found[4]), id)
+  redis.call('SREM', key('file_users', found[5]), id)
+  redis.call('ZREM', base .. WORD.open_batches, id)
   tell_end(id, status, found[4], found[6])
 end
 return status

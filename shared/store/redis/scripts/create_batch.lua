@@ -9,20 +9,20 @@ local id, tenant, file, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
 if redis.call('EXISTS', key('batch', id)) == 1 then return 1 end
 if redis.call('EXISTS', key('file', file)) == 0 then return -1 end
 local open = key('open_batches', tenant)
-if call('SCARD', open) >= tonumber(ARGV[4]) then return 0 end
+if redis.call('SCARD', open) >= tonumber(ARGV[4]) then return 0 end
 local all = key('batches', tenant)
-if call('ZCARD', all) >= most then
-  for _, old in ipairs(call('ZRANGE', all, 0, most / 10)) do
-    if call('SISMEMBER', open, old) == 0 and redis.call('PTTL', key('batch', old)) < tonumber(ARGV[6]) then
+if redis.call('ZCARD', all) >= most then
+  for _, old in ipairs(redis.call('ZRANGE', all, 0, most / 10)) do
+    if redis.call('SISMEMBER', open, old) == 0 and redis.call('PTTL', key('batch', old)) < tonumber(ARGV[6]) then
       redis.call('UNLINK', key('batch', old), key('batch_output', old), key('batch_errors', old))
-      call('ZREM', all, old)
+      redis.call('ZREM', all, old)
     end
   end
-  if call('ZCARD', all) >= most then return -2 end
+  if redis.call('ZCARD', all) >= most then return -2 end
 end
 redis.call('HSET', key('batch', id), unpack(ARGV, 8))
-call('SADD', open, id)
-call('SADD', key('file_users', file), id)
-call('ZADD', all, ARGV[7], id)
-call('ZADD', base .. WORD.open_batches, ARGV[7], id)
+redis.call('SADD', open, id)
+redis.call('SADD', key('file_users', file), id)
+redis.call('ZADD', all, ARGV[7], id)
+redis.call('ZADD', base .. WORD.open_batches, ARGV[7], id)
 return 1

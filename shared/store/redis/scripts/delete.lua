@@ -3,10 +3,10 @@
 -- ARGV: id...
 -- Reply: how many were deleted; others are not there, or have not ended
 local function delete_conversation(id)
-  local tenant = call('HGET', key('conversation', id), 'tenant')
+  local tenant = redis.call('HGET', key('conversation', id), 'tenant')
   if not tenant then return 0 end
   redis.call('UNLINK', unpack(conversation_keys(id)))
-  call('ZREM', key('conversations', tenant), id)
+  redis.call('ZREM', key('conversations', tenant), id)
   count_kept(tenant, id, 0)
   return 1
 end
@@ -15,12 +15,10 @@ local function delete_job(id)
   local job = load_job(id, {})
   if not job or FROM.cancel[job.state] then return 0 end
   -- Maintenance may be about to count its tokens there (usage.lua).
-  if call('HEXISTS', key('job', id), 'response') == 0 then keep_log(id) else redis.call('UNLINK', key('log', id)) end
+  if redis.call('HEXISTS', key('job', id), 'response') == 0 then keep_log(id) else redis.call('UNLINK', key('log', id)) end
   redis.call('UNLINK', key('job', id))
-  if job.tenant then
-    defer('ZREM', key('jobs', job.tenant), id)
-    defer('ZREM', base .. WORD.expiring, id .. ' ' .. job.tenant)
-  end
+  defer('ZREM', key('jobs', job.tenant), id)
+  defer('ZREM', base .. WORD.expiring, id .. ' ' .. job.tenant)
   count_kept(job.tenant, id, 0)
   return 1
 end

@@ -26,10 +26,10 @@ if not is_fence_valid(worker, ARGV[2]) then return nil end
 local new = frame_sizes ~= ''
 if new then
   local steps = key('steps', worker)
-  if ARGV[3] == '1' and call('LINDEX', steps, -1) == frames and call('LINDEX', steps, -2) == frame_sizes then
+  if ARGV[3] == '1' and redis.call('LINDEX', steps, -1) == frames and redis.call('LINDEX', steps, -2) == frame_sizes then
     new = false
   else
-    if call('RPUSH', steps, frame_sizes, frames) == 2 then redis.call('PEXPIRE', steps, STEP_LOG_MS) end
+    if redis.call('RPUSH', steps, frame_sizes, frames) == 2 then redis.call('PEXPIRE', steps, STEP_LOG_MS) end
     redis.call('LTRIM', steps, -2 * STEPS, -1)
   end
 end

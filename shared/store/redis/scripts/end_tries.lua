@@ -13,20 +13,20 @@ while i < #ARGV do
   local ended, is_there = {}, redis.call('EXISTS', webhook) == 1
   for n = i + 3, last, 4 do
     local delivery, claim, outcome = ARGV[n], ARGV[n + 1], ARGV[n + 2]
-    if is_there and (claim == '' or call('ZSCORE', pending, delivery) == claim) then
+    if is_there and (claim == '' or redis.call('ZSCORE', pending, delivery) == claim) then
       noted = noted + 1
       if not tonumber(outcome) then
         ended[#ended + 1] = ARGV[n + 3]
         if claim ~= '' then
-          call('ZREM', pending, delivery)
-          call('HDEL', tries, webhook_id(delivery))
+          redis.call('ZREM', pending, delivery)
+          redis.call('HDEL', tries, webhook_id(delivery))
         end
-      elseif claim == '' and call('ZCARD', pending) >= tonumber(ARGV[3]) then
+      elseif claim == '' and redis.call('ZCARD', pending) >= tonumber(ARGV[3]) then
         outcome = 'dropped'
       else
-        call('ZADD', pending, outcome, delivery)
-        call('ZADD', base .. WORD.due, 'LT', outcome, endpoint)
-        call('HSET', tries, webhook_id(delivery), ARGV[n + 3])
+        redis.call('ZADD', pending, outcome, delivery)
+        redis.call('ZADD', base .. WORD.due, 'LT', outcome, endpoint)
+        redis.call('HSET', tries, webhook_id(delivery), ARGV[n + 3])
         outcome = 'retried'
       end
       counts[outcome] = (counts[outcome] or 0) + 1
@@ -34,18 +34,18 @@ while i < #ARGV do
   end
   if #ended > 0 then
     local log = key('delivery_log', endpoint)
-    call('LPUSH', log, unpack(ended))
-    call('LTRIM', log, 0, ARGV[2] - 1)
-    local last = call('LINDEX', log, -1)
+    redis.call('LPUSH', log, unpack(ended))
+    redis.call('LTRIM', log, 0, ARGV[2] - 1)
+    local last = redis.call('LINDEX', log, -1)
     while last and tonumber(string.match(last, ' (%d+)')) < oldest do
-      call('RPOP', log)
-      last = call('LINDEX', log, -1)
+      redis.call('RPOP', log)
+      last = redis.call('LINDEX', log, -1)
     end
     redis.call('PEXPIRE', log, ARGV[1])
-    if redis.call('EXISTS', pending) == 0 then call('ZREM', base .. WORD.due, endpoint) end
-    if disabled ~= '' then call('HSET', webhook, 'disabled', disabled) end
+    if redis.call('EXISTS', pending) == 0 then redis.call('ZREM', base .. WORD.due, endpoint) end
+    if disabled ~= '' then redis.call('HSET', webhook, 'disabled', disabled) end
   end
   i = last + 1
 end
-for outcome, count in pairs(counts) do call('HINCRBY', base .. WORD.webhook_counts, outcome, count) end
+for outcome, count in pairs(counts) do redis.call('HINCRBY', base .. WORD.webhook_counts, outcome, count) end
 return noted

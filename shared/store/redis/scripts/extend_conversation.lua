@@ -12,7 +12,7 @@
 local id, items, ttl_ms, tenant, job = ARGV[1], cmsgpack.unpack(ARGV[2]), ARGV[3], ARGV[6], ARGV[11]
 local MANY = 1000
 local conversation, order, stored = unpack(conversation_keys(id))
-local found = call('HMGET', conversation, 'tenant', 'bytes', 'next', 'job', 'pending', 'head')
+local found = redis.call('HMGET', conversation, 'tenant', 'bytes', 'next', 'job', 'pending', 'head')
 local is_new = not found[1]
 local bytes, last = tonumber(found[2]) or 0, tonumber(found[3]) or 0
 
@@ -27,11 +27,11 @@ local function new_items(flat)
   for from = 1, #flat, 2 * MANY do
     local ids = {}
     for i = from, math.min(#flat, from + 2 * MANY - 1), 2 do ids[#ids + 1] = flat[i] end
-    local scores = call('ZMSCORE', order, unpack(ids))
+    local scores = redis.call('ZMSCORE', order, unpack(ids))
     for n, item in ipairs(ids) do
       local json = flat[from + 2 * n - 1]
       if scores[n] or seen[item] then
-        if seen[item] or call('HGET', stored, item) ~= json then other = item end
+        if seen[item] or redis.call('HGET', stored, item) ~= json then other = item end
       else
         seen[item] = true
         new[#new + 1] = item
@@ -61,9 +61,9 @@ if job == '' then
   local new, other = new_items(items)
   local size = size_of(new)
   if other then return {'known', other} end
-  if call('ZCARD', order) + #new / 2 > tonumber(ARGV[4]) then return {'items', ARGV[4]} end
+  if redis.call('ZCARD', order) + #new / 2 > tonumber(ARGV[4]) then return {'items', ARGV[4]} end
   if bytes + size > tonumber(ARGV[5]) then return {'bytes', ARGV[5]} end
-  local conversations = is_new and call('ZCARD', key('conversations', tenant)) or 0
+  local conversations = is_new and redis.call('ZCARD', key('conversations', tenant)) or 0
   if is_new and conversations >= quota(ARGV[9]) then return {'conversations', int(conversations)} end
   if size > 0 and kept_bytes(tenant) + size > quota(ARGV[10]) then return {'kept', int(kept_bytes(tenant))} end
   add(new)
@@ -84,8 +84,8 @@ end
 
 if is_new then
   redis.call('HSET', conversation, 'tenant', tenant, 'created_at', ARGV[7], 'metadata', ARGV[8])
-  call('ZADD', key('conversations', tenant), int(now_us()), id)
-  call('ZADD', base .. WORD.expiring, int(now_us() + ttl_ms * 1000), id .. ' ' .. tenant)
+  redis.call('ZADD', key('conversations', tenant), int(now_us()), id)
+  redis.call('ZADD', base .. WORD.expiring, int(now_us() + ttl_ms * 1000), id .. ' ' .. tenant)
 end
 flush_writes()
 redis.call('HSET', conversation, 'bytes', int(bytes), 'next', int(last))

@@ -4,7 +4,7 @@
 -- Reply: flat id, state ('gone' if there is no such job), ... of those
 local found = {}
 for _, id in ipairs(ARGV) do
-  local state = redis.pcall('HGET', key('job', id), 'state')
+  local state = redis.call('HGET', key('job', id), 'state')
   if not STATE[state] then -- gone, or damaged
     local job = load_job(id, {})
     state = job and job.state or 'gone'

@@ -6,7 +6,7 @@
 -- A worker that runs nothing goes before one that still has to finish jobs. This only saves effort: no job is lost
 -- if two workers run suspects.
 local pool, worker, stage, lock = ARGV[1], ARGV[2], ARGV[3], key('isolation', ARGV[1])
-local holder, held = string.match(call('GET', lock) or '', '^(%S+) (%S+)$')
+local holder, held = string.match(redis.call('GET', lock) or '', '^(%S+) (%S+)$')
 if stage == '' then
   if holder == worker then redis.call('DEL', lock) end
   return 0

@@ -92,7 +92,6 @@ def _tables() -> str:
         "IS_CLIENT_LANE": _lua_table((lane, "true") for lane in CLIENT_LANES),
         "CONVERSATION_PREFIX": f"'{CONVERSATION_PREFIX}'",
         "REQUEST": _lua_list(Request._fields),
-        "REQUEST_LEAST": str(len(Request._fields) - len(Request._field_defaults)),
         "LEASE": _lua_list(LastLease._fields),
         "STATE": _lua_table((state, f"'{state}'") for state in JobState),
         "FROM": _lua_table(sources),

@@ -13,9 +13,9 @@ local function level(lane, tenant) return tostring(level_of(pool .. ':' .. lane,
 
 if ARGV[3] ~= '' then redis.call('SET', key('yielding', pool), ARGV[3], 'NX', 'PX', YIELDING_MS) end
 for _, lane in ipairs(CLIENT_LANES) do
-  local tenant = call('ZRANGE', turns_key(pool .. ':' .. lane), 0, 0)[1]
+  local tenant = redis.call('ZRANGE', turns_key(pool .. ':' .. lane), 0, 0)[1]
   if tenant then
-    local waiting = call('ZCARD', waiting_key(pool .. ':' .. lane))
+    local waiting = redis.call('ZCARD', waiting_key(pool .. ':' .. lane))
     local reply = {lane, tenant, tostring(waiting), level(lane, tenant)}
     for i = 4, #ARGV, 2 do reply[#reply + 1] = level(ARGV[i], ARGV[i + 1]) end
     return reply

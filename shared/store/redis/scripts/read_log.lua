@@ -6,25 +6,22 @@
 -- Reply: {generation of its latest lease ('' if there is no such job), 1 if there is more else 0, segment...},
 --       the segments in their order; the first may begin with entries that the reader has
 local id, after, most_bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]) or math.huge
-local log, segments, more, damaged = key('log', id), {}, 0, false
+local log, segments, more = key('log', id), {}, 0
 local WINDOW = 8
 
--- The first and last entry of a segment; one that can't be read is set aside.
+-- The first and last entry of a segment.
 local function bounds(segment)
   local first, count = read_segment(segment)
-  if first then return first, first + count - 1 end
-  set_aside_segment(id, segment, 'unreadable segment')
-  damaged = true
-  return 0, 0
+  return first, first + count - 1
 end
 
 -- Index of a segment such that those before it have nothing behind entry `after`.
 local function start_index()
   if not after then return -1 end
-  local low, high = 0, call('LLEN', log) - 1
+  local low, high = 0, redis.call('LLEN', log) - 1
   while high - low >= WINDOW do
     local middle = math.ceil((low + high) / 2)
-    if bounds(call('LINDEX', log, middle)) <= after + 1 then low = middle else high = middle - 1 end
+    if bounds(redis.call('LINDEX', log, middle)) <= after + 1 then low = middle else high = middle - 1 end
   end
   return low
 end
@@ -33,7 +30,7 @@ end
 local function read_from(index)
   local size = 0
   repeat
-    local window = call('LRANGE', log, index, after and index + WINDOW - 1 or -1)
+    local window = redis.call('LRANGE', log, index, after and index + WINDOW - 1 or -1)
     for _, segment in ipairs(window) do
       local _, last = bounds(segment)
       if after and last > after then
@@ -46,10 +43,7 @@ local function read_from(index)
   until #window < WINDOW
 end
 
-repeat
-  segments, more, damaged = {}, 0, false
-  read_from(start_index())
-until not damaged
+read_from(start_index())
 local job = load_job(id, {})
 if more == 0 and job and FROM.complete[job.state] then
   local from, last = 1, segments[#segments]

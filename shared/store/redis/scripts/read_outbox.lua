@@ -6,11 +6,11 @@
 -- Invariant: a repeated call deletes nothing more.
 local process, lock_ms, limit, first, count = unpack(ARGV)
 local outbox, lock = base .. WORD.outbox, base .. WORD.outbox_reader
-if redis.call('EXISTS', outbox) == 0 or (call('GET', lock) or process) ~= process then return {} end
+if redis.call('EXISTS', outbox) == 0 or (redis.call('GET', lock) or process) ~= process then return {} end
 redis.call('SET', lock, process, 'PX', lock_ms)
-if call('LINDEX', outbox, 0) == first then call('LTRIM', outbox, count, -1) end
+if redis.call('LINDEX', outbox, 0) == first then redis.call('LTRIM', outbox, count, -1) end
 if limit == '0' then
   redis.call('DEL', lock)
   return {}
 end
-return call('LRANGE', outbox, 0, limit - 1)
+return redis.call('LRANGE', outbox, 0, limit - 1)

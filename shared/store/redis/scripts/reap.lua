@@ -10,7 +10,7 @@ local result = {}
 local clock, now = base .. WORD.reap_clock, now_us()
 local back = 0
 if ARGV[3] ~= '' then
-  local packed = call('GET', clock)
+  local packed = redis.call('GET', clock)
   local last
   if packed then last, back = string.match(packed, '^(%d+) (%d+)$') end
   if not last or now - last > ARGV[3] * 1000 then back = now end
@@ -19,7 +19,7 @@ end
 local observed_ms = (now - back) / 1000
 -- The lease's length is its holder's setting; another process may have another one.
 local function is_lost(job, pending) return math.min(pending[3], observed_ms) >= tonumber(job.lease_ms) end
-for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
+for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pool_names)) do
   for i = 4, #ARGV do
     local name = pool .. ':' .. ARGV[i]
     local idle = redis.pcall('XPENDING', queue_key(name), GROUP, 'IDLE', ARGV[1], '-', '+', ARGV[2])

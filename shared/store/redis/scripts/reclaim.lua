@@ -8,16 +8,15 @@
 --       its heartbeat channel since.
 local worker, heartbeat, result = ARGV[1], ARGV[2], {}
 local function withdraw_slots(pool)
-  for _, member in ipairs(call('ZRANGE', key('advertised', pool), 0, -1)) do
-    if read_advertiser(pool, member) == worker then call('ZREM', key('advertised', pool), member) end
+  for _, member in ipairs(redis.call('ZRANGE', key('advertised', pool), 0, -1)) do
+    if read_advertiser(member) == worker then redis.call('ZREM', key('advertised', pool), member) end
   end
 end
--- Not a job whose entry this worker has only read, as those of the release before do: its holder takes it back.
 local function is_lost(job) return job.worker == worker end
 
 local stands_still = heartbeat ~= '' and redis.call('PUBSUB', NUMSUB, heartbeat)[2] > 0
 if is_connected(worker) and not stands_still then return result end
-for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
+for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pool_names)) do
   withdraw_slots(pool)
   for i = 4, #ARGV do
     local name = pool .. ':' .. ARGV[i]

@@ -16,7 +16,6 @@ for i = 5, #ARGV do
       local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
       local id = entry and job_in(entry)
       local job = id and not received[id] and load_job(id, TO_REQUEUE)
-      -- A worker of the release before may have read the entry of a job that another one holds.
       local is_own = job and job.worker == worker and FROM.requeue[job.state]
       if is_own and job.queue == name and job.entry == pending[1] then
         result[#result + 1] = id

@@ -19,7 +19,7 @@ for i = 7, #ARGV, 2 do
   local job = load_job(id, {'watchers', 'watched'})
   local state = job and job.state or 'gone'
   if job and held(job, ARGV[i + 1]) then
-    -- There may be no such stream or group any more: repair.lua puts the job back into one.
+    -- There may be no such stream or group any more: a person has deleted it.
     redis.pcall('XCLAIM', queue_key(job.queue), GROUP, worker, 0, job.entry, 'JUSTID')
     state = ''
   elseif not job then
@@ -29,6 +29,6 @@ for i = 7, #ARGV, 2 do
     reply[#reply + 1] = word
   end
 end
--- Last: setting a damaged job aside has deleted the fence, and the reply tells what became of that job.
+-- Last: a job whose record can't be read has deleted the fence, and the reply tells what became of that job.
 redis.call('SET', key('fence', worker), fence_token, 'PX', ARGV[4])
 return reply

@@ -8,7 +8,7 @@
 local id, head_bytes, most_ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[6])
 local job = load_job(id, {'body', 'upto'})
 if not job or job.state ~= TO.complete or job.upto ~= ARGV[3] then return 0 end
-if most_ttl_ms and (#job.body <= LARGE_BYTES or call('PTTL', key('job', id)) > most_ttl_ms) then return 0 end
+if most_ttl_ms and (#job.body <= LARGE_BYTES or redis.call('PTTL', key('job', id)) > most_ttl_ms) then return 0 end
 local body = string.sub(job.body, 1, head_bytes) .. ', "input": ' .. ARGV[5] .. '}'
 redis.call('HSET', key('job', id), 'body', body, 'upto', ARGV[4])
 count_kept(job.tenant, id, nil, #body - #job.body)

@@ -6,11 +6,11 @@
 local endpoint, delivery, tries, record = unpack(ARGV)
 local pending, now = key('pending', endpoint), int(now_us())
 if record == '' then
-  if not call('ZSCORE', pending, delivery) then return 0 end
-elseif call('LREM', key('delivery_log', endpoint), 1, record) == 0 then
+  if not redis.call('ZSCORE', pending, delivery) then return 0 end
+elseif redis.call('LREM', key('delivery_log', endpoint), 1, record) == 0 then
   return 0
 end
-call('HSET', key('tries', endpoint), webhook_id(delivery), tries)
-call('ZADD', pending, now, delivery)
-call('ZADD', base .. WORD.due, 'LT', now, endpoint)
+redis.call('HSET', key('tries', endpoint), webhook_id(delivery), tries)
+redis.call('ZADD', pending, now, delivery)
+redis.call('ZADD', base .. WORD.due, 'LT', now, endpoint)
 return 1

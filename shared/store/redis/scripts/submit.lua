@@ -14,7 +14,7 @@
 --       'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...
 -- Invariant: a job is queued if and only if one entry that no worker has carries its id. No job overtakes one that
 --       waits. Of a conversation one response is made at a time, of the items that it has.
-if ARGV[8] and call('GET', key('batch_epoch', ARGV[8])) ~= ARGV[9] then return {} end
+if ARGV[8] and redis.call('GET', key('batch_epoch', ARGV[8])) ~= ARGV[9] then return {} end
 local start_us, max_depth, seed = now_us(), tonumber(ARGV[2]), ARGV[3]
 local max_jobs, max_kept_bytes, max_waiting = quota(ARGV[4]), quota(ARGV[5]), quota(ARGV[7])
 share_rules.lift = tonumber(ARGV[6])
@@ -24,7 +24,7 @@ local replies, made, depths, wake_ups, someone_waits = {}, {}, {}, {}, {}
 local connected, chosen, reserved, kept, woken, own_depths, urgent = {}, {}, {}, {}, {}, {}, {}
 
 local function subtract_reserved(pool, worker)
-  call('ZINCRBY', key('advertised', pool), worker.left - worker.slots, worker.member)
+  redis.call('ZINCRBY', key('advertised', pool), worker.left - worker.slots, worker.member)
 end
 
 local function is_there(worker)
@@ -39,18 +39,16 @@ local function most_advertised(pool)
   if worker then subtract_reserved(pool, worker) end
   chosen[pool] = nil
   while true do
-    local best = call('ZREVRANGE', advertised, 0, 1, 'WITHSCORES')
+    local best = redis.call('ZREVRANGE', advertised, 0, 1, 'WITHSCORES')
     local slots = tonumber(best[2]) or 0
     if slots < 1 then return nil end
-    local id, lease_ms = read_advertiser(pool, best[1])
-    if id then
-      if is_there(id) then
-        local ahead = math.max(1, slots - math.max(0, tonumber(best[4]) or 0))
-        chosen[pool] = {member = best[1], id = id, lease_ms = lease_ms, slots = ahead, left = ahead}
-        return chosen[pool]
-      end
-      redis.call('ZREM', advertised, best[1])
+    local id, lease_ms = read_advertiser(best[1])
+    if is_there(id) then
+      local ahead = math.max(1, slots - math.max(0, tonumber(best[4]) or 0))
+      chosen[pool] = {member = best[1], id = id, lease_ms = lease_ms, slots = ahead, left = ahead}
+      return chosen[pool]
     end
+    redis.call('ZREM', advertised, best[1])
   end
 end
 
@@ -61,17 +59,17 @@ local function warm_worker(job)
   if chosen[pool] then subtract_reserved(pool, chosen[pool]) end
   chosen[pool] = nil
   local advertised = key('advertised', pool)
-  local most = tonumber(call('ZREVRANGE', advertised, 0, 0, 'WITHSCORES')[2] or '') or 0
+  local most = tonumber(redis.call('ZREVRANGE', advertised, 0, 0, 'WITHSCORES')[2] or '') or 0
   for member, blocks in pairs(warm_of(pool, job.prefixes)) do
-    local slots = tonumber(call('ZSCORE', advertised, member) or '')
+    local slots = tonumber(redis.call('ZSCORE', advertised, member) or '')
     if slots and prefers(blocks, slots, most) then
       local found = {member = member, is_free = slots >= 1, worth = blocks + (slots >= 1 and MOST_BLOCKS or 0)}
       if not best or found.worth > best.worth then best = found end
     end
   end
   if not best then return nil end
-  best.id, best.lease_ms = read_advertiser(pool, best.member)
-  return best.id and is_there(best.id) and best or nil
+  best.id, best.lease_ms = read_advertiser(best.member)
+  return is_there(best.id) and best or nil
 end
 
 -- Reserve a slot for a job. False if it has to wait.
@@ -85,7 +83,7 @@ local function reserve(job, has_deadline)
     if worker then woken[worker.id] = job.pool end
     return false
   elseif worker then
-    call('ZINCRBY', key('advertised', job.pool), -1, worker.member)
+    redis.call('ZINCRBY', key('advertised', job.pool), -1, worker.member)
   else
     worker = most_advertised(job.pool)
     if not worker then return false end
@@ -100,7 +98,7 @@ end
 -- How many jobs of a tenant wait in a lane.
 local function own_depth(name, tenant)
   local set = tenant_key(name, tenant)
-  own_depths[set] = own_depths[set] or call('ZCARD', set)
+  own_depths[set] = own_depths[set] or redis.call('ZCARD', set)
   return own_depths[set]
 end
 
@@ -114,7 +112,7 @@ local function wait(job, deadline)
   end
   join_turns(job.queue, job.tenant, job.created_us, job.id)
   if job.lane ~= CLIENT_LANES[#CLIENT_LANES] then urgent[job.pool] = job.id end
-  if not wake_ups[job.pool] then call('SADD', base .. WORD.pool_names, job.pool) end
+  if not wake_ups[job.pool] then redis.call('SADD', base .. WORD.pool_names, job.pool) end
   depths[job.queue], someone_waits[job.pool] = (depths[job.queue] or 0) + 1, true
   wake_ups[job.pool] = (wake_ups[job.pool] or 0) + 1
   return depths[job.queue]
@@ -124,7 +122,7 @@ end
 local function too_much(tenant, bytes)
   local found = kept[tenant]
   if not found then
-    found = {jobs = call('ZCARD', key('jobs', tenant)), bytes = kept_bytes(tenant)}
+    found = {jobs = redis.call('ZCARD', key('jobs', tenant)), bytes = kept_bytes(tenant)}
     kept[tenant] = found
   end
   if found.jobs >= max_jobs then return 'jobs', found.jobs end
@@ -151,7 +149,7 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
     someone_waits[pool] = not is_new and redis.call('EXISTS', unpack(names)) > 0
   end
   if someone_waits[pool] then
-    depth = depths[name] or call('ZCARD', waiting_key(name))
+    depth = depths[name] or redis.call('ZCARD', waiting_key(name))
     depths[name] = depth
   end
   if made[id] or not is_new and redis.call('EXISTS', key('job', id)) == 1 then return 'exists', depth end
@@ -170,7 +168,7 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   if idempotency_key then
     redis.call('SET', idempotency_key, cmsgpack.pack({id, body_hash}), 'PX', kept_ms)
   end
-  job.queue, job.entry = name, call('XADD', queue_key(name), '*', 'job', id)
+  job.queue, job.entry = name, redis.call('XADD', queue_key(name), '*', 'job', id)
   job.fields = {'request', request, 'body', body, 'created_us', job.created_us, 'entry', job.entry}
   if gateway ~= '' then job.fields[9], job.fields[10] = 'watchers', gateway end
   if origin then
@@ -223,7 +221,7 @@ for pool, times in pairs(wake_ups) do wake_workers(pool, times) end
 for worker, pool in pairs(woken) do wake_worker(pool, worker) end
 -- Tell a full worker, whose jobs of the worst lane make room for others (next_turn.lua).
 for pool, id in pairs(urgent) do
-  local worker = call('GET', key('yielding', pool))
+  local worker = redis.call('GET', key('yielding', pool))
   if worker then redis.call(PUBLISH, CHANNEL.control .. worker, cmsgpack.pack({CONTROL.look, id})) end
 end
 for worker, assignment in pairs(assignments) do

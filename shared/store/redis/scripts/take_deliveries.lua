@@ -8,18 +8,18 @@ local now, claim = now_us(), int(now_us() + ARGV[1] * 1000)
 local taken = {claim}
 for i = 2, #ARGV, 2 do
   local endpoint, pending = ARGV[i], key('pending', ARGV[i])
-  local found = {endpoint, call('HGETALL', key('webhook', endpoint))}
-  for _, delivery in ipairs(call('ZRANGEBYSCORE', pending, '-inf', int(now), 'LIMIT', 0, ARGV[i + 1])) do
+  local found = {endpoint, redis.call('HGETALL', key('webhook', endpoint))}
+  for _, delivery in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', int(now), 'LIMIT', 0, ARGV[i + 1])) do
     if #found[2] == 0 then -- Redis has lost it
-      call('ZREM', pending, delivery)
+      redis.call('ZREM', pending, delivery)
     else
-      call('ZADD', pending, claim, delivery)
+      redis.call('ZADD', pending, claim, delivery)
       found[#found + 1] = delivery
-      found[#found + 1] = call('HGET', key('tries', endpoint), webhook_id(delivery))
+      found[#found + 1] = redis.call('HGET', key('tries', endpoint), webhook_id(delivery))
     end
   end
-  local first = call('ZRANGE', pending, 0, 0, 'WITHSCORES')
-  if first[2] then call('ZADD', base .. WORD.due, first[2], endpoint) else call('ZREM', base .. WORD.due, endpoint) end
+  local first = redis.call('ZRANGE', pending, 0, 0, 'WITHSCORES')
+  if first[2] then redis.call('ZADD', base .. WORD.due, first[2], endpoint) else redis.call('ZREM', base .. WORD.due, endpoint) end
   if #found > 2 then taken[#taken + 1] = found end
 end
 return taken

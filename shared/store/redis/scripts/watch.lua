@@ -7,7 +7,7 @@ local id, gateway, follow = ARGV[1], ARGV[2], ARGV[3] == '1'
 local job = load_job(id, TO_REQUEUE)
 if not job then return nil end
 if not FROM.cancel[job.state] then return job.state end
-if job.keep_ms ~= '' then call('ZREM', base .. WORD.unattended, id) end
+if job.keep_ms ~= '' then redis.call('ZREM', base .. WORD.unattended, id) end
 local known = is_watcher(job.watchers, gateway)
 if known and (job.watched == '1' or not follow) then return job.state end
 if not known then job.watchers = job.watchers == '' and gateway or job.watchers .. ' ' .. gateway end

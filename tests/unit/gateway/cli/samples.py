@@ -95,7 +95,6 @@ def overview(*problems: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "simulated": False,
         "verdict": {**(bad if problems else good), "since": None, "problems": list(problems)},
         "rates": {
-            "submitted": 31.0, "completed": 31.0, "failed": 0.0, "cancelled": None,
             "prompt_tokens": 900.0, "output_tokens": 37_000.0,
         },
         "pools": [
@@ -108,27 +107,11 @@ def overview(*problems: dict[str, Any], **changes: Any) -> dict[str, Any]:
             }
         ],
         "workers": [worker(), worker("w-2")],
-        "dead_letters": 3,
         "redis": {"ok": True, "used_memory": 123_000_000, "max_memory": 0},
         **changes,
     }  # fmt: skip
 
 
-LETTER = {
-    "id": "000-1790000000000-0",
-    "object": "dead_letter",
-    "created_at": NOW,
-    "what": "attempts",
-    "reason": "3 workers were lost with it",
-    "subject": "job_1",
-    "job_id": "job_1",
-    "job": {"tenant": "team", "pool": "qwen", "model": "qwen", "endpoint": "/v1/chat/completions"},
-    "attempts": [
-        {"worker": "w-1", "started_at": NOW, "ended_at": NOW + 2, "outcome": "lost", "entries": 0}
-    ],
-    "replayable": True,
-    "values": {"body": "{}"},
-}
 SCALE = {
     "pool": "qwen",
     "model": "org/qwen",

@@ -1,4 +1,4 @@
-"""`flotilla workers`, `queue`, `scale`, `dead`, `keys`."""
+"""`flotilla workers`, `queue`, `scale`, `keys`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.unit.gateway.cli.conftest import Flotilla
-from tests.unit.gateway.cli.samples import LETTER, LOST, job, jobs, overview, worker
-from tests.unit.gateway.cli.stub import Answer, StubGateway, error
+from tests.unit.gateway.cli.samples import LOST, job, jobs, overview, worker
+from tests.unit.gateway.cli.stub import StubGateway, error
 
 
 def test_workers_lists_the_unhealthy_ones_first(flotilla: Flotilla, stub: StubGateway) -> None:
@@ -61,36 +61,6 @@ def test_scale_set(flotilla: Flotilla, stub: StubGateway) -> None:
     assert (shown.exit_code, shown.stdout) == (0, "qwen: 2 to 4 workers\n")
     assert stub.requests[-1].path == "/admin/autoscale/org/qwen?min=2"
     assert flotilla("scale", "set", "qwen").exit_code == 2
-
-
-def test_dead(flotilla: Flotilla, stub: StubGateway) -> None:
-    letter = LETTER["id"]
-    stub.answers["GET /admin/dead"] = jobs(LETTER)
-    stub.answers[f"GET /admin/dead/{letter}"] = LETTER
-    row = flotilla("dead", "ls", "--what", "attempts").stdout.splitlines()[1]
-    assert row.split()[:2] == [letter, "attempts"]
-    assert row.endswith("yes     3 workers were lost with it")
-    assert stub.requests[-1].path == "/admin/dead?what=attempts&limit=20"
-    shown = flotilla("dead", "show", letter).stdout
-    for part in ("team", "w-1     2.0 s  lost", "body: {}", "possible"):
-        assert part in shown, part
-
-
-def test_replay_and_drop(flotilla: Flotilla, stub: StubGateway) -> None:
-    letter = LETTER["id"]
-    stub.answers["GET /admin/dead"] = [
-        jobs(LETTER, LETTER | {"replayable": False, "id": "b"}, cursor="c"),
-        jobs(),
-    ]
-    stub.answers[f"POST /admin/dead/{letter}/replay"] = Answer({"job_id": "job_9"}, 202)
-    stub.answers[f"DELETE /admin/dead/{letter}"] = {"deleted": True}
-    assert flotilla("dead", "replay", letter).stdout == f"{letter}: replayed as job_9\n"
-    assert flotilla("dead", "drop", letter, "missing").exit_code == 7
-    assert flotilla("dead", "replay").exit_code == 2
-    assert flotilla("dead", "replay", "--all", "--dry-run").stdout == f"{letter}\n"
-    stub.answers["GET /admin/dead"] = jobs(LETTER)
-    assert flotilla("dead", "replay", "--all").exit_code == 2  # can't ask
-    assert flotilla("dead", "replay", "--all", "--yes").exit_code == 0
 
 
 API_KEY = {

@@ -1,8 +1,8 @@
--- One call of a script: its state, keys, Redis' clock, commands, deferred writes, dead letters.
+-- One call of a script: its state, keys, Redis' clock, commands, deferred writes.
 -- loader.py puts these tables in front: WORD and CHANNEL (keys.py), PUBLISH and NUMSUB (channels.py), GROUP, RETRY_LANE, SUSPECT_LANE,
 -- SUSPECT_FROM, CLIENT_LANES, IS_CLIENT_LANE, ADAPTER_MARK (lanes.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
 -- KIND and CONTROL (frames.py), STEPS (step_log.py),
--- DEPTHS and PLACEMENT (placement.py), REQUEST, REQUEST_LEAST (those that each has) and LEASE (record.py: names of fields).
+-- DEPTHS and PLACEMENT (placement.py), REQUEST and LEASE (record.py: names of fields).
 -- The common parts run once, when the scripts are loaded (Redis offers no ipairs, string... then);
 -- `begin` runs before each call.
 -- Every script checks first and writes last, and may be repeated: a call whose reply was lost is sent again.
@@ -42,67 +42,6 @@ local function now_us()
 end
 local function int(x) return string.format('%d', x) end
 
--- Dead letters: data that can't be read is moved to a stream, with its bytes and the reason, and counted.
-local LETTER_BYTES = 4096 -- of one value; of a longer one also its length and SHA-1 are kept
-local LETTERS = 1000 -- per shard, about
-
--- Count in a hash of counters; one that can't be used begins anew.
-local function count_in(counters, field)
-  local done = redis.pcall('HINCRBY', counters, field, 1)
-  if type(done) == 'table' and done.err then
-    redis.call('DEL', counters)
-    redis.call('HINCRBY', counters, field, 1)
-  end
-end
-
-local function dead_letter(what, id, reason, values)
-  local letter = {'what', what, 'id', id, 'reason', reason}
-  for name, value in pairs(values) do
-    letter[#letter + 1] = 'value:' .. name
-    letter[#letter + 1] = string.sub(value, 1, LETTER_BYTES)
-    if #value > LETTER_BYTES then
-      for _, word in ipairs({'size:' .. name, #value, 'sha1:' .. name, redis.sha1hex(value)}) do
-        letter[#letter + 1] = word
-      end
-    end
-  end
-  local letters = base .. WORD.dead_letters
-  local done = redis.pcall('XADD', letters, 'MAXLEN', '~', LETTERS, '*', unpack(letter))
-  if type(done) == 'table' and done.err then -- the stream itself is of the wrong type
-    redis.call('DEL', letters)
-    redis.call('XADD', letters, '*', unpack(letter))
-  end
-  count_in(base .. WORD.dead_letter_counts, what)
-end
-
-local function is_wrong_type(reply)
-  return type(reply) == 'table' and reply.err and string.find(reply.err, 'WRONGTYPE', 1, true)
-end
-
--- A key that was overwritten with another type.
-local function set_aside_key(name)
-  local dump, of_log = redis.call('DUMP', name), base .. WORD.log .. ':'
-  if not dump then return end
-  dead_letter('key', name, 'wrong type: ' .. redis.call('TYPE', name).ok, {dump = dump})
-  redis.call('DEL', name)
-  if string.sub(name, 1, #of_log) == of_log then
-    local job = key('job', string.sub(name, #of_log + 1))
-    if redis.call('EXISTS', job) == 1 then redis.pcall('HSET', job, 'log_lost', '1') end
-  end
-end
-
--- redis.call, but a key of the wrong type is set aside and the command repeated without it: one broken
--- key does not stop the jobs of the others.
-local KEY_AT = {XGROUP = 3, XINFO = 3}
-local function call(...)
-  local reply = redis.pcall(...)
-  if type(reply) == 'table' and reply.err then
-    if is_wrong_type(reply) then set_aside_key((select(KEY_AT[(...)] or 2, ...))) end
-    return redis.call(...)
-  end
-  return reply
-end
-
 -- Deferred writes: one command for all members of a key, at the end of the script. The writes of a step
 -- or a batch of jobs cost a fraction of what they would one by one. A script does not read what it deferred.
 local function defer(command, name, word, second) -- one word of a member, or two
@@ -116,12 +55,12 @@ local function defer(command, name, word, second) -- one word of a member, or tw
   end
   local n = #draft + 1
   draft[n], draft[n + 1] = word, second
-  if n > 4000 then call(unpack(draft)); drafts[id] = nil end
+  if n > 4000 then redis.call(unpack(draft)); drafts[id] = nil end
 end
 
 local function flush_writes()
   for _, id in ipairs(draft_names) do
-    if drafts[id] then call(unpack(drafts[id])) end
+    if drafts[id] then redis.call(unpack(drafts[id])) end
   end
   drafts, draft_names = {}, {}
 end

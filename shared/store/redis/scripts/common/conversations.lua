@@ -15,7 +15,7 @@ end
 
 -- Why a job can't be the next response of a conversation (`turn` as in submit.lua); nil if it can.
 local function turn_problem(turn)
-  local version = call('HGET', key('conversation', turn[1]), 'version')
+  local version = redis.call('HGET', key('conversation', turn[1]), 'version')
   if not version then return 'gone' end
   if version ~= turn[2] then return 'locked' end
 end

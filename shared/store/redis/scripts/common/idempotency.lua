@@ -4,11 +4,13 @@
 -- key is free. It is free again if that job is gone, or was cancelled because no client followed it.
 -- made: the ids of jobs that this call of the script is making; their records may not be written yet.
 local function key_user(id, idempotency_key, body_hash, made)
-  local fine, known = pcall(cmsgpack.unpack, call('GET', idempotency_key) or '')
-  if not fine or type(known) ~= 'table' or type(known[1]) ~= 'string' or known[1] == id then return nil end
+  local packed = redis.call('GET', idempotency_key)
+  if not packed then return nil end
+  local known = cmsgpack.unpack(packed)
+  if known[1] == id then return nil end
   if not made[known[1]] then
-    local job = redis.pcall('HMGET', key('job', known[1]), 'state', 'error_code')
-    if job.err or not job[1] or job[2] == 'unattended' then return nil end
+    local job = redis.call('HMGET', key('job', known[1]), 'state', 'error_code')
+    if not job[1] or job[2] == 'unattended' then return nil end
   end
   return known[2] == body_hash and 'joined' or 'reused', known[1]
 end

@@ -1,19 +1,18 @@
 -- A job: its record, a hash (record.py), and its end.
--- The words of a packed array under these names, '' where a record of an earlier release has none; nil if it
--- can't be read. `least`: how many words it has at least.
-local function unpacked(names, packed, least)
+-- The words of a packed array under these names; nil if it can't be read.
+local function unpacked(names, packed)
   local fine, words = pcall(cmsgpack.unpack, packed)
-  if not fine or type(words) ~= 'table' or #words < least then return nil end
+  if not fine or type(words) ~= 'table' or #words < #names then return nil end
   local result = {}
   for i = 1, #names do -- faster than `ipairs`: this is for each job
     if type(words[i]) == 'table' then return nil end
-    result[names[i]] = words[i] == nil and '' or words[i]
+    result[names[i]] = words[i]
   end
   return result
 end
 
 local function unpacked_request(packed)
-  local request = unpacked(REQUEST, packed, REQUEST_LEAST)
+  local request = unpacked(REQUEST, packed)
   if request and IS_CLIENT_LANE[request.lane] and tonumber(request.ttl_ms) and tonumber(request.max_attempts) then
     return request
   end
@@ -26,7 +25,7 @@ local function request_of(packed)
 end
 
 local function unpacked_lease(packed)
-  local lease = unpacked(LEASE, packed, #LEASE)
+  local lease = unpacked(LEASE, packed)
   if lease and tonumber(lease.generation) and tonumber(lease.attempts) and tonumber(lease.lease_ms)
      and tonumber(lease.from_seq) then
     return lease
@@ -35,7 +34,7 @@ end
 
 local NO_LEASE = {worker = '', lease_id = '', generation = 0, attempts = 0, lease_ms = '0', started_us = '0', from_seq = 0}
 -- In place of a request that can't be read.
-local NO_REQUEST = {lane = CLIENT_LANES[2], stream = '0', ttl_ms = '86400000', max_attempts = '1'}
+local NO_REQUEST = {tenant = '', pool = '', lane = CLIENT_LANES[2], stream = '0', ttl_ms = '86400000', max_attempts = '1'}
 
 local function pack_fields(names, values)
   local words = {}
@@ -51,53 +50,6 @@ end
 
 local function invalidate_fence(worker) redis.call('DEL', key('fence', worker)) end
 
--- Set aside a job whose record can't be read: its bytes become a dead letter, and the job fails with
--- `record_damaged` in a record made of what could be read. Returns that job.
-local function set_aside_job(id, reason)
-  local job_key, values = key('job', id), {}
-  local flat = redis.pcall('HGETALL', job_key)
-  if flat.err then
-    set_aside_key(job_key)
-  else
-    for i = 1, #flat, 2 do values[flat[i]] = flat[i + 1] end
-    dead_letter('job', id, reason, values)
-  end
-  local request = values.request and unpacked_request(values.request) or NO_REQUEST
-  local lease = values.lease and unpacked_lease(values.lease)
-  local ended = values.state and STATE[values.state] and not FROM.cancel[values.state]
-  local created_us = tonumber(values.created_us) and values.created_us or int(now_us())
-  redis.call('DEL', job_key)
-  redis.call('HSET', job_key, 'state', TO.fail, 'error_code', 'record_damaged', 'created_us', created_us,
-             'finished_us', int(now_us()), 'request', pack_fields(REQUEST, request))
-  if lease then redis.call('HSET', job_key, 'lease', values.lease) end
-  redis.call('PEXPIRE', job_key, request.ttl_ms)
-  defer('ZREM', base .. WORD.deadlines, id)
-  if request.pool then
-    local lane = request.pool .. ':' .. request.lane
-    local queue = values.queue or lane
-    leave_waiting(id, {pool = request.pool, lane = request.lane, tenant = request.tenant, queue = queue})
-    leave_queue({entry = values.entry or '', queue = queue})
-    defer('ZADD', base .. WORD.expiring, int(now_us() + request.ttl_ms * 1000), id .. ' ' .. request.tenant)
-  end
-  flush_writes()
-  local job = {state = TO.fail, entry = '', queue = '', watchers = '', watched = '', created_us = created_us}
-  for name, value in pairs(request) do job[name] = value end
-  for name, value in pairs(lease or NO_LEASE) do job[name] = value end
-  if not ended then
-    tell_end(id, TO.fail, request.tenant, values.notify)
-    if not values.finished_us then note_usage(id, job, TO.fail) end -- else it has its entry
-    local seq, generation = next_seq(id), lease and lease.generation or 0
-    call('RPUSH', key('log', id), pack_end(seq, TO.fail))
-    redis.call('PEXPIRE', key('log', id), request.ttl_ms)
-    if lease and lease.worker ~= '' then
-      invalidate_fence(lease.worker)
-      redis.call(PUBLISH, CHANNEL.control .. lease.worker, cmsgpack.pack({CONTROL.drop, id}))
-    end
-    publish(values.watchers or '', cmsgpack.pack({id, seq, generation, KIND.ended, '', ''}))
-  end
-  return job
-end
-
 -- What is read of a job to end it; to lease it; to requeue it; to find it.
 local TO_END = {'deadline_us', 'created_us', 'log_lost', 'notify'}
 local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body', 'origin', 'weight', 'prefixes', 'notify'}
@@ -106,40 +58,33 @@ local TO_FIND = {'deadline_us', 'created_us'}
 local NUMBER = {deadline_us = true, created_us = true}
 local REQUIRED = {created_us = true, body = true}
 
--- Why a job that was just read can't be used; nil if it can.
-local function damage(job, values, fields)
-  if not STATE[values[1]] then return 'state' end
-  if not job.pool then return 'request' end
-  if values[5] == 'damaged' or FROM.complete[values[1]] and not values[5] then return 'lease' end
+-- Whether the record that a job was just read from can't be used. `lease`, `entry`: as they are in the record.
+local function is_damaged(job, state, lease, entry, fields)
+  if not STATE[state] or not job.pool or not job.lease_id or FROM.complete[state] and not lease then return true end
   for i = 1, #fields do
-    local name, value = fields[i], values[5 + i]
-    if not value and REQUIRED[name] or value and NUMBER[name] and not tonumber(value) then return name end
+    local value = job[fields[i]]
+    if REQUIRED[fields[i]] and value == '' or NUMBER[fields[i]] and value ~= '' and not tonumber(value) then return true end
   end
+  if FROM.cancel[state] and not is_entry_id(entry or '') then return true end
+  return (job.history or '') ~= '' and not pcall(cjson.decode, job.history)
 end
 
--- A job with these fields ('' if it has no such), its request's and its lease's; nil if there is none. A
--- record that can't be read is set aside, and the job has failed.
+local fail_damaged -- below
+
+-- A job with these fields ('' if it has no such), its request's and its lease's; nil if there is none. One whose record
+-- can't be read has failed.
 local function load_job(id, fields)
-  local values = redis.pcall('HMGET', key('job', id), 'state', 'request', 'entry', 'queue', 'lease', unpack(fields))
-  if values.err then
-    if not is_wrong_type(values) then return redis.call('HGET', key('job', id), 'state') end
-    return set_aside_job(id, 'wrong type')
-  end
-  if not values[1] or not values[2] then
-    if redis.call('EXISTS', key('job', id)) == 0 then return nil end
-    return set_aside_job(id, values[1] and 'no request' or 'no state')
-  end
-  local job = values[5] and unpacked_lease(values[5])
-  if not job then
-    if values[5] then values[5] = 'damaged' end
-    job = {}
+  local values = redis.call('HMGET', key('job', id), 'state', 'request', 'entry', 'queue', 'lease', unpack(fields))
+  local state, request, lease = values[1], values[2], values[5]
+  if not state and not request then return nil end
+  local job = lease and unpacked_lease(lease) or {}
+  if not lease then
     for name, value in pairs(NO_LEASE) do job[name] = value end
   end
-  setmetatable(job, request_of(values[2]))
-  local problem = damage(job, values, fields)
-  if problem then return set_aside_job(id, 'damaged ' .. problem) end
-  job.state, job.entry, job.queue = values[1], values[3] or '', values[4] or job.pool .. ':' .. job.lane
+  setmetatable(job, request_of(request or ''))
   for i = 1, #fields do job[fields[i]] = values[5 + i] or '' end
+  if is_damaged(job, state, lease, values[3], fields) then return fail_damaged(id, values) end
+  job.state, job.entry, job.queue = state, values[3] or '', values[4] or job.pool .. ':' .. job.lane
   return job
 end
 
@@ -153,7 +98,7 @@ local SHORT_LOG = 8 -- segments: about 256 tokens
 local function count_answer(id, job, segments, last_bytes)
   local bytes = job.result_bytes or 0
   if segments > SHORT_LOG or last_bytes > LARGE_BYTES then
-    bytes = bytes + (call('MEMORY', 'USAGE', key('log', id)) or 0)
+    bytes = bytes + (redis.call('MEMORY', 'USAGE', key('log', id)) or 0)
   end
   if bytes > LARGE_BYTES then count_kept(job.tenant, id, nil, bytes) end
 end
@@ -168,16 +113,14 @@ local function finish(id, job, event, code, seq, fields, segment, tokens)
     fields[#fields + 1] = code
   end
   redis.call('HSET', job_key, 'state', state, 'finished_us', int(now_us()), unpack(fields))
-  if code == 'too_many_attempts' then redis.call('HINCRBY', base .. WORD.ended, code, 1) end
+  if code == 'too_many_attempts' then redis.call('INCR', base .. WORD.given_up) end
   tell_end(id, state, job.tenant, job.notify)
   note_usage(id, job, state, job.generation > 1 or fields[1] == 'history')
-  -- Completed jobs are all the others: to count them would cost each of them a command.
-  if event ~= 'complete' then count_in(base .. WORD.ended, state) end
   local last, segments = pack_end(seq, state, tokens), nil
   if segment then
-    segments = call('RPUSH', log_key, segment, last)
+    segments = redis.call('RPUSH', log_key, segment, last)
   else
-    segments = call('RPUSH', log_key, last)
+    segments = redis.call('RPUSH', log_key, last)
   end
   count_answer(id, job, segments, segment and #segment or 0)
   if FROM.acquire[job.state] then leave_waiting(id, job) end
@@ -211,4 +154,24 @@ local function revoke(id, job, event, code)
     invalidate_fence(job.worker)
     redis.call(PUBLISH, CHANNEL.control .. job.worker, cmsgpack.pack({CONTROL.drop, id}))
   end
+end
+
+-- End a job whose record can't be read: it fails, and the queues go on without it. What can't be read is replaced, so that
+-- the rest can. `values`: as load_job has read them. Returns the job.
+function fail_damaged(id, values)
+  local job_key, request, lease = key('job', id), unpacked_request(values[2] or ''), unpacked_lease(values[5] or '')
+  local found, job = redis.call('HMGET', job_key, 'created_us', 'watchers', 'notify'), {}
+  for _, part in ipairs({request or NO_REQUEST, lease or NO_LEASE}) do
+    for name, value in pairs(part) do job[name] = value end
+  end
+  job.state = STATE[values[1]] or lease and lease.worker ~= '' and STATE.in_progress or STATE.queued
+  if not FROM.cancel[job.state] then return job end
+  job.entry, job.queue = values[3] or '', values[4] or job.pool .. ':' .. job.lane
+  job.created_us = tonumber(found[1]) and found[1] or int(now_us())
+  job.watchers, job.notify, job.deadline_us = found[2] or '', found[3] or '', '0'
+  redis.call('HSET', job_key, 'created_us', job.created_us, 'request', pack_fields(REQUEST, job), 'lease', pack_fields(LEASE, job))
+  redis.call('HDEL', job_key, 'deadline_us', 'history')
+  revoke(id, job, 'fail', 'record_damaged')
+  job.state = TO.fail
+  return job
 end

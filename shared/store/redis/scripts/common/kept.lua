@@ -3,17 +3,16 @@
 local LARGE_BYTES = 4096 -- what is smaller counts by its number only: short jobs pay nothing
 local TOTAL = 'bytes'
 
-local function kept_bytes(tenant) return tonumber(call('ZSCORE', key('kept', tenant), TOTAL)) or 0 end
+local function kept_bytes(tenant) return tonumber(redis.call('ZSCORE', key('kept', tenant), TOTAL)) or 0 end
 
 -- Count a thing with so many bytes, or with `more` than before. 0: it is gone.
 local function count_kept(tenant, id, bytes, more)
-  if not tenant then return end -- of a record that can't be read
   local kept = key('kept', tenant)
-  local before = tonumber(call('ZSCORE', kept, id)) or 0
+  local before = tonumber(redis.call('ZSCORE', kept, id)) or 0
   if more then bytes = before + more end
   if bytes == before then return end
-  if bytes > 0 then call('ZADD', kept, int(bytes), id) else call('ZREM', kept, id) end
-  if tonumber(call('ZINCRBY', kept, int(bytes - before), TOTAL)) <= 0 then call('ZREM', kept, TOTAL) end
+  if bytes > 0 then redis.call('ZADD', kept, int(bytes), id) else redis.call('ZREM', kept, id) end
+  if tonumber(redis.call('ZINCRBY', kept, int(bytes - before), TOTAL)) <= 0 then redis.call('ZREM', kept, TOTAL) end
 end
 
 -- Keep for a while where a deleted entry was in its list: clients that have read up to there go on behind it.

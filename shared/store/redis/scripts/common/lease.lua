@@ -1,7 +1,7 @@
 -- Leases and fencing tokens.
 -- A worker may write if the token that it presents is the one in Redis: scripts that change a job that a
 -- worker holds delete it (`invalidate_fence`), so the worker has to renew before it writes again.
-local function fence_token_of(worker) return call('GET', key('fence', worker)) or '' end
+local function fence_token_of(worker) return redis.call('GET', key('fence', worker)) or '' end
 local function is_fence_valid(worker, fence_token) return fence_token_of(worker) == fence_token and fence_token ~= '' end
 
 local function next_lease_id(seed)
@@ -23,10 +23,6 @@ end
 -- The job that an entry just read leads to: id and job if it may be leased, else nil.
 local function leasable(name, entry)
   local id = job_in(entry)
-  if not id then
-    set_aside_entry(name, entry)
-    return nil
-  end
   local job = load_job(id, TO_LEASE)
   local is_its_entry = job and job.queue == name and job.entry == entry[1]
   if is_its_entry and not FROM.acquire[job.state] and FROM.requeue[job.state] then
@@ -52,7 +48,7 @@ local function lease(id, job, worker, lease_ms, lease_id, now, fields, charged, 
     local member = advertiser(worker, lease_ms)
     known = known or warm_of(job.pool, job.prefixes)[member] or 0
     note_warm(job.pool, member, job.prefixes)
-    call('HDEL', key('waiting_prefixes', job.pool), id)
+    redis.call('HDEL', key('waiting_prefixes', job.pool), id)
   end
   if generation == 1 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job, now) end
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end

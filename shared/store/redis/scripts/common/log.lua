@@ -11,41 +11,18 @@ local function pack_end(seq, state, tokens)
   return pack_segment(seq, {cmsgpack.pack(tokens) .. cmsgpack.pack(state)})
 end
 
--- A segment's first number and its number of entries; nil if it can't be read.
+-- A segment's first number and its number of entries.
 local function read_segment(segment)
-  local fine, _, first, count = pcall(cmsgpack.unpack_limit, segment, 2)
-  if fine and type(first) == 'number' and type(count) == 'number' then return first, count end
-end
-
--- Move a segment that can't be read out of a job's log. The entries in it are lost: a job that has not
--- ended can't be completed any more. An ended one gets its last entry again if that was lost.
-local function set_aside_segment(id, segment, reason)
-  local job, log = key('job', id), key('log', id)
-  if call('LREM', log, 0, segment) == 0 then return end
-  dead_letter('log', id, reason, {segment = segment})
-  local state = redis.pcall('HGET', job, 'state')
-  if type(state) ~= 'string' then return end
-  redis.call('HSET', job, 'log_lost', '1')
-  if STATE[state] and not FROM.cancel[state] then
-    local last = redis.call('LINDEX', log, -1)
-    local first, count = 1, 0
-    if last then first, count = read_segment(last) end
-    if first and (not last or string.sub(last, -#state) ~= state) then
-      redis.call('RPUSH', log, pack_end(first + count, state))
-      redis.call('PEXPIRE', log, math.max(1, redis.call('PTTL', job)))
-    end
-  end
+  local _, first, count = cmsgpack.unpack_limit(segment, 2)
+  return first, count
 end
 
 -- The number that a job's next entry has.
 local function next_seq(id)
-  while true do
-    local last = call('LINDEX', key('log', id), -1)
-    if not last then return 1 end
-    local first, count = read_segment(last)
-    if first then return first + count end
-    set_aside_segment(id, last, 'unreadable segment')
-  end
+  local last = redis.call('LINDEX', key('log', id), -1)
+  if not last then return 1 end
+  local first, count = read_segment(last)
+  return first + count
 end
 
 -- Have the log of a job that is gone be deleted, once its tokens were counted.
@@ -61,7 +38,7 @@ local function append(id, segment)
     keep_log(id)
     return
   end
-  if first > next then call('HSET', job, 'log_lost', '1') end
+  if first > next then redis.call('HSET', job, 'log_lost', '1') end
   redis.call('RPUSH', key('log', id), segment)
 end
 
@@ -70,20 +47,11 @@ local STEP_LOG_MS = 86400000 -- step logs outlive their worker by this much at m
 local WINDOWS = {4, 16, STEPS} -- so many of the last steps are read, until they reach back far enough
 
 -- The last steps of a worker, oldest first: sizes, frames, ...
-local function last_steps(worker, count) return call('LRANGE', key('steps', worker), -2 * count, -1) end
-
-local function set_aside_step(worker, i, steps)
-  local at = i - #steps - 1 -- from the end of the list
-  dead_letter('steps', worker, 'unreadable step', {sizes = steps[i], frames = steps[i + 1]})
-  steps[i], steps[i + 1] = cmsgpack.pack({}), ''
-  redis.call('LSET', key('steps', worker), at, steps[i])
-  redis.call('LSET', key('steps', worker), at + 1, '')
-end
+local function last_steps(worker, count) return redis.call('LRANGE', key('steps', worker), -2 * count, -1) end
 
 -- Read a frame that begins with `head`; calls `found(seq, entry)` if it is of this generation.
 local function read_frame(frames, begin_at, size, head, generation, found)
   local offset, seq, of_generation = cmsgpack.unpack_limit(frames, 2, begin_at - 1 + #head)
-  if begin_at - 1 + size > #frames then error('a frame is cut off') end
   if of_generation == generation then
     found(seq, string.sub(frames, offset + 2, begin_at - 1 + size)) -- a byte tells the kind
   end
@@ -100,22 +68,19 @@ local function scan_step(sizes, frames, head, generation, found)
   end
 end
 
-local function scan_steps(worker, steps, head, generation, found)
+local function scan_steps(steps, head, generation, found)
   for i = 1, #steps - 1, 2 do
     local frames = steps[i + 1]
     if string.find(frames, head, 1, true) then
-      local fine, sizes = pcall(cmsgpack.unpack, steps[i])
-      if not fine or not pcall(scan_step, sizes, frames, head, generation, found) then
-        set_aside_step(worker, i, steps)
-      end
+      scan_step(cmsgpack.unpack(steps[i]), frames, head, generation, found)
     end
   end
 end
 
 -- Where the frames of each job are: their first `size` bytes -> flat step, begin, size, ...
-local function index_steps(worker, steps, size)
+local function index_steps(steps, size)
   local index = {}
-  local function index_step(i)
+  for i = 1, #steps - 1, 2 do
     local frames, begin_at = steps[i + 1], 1
     for _, frame_size in ipairs(cmsgpack.unpack(steps[i])) do
       local head = string.sub(frames, begin_at, begin_at + size - 1)
@@ -124,10 +89,6 @@ local function index_steps(worker, steps, size)
       places[#places + 1], places[#places + 2], places[#places + 3] = i, begin_at, frame_size
       begin_at = begin_at + frame_size
     end
-    if begin_at - 1 ~= #frames then error('these are not the sizes of the frames') end
-  end
-  for i = 1, #steps - 1, 2 do
-    if not pcall(index_step, i) then set_aside_step(worker, i, steps) end
   end
   return index
 end
@@ -136,14 +97,11 @@ end
 local function look_up_steps(worker, of_worker, head, generation, found)
   if not of_worker.index then
     of_worker.steps = last_steps(worker, STEPS)
-    of_worker.index = index_steps(worker, of_worker.steps, #head)
+    of_worker.index = index_steps(of_worker.steps, #head)
   end
   local steps, places = of_worker.steps, of_worker.index[head] or {}
   for n = 1, #places, 3 do
-    local i = places[n]
-    local frames = steps[i + 1]
-    local fine = frames == '' or pcall(read_frame, frames, places[n + 1], places[n + 2], head, generation, found)
-    if not fine then set_aside_step(worker, i, steps) end
+    read_frame(steps[places[n] + 1], places[n + 1], places[n + 2], head, generation, found)
   end
 end
 
@@ -182,7 +140,7 @@ local function unflushed(id, job, from)
   end
   for _, count in ipairs(WINDOWS) do
     local steps, collected = last_steps(worker, count), collector(from)
-    scan_steps(worker, steps, head, job.generation, collected.add)
+    scan_steps(steps, head, job.generation, collected.add)
     if collected.lowest <= from or #steps < 2 * count or count == STEPS then return collected.segments() end
   end
 end

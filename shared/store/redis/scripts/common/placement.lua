@@ -12,9 +12,9 @@ end
 
 -- The warm workers of these prefixes, one after the other; false where there is none.
 local function warm_workers(pool, hashes)
-  local found = call('HMGET', key('warm', pool), unpack(hashes))
+  local found = redis.call('HMGET', key('warm', pool), unpack(hashes))
   if redis.call('EXISTS', key('warm_before', pool)) == 1 then
-    local before = call('HMGET', key('warm_before', pool), unpack(hashes))
+    local before = redis.call('HMGET', key('warm_before', pool), unpack(hashes))
     for i = 1, #hashes do found[i] = found[i] or before[i] end
   end
   return found
@@ -37,7 +37,7 @@ local function note_warm(pool, member, prefixes)
   for i = 1, #prefixes / bytes do
     words[2 * i - 1], words[2 * i] = string.sub(prefixes, bytes * (i - 1) + 1, bytes * i), member
   end
-  local added = call('HSET', warm, unpack(words))
+  local added = redis.call('HSET', warm, unpack(words))
   if added == 0 then return end
   local count = redis.call('HLEN', warm)
   if count >= PLACEMENT.MOST_PREFIXES then
@@ -54,7 +54,7 @@ local function waits_since(packed) return tonumber(string.sub(packed, 1, 16)) or
 local function has_deadline(packed) return string.byte(packed, 17) ~= 48 end
 local function wait_with_prefixes(id, pool, created_us, prefixes, deadline)
   local packed = string.format('%016d%d', created_us, deadline and 1 or 0)
-  call('HSET', key('waiting_prefixes', pool), id, packed .. string.sub(prefixes, 1, #DEPTHS * PLACEMENT.HASH_BYTES))
+  redis.call('HSET', key('waiting_prefixes', pool), id, packed .. string.sub(prefixes, 1, #DEPTHS * PLACEMENT.HASH_BYTES))
 end
 
 -- Whether it is better to have so many blocks and so many free slots than no block and `most` slots.

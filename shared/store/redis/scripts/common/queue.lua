@@ -17,20 +17,8 @@ local function delete_entry(name, entry_id)
   redis.call('XDEL', queue_key(name), entry_id)
 end
 
--- The id of the job that an entry names; nil if it names none.
-local function job_in(entry)
-  local fields = entry[2]
-  for i = 1, #fields, 2 do
-    if fields[i] == 'job' then return fields[i + 1] end
-  end
-end
-
-local function set_aside_entry(name, entry)
-  local values = {}
-  for i = 1, #entry[2], 2 do values[entry[2][i]] = entry[2][i + 1] end
-  dead_letter('entry', queue_key(name) .. ' ' .. entry[1], 'no job', values)
-  delete_entry(name, entry[1])
-end
+-- The id of the job that an entry names.
+local function job_in(entry) return entry[2][2] end
 
 -- Give a worker entries that are not the next ones of the stream.
 local function hand_out(name, worker, entries)
@@ -38,7 +26,7 @@ local function hand_out(name, worker, entries)
   command[#command + 1], command[#command + 2] = 'FORCE', 'JUSTID'
   local reply = redis.pcall(unpack(command))
   if type(reply) == 'table' and reply.err then -- no group yet
-    call('XGROUP', 'CREATE', queue_key(name), GROUP, '0', 'MKSTREAM')
+    redis.call('XGROUP', 'CREATE', queue_key(name), GROUP, '0', 'MKSTREAM')
     redis.call(unpack(command))
   end
 end
@@ -48,7 +36,7 @@ local function read(name, worker, count)
   local stream = queue_key(name)
   local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', stream, '>')
   if reply and reply.err then -- no group yet: from the start of the stream, so that no entry is missed
-    call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
     reply = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', stream, '>')
   end
   return reply and reply[1] and reply[1][2] or {}
@@ -73,14 +61,14 @@ local OWN_MS = 5000 -- a worker looks as often by itself (BLOCK_S in redis_clien
 
 local function wake_workers(pool, times)
   local list, elements = key('wake_ups', pool), {}
-  for n = 1, math.min(times, MOST_WAKE_UPS - call('LLEN', list)) do elements[n] = 1 end
+  for n = 1, math.min(times, MOST_WAKE_UPS - redis.call('LLEN', list)) do elements[n] = 1 end
   if #elements > 0 then redis.call('RPUSH', list, unpack(elements)) end
 end
 
 -- Wake this worker, if it waits for a wake-up, for jobs of a pool. If it has no free slot then it wakes another one.
 local function wake_worker(pool, worker)
   local list = key('wake_ups', '@' .. worker)
-  if call('LLEN', list) == 0 then redis.call('RPUSH', list, pool) end
+  if redis.call('LLEN', list) == 0 then redis.call('RPUSH', list, pool) end
   redis.call('PEXPIRE', list, OWN_MS)
 end
 
@@ -89,15 +77,8 @@ end
 -- A member of the sorted set `advertised`.
 local function advertiser(worker, lease_ms) return worker .. ' ' .. lease_ms end
 
--- Its worker and lease in ms. A member that can't be read is set aside.
-local function read_advertiser(pool, member)
-  local worker, lease_ms = string.match(member, '^(%S+) (%d+)$')
-  if not worker then
-    dead_letter('member', key('advertised', pool), 'no worker and lease', {member = member})
-    redis.call('ZREM', key('advertised', pool), member)
-  end
-  return worker, lease_ms
-end
+-- Its worker and lease in ms.
+local function read_advertiser(member) return string.match(member, '^(%S+) (%d+)$') end
 
 local function is_connected(worker)
   return redis.call('PUBSUB', NUMSUB, CHANNEL.control .. worker)[2] > 0
@@ -106,11 +87,11 @@ end
 -- How many jobs were leased to a worker that had not reached it when it believed that `acknowledged` slots
 -- were left of its last update; 0 if that is not known ('').
 local function in_flight(pool, who, acknowledged)
-  local left = acknowledged ~= '' and call('ZSCORE', key('advertised', pool), who)
+  local left = acknowledged ~= '' and redis.call('ZSCORE', key('advertised', pool), who)
   return left and math.max(0, acknowledged - left) or 0
 end
 
 -- Jobs in flight are subtracted in advance; with more of them than slots the score is below zero.
 local function advertise(pool, who, slots, n_in_flight)
-  call('ZADD', key('advertised', pool), slots - n_in_flight, who)
+  redis.call('ZADD', key('advertised', pool), slots - n_in_flight, who)
 end

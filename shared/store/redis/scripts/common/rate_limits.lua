@@ -3,7 +3,7 @@ local RATE_MS = 3600000 -- a bucket that no request has used for so long is dele
 
 -- What a bucket held at a time: requests and tokens, false where that is not limited; nothing if it is full.
 local function read_rate(name)
-  local packed = call('GET', key('rate', name))
+  local packed = redis.call('GET', key('rate', name))
   if not packed then return end
   local fine, _, requests, tokens, at_us = pcall(cmsgpack.unpack_limit, packed, 3)
   if fine and type(at_us) == 'number' then return requests, tokens, at_us end
@@ -44,16 +44,16 @@ end
 
 local function check_concurrent(request, name, most)
   local running = key('running', name)
-  local count = call('ZCARD', running)
+  local count = redis.call('ZCARD', running)
   if count >= most then
-    call('ZREMRANGEBYSCORE', running, '-inf', int(now_us()))
-    count = call('ZCARD', running)
+    redis.call('ZREMRANGEBYSCORE', running, '-inf', int(now_us()))
+    count = redis.call('ZCARD', running)
   end
   if count >= most then refuse(request, name, 2, 0, 0) end
   return running, count == 0
 end
 
 local function check_budget(request, name, most, number, period, ms_left)
-  local used = tonumber(call('HGET', key('usage_totals', period), name) or '') or 0
+  local used = tonumber(redis.call('HGET', key('usage_totals', period), name) or '') or 0
   if used >= most then refuse(request, name, number, ms_left, 0) end
 end

@@ -1,21 +1,10 @@
 -- Requeue a job that its worker does not hold any more, or fail it: the retry limit is here. The job's log
 -- stays: the next lease continues it behind its last entry. `take_back` finds the jobs of a lost worker.
 local ATTEMPTS_SHOWN = 100 -- the history keeps so many, the latest ones
-local ATTEMPTS_IN_LETTER = 20
-local DEAD_JOB_MS = 7 * 86400000 -- a dead letter's job can be replayed for so long, or its own time to live
-
--- The attempts that were taken back. A history that can't be read is set aside, and begins anew.
-local function read_history(id, packed)
-  if packed == '' then return {} end
-  local fine, history = pcall(cjson.decode, packed)
-  if fine and type(history) == 'table' then return history end
-  dead_letter('field', id, 'damaged history', {history = packed})
-  return {}
-end
 
 -- The field of the record with this attempt as its last one. `last`: number of the log's last entry.
 local function history_field(id, job, reason, last)
-  local history = read_history(id, job.history)
+  local history = job.history == '' and {} or cjson.decode(job.history)
   history[#history + 1] = {worker = job.worker, started_us = job.started_us, ended_us = int(now_us()),
                            reason = reason, entries = math.max(0, last - job.from_seq)}
   if #history > ATTEMPTS_SHOWN then table.remove(history, 1) end
@@ -52,11 +41,11 @@ local function queue_again(id, job, attempts, fields, in_turn)
   local suspect = attempts >= SUSPECT_FROM
   local own_lane = job.pool .. ':' .. job.lane
   local queue = suspect and suspects_of(job.pool) or in_turn and own_lane or job.pool .. ':' .. RETRY_LANE
-  local entry = call('XADD', queue_key(queue), '*', 'job', id)
+  local entry = redis.call('XADD', queue_key(queue), '*', 'job', id)
   local no_holder = {'', '', job.generation, attempts, job.lease_ms, '', 0}
   redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry,
              'lease', cmsgpack.pack(no_holder), unpack(fields))
-  call('ZADD', waiting_key(suspect and queue or own_lane), job.created_us, id)
+  redis.call('ZADD', waiting_key(suspect and queue or own_lane), job.created_us, id)
   if queue == own_lane then
     join_turns(queue, job.tenant, job.created_us, id)
     local found = redis.call('HMGET', key('job', id), 'prefixes', 'deadline_us')
@@ -66,16 +55,6 @@ local function queue_again(id, job, attempts, fields, in_turn)
   end
   wake_workers(job.pool, suspect and MOST_WAKE_UPS or 1) -- any of them may run nothing
   return TO.requeue
-end
-
--- Fail a job that is out of attempts: it becomes a dead letter, with its latest attempts.
-local function give_up(id, job, reason, attempts, fields)
-  local history = cjson.decode(fields[2])
-  while #history > ATTEMPTS_IN_LETTER do table.remove(history, 1) end
-  dead_letter('attempts', id, reason, {attempts = int(attempts), history = cjson.encode(history), tenant = job.tenant,
-                                       pool = job.pool, model = job.model, endpoint = job.endpoint})
-  job.ttl_ms = math.max(tonumber(job.ttl_ms), DEAD_JOB_MS)
-  finish_without_result(id, job, 'fail', 'too_many_attempts', fields)
 end
 
 -- Take a job from its worker. `blame`: the attempt counts against the job (its worker was lost with it), unless
@@ -94,7 +73,7 @@ local function requeue_or_fail(id, job, reason, blame, in_turn)
     restart_log(id, job, last, fields)
   end
   if blame and attempts >= tonumber(job.max_attempts) then
-    give_up(id, job, reason, attempts, fields)
+    finish_without_result(id, job, 'fail', 'too_many_attempts', fields)
     return TO.fail
   end
   return queue_again(id, job, attempts, fields, in_turn)
@@ -118,19 +97,17 @@ local function restart_or_fail(id, job, reason, code)
 end
 
 -- Take the jobs behind pending entries of a queue (replies of XPENDING) from their workers, if is_lost(job, pending)
--- is true; requeue or fail them. An entry without a job is set aside, one whose job has left the queue is deleted.
+-- is true; requeue or fail them. An entry whose job has left the queue is deleted.
 -- Adds to `result`: id, new state, ...
 local function take_back(name, pending_entries, is_lost, result)
   for _, pending in ipairs(pending_entries) do
     local entry = redis.call('XRANGE', queue_key(name), pending[1], pending[1])[1]
     local id = entry and job_in(entry)
     local job = id and load_job(id, TO_REQUEUE)
-    if entry and not id then
-      set_aside_entry(name, entry)
-    elseif not (job and job.queue == name and job.entry == pending[1] and FROM.requeue[job.state]) then
+    if not (job and job.queue == name and job.entry == pending[1] and FROM.requeue[job.state]) then
       delete_entry(name, pending[1])
     elseif is_lost(job, pending) then
-      call('ZREM', key('advertised', job.pool), advertiser(job.worker, job.lease_ms))
+      redis.call('ZREM', key('advertised', job.pool), advertiser(job.worker, job.lease_ms))
       result[#result + 1] = id
       result[#result + 1] = requeue_or_fail(id, job, 'worker_lost', true)
     end

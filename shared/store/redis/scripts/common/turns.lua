@@ -14,15 +14,15 @@ end
 
 local function scale_levels(factor)
   local levels = {}
-  for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
+  for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pool_names)) do
     for _, lane in ipairs(CLIENT_LANES) do
       local name = pool .. ':' .. lane
-      call('ZUNIONSTORE', turns_key(name), 1, turns_key(name), 'WEIGHTS', factor)
+      redis.call('ZUNIONSTORE', turns_key(name), 1, turns_key(name), 'WEIGHTS', factor)
       levels[levels_key(name)] = true
     end
   end
   for set in pairs(levels) do
-    call('ZUNIONSTORE', set, 1, set, 'WEIGHTS', factor)
+    redis.call('ZUNIONSTORE', set, 1, set, 'WEIGHTS', factor)
     redis.call('ZREMRANGEBYSCORE', set, '-inf', 1)
   end
 end
@@ -31,7 +31,7 @@ local function charge_growth()
   if share_rules.half_life_us == 0 then return 1 end
   if not growth then
     local clock, now = base .. WORD.level_clock, now_us()
-    local from = tonumber(call('GET', clock) or '')
+    local from = tonumber(redis.call('GET', clock) or '')
     local halvings = from and (now - from) / share_rules.half_life_us
     if not from or halvings > MOST_HALVINGS then
       scale_levels(from and 2 ^ -halvings or 0) -- without the clock no level means anything
@@ -46,8 +46,8 @@ end
 -- Add to the level of a tenant. A claim reads the tenants with the lowest scores first, so no score may be above its level:
 -- what is paid back for a short answer lowers both.
 local function charge(name, tenant, cost)
-  local level = call('ZINCRBY', levels_key(name), cost * charge_growth(), tenant)
-  if cost < 0 then call('ZADD', turns_key(name), 'XX', 'LT', level, tenant) end
+  local level = redis.call('ZINCRBY', levels_key(name), cost * charge_growth(), tenant)
+  if cost < 0 then redis.call('ZADD', turns_key(name), 'XX', 'LT', level, tenant) end
 end
 
 -- What a claim adds to a level for a job that is expected to cost so much. A level of n jobs loses the part 1/n of itself
@@ -66,7 +66,7 @@ local function charge_all(packed)
   for i = 1, #charges, 3 do charge(charges[i], charges[i + 1], charges[i + 2]) end
 end
 
-local function level_of(name, tenant) return tonumber(call('ZSCORE', levels_key(name), tenant) or '') or 0 end
+local function level_of(name, tenant) return tonumber(redis.call('ZSCORE', levels_key(name), tenant) or '') or 0 end
 
 -- Have a queued job wait for its tenant's turn; call `give_turns` behind the last one.
 local function join_turns(name, tenant, created_us, id)
@@ -84,14 +84,14 @@ local function give_turns()
   for _, name in ipairs(joined) do
     local tenants, scores, levels = joined[name] or {}, {}, {}
     joined[name] = nil
-    local had = #tenants > 0 and call('ZMSCORE', turns_key(name), unpack(tenants)) or {}
+    local had = #tenants > 0 and redis.call('ZMSCORE', turns_key(name), unpack(tenants)) or {}
     local new = {}
     for i, tenant in ipairs(tenants) do
       if not had[i] then new[#new + 1] = tenant end
     end
     if #new > 0 then
-      local lowest = tonumber(call('ZRANGE', turns_key(name), 0, 0, 'WITHSCORES')[2] or '')
-      for i, level in ipairs(call('ZMSCORE', levels_key(name), unpack(new))) do
+      local lowest = tonumber(redis.call('ZRANGE', turns_key(name), 0, 0, 'WITHSCORES')[2] or '')
+      for i, level in ipairs(redis.call('ZMSCORE', levels_key(name), unpack(new))) do
         level = tonumber(level or 0)
         if lowest and share_rules.lift * lowest > level then
           level = share_rules.lift * lowest
@@ -100,8 +100,8 @@ local function give_turns()
         lowest = math.min(lowest or level, level)
         scores[#scores + 1], scores[#scores + 2] = level, new[i]
       end
-      if #levels > 0 then call('ZADD', levels_key(name), unpack(levels)) end
-      call('ZADD', turns_key(name), unpack(scores))
+      if #levels > 0 then redis.call('ZADD', levels_key(name), unpack(levels)) end
+      redis.call('ZADD', turns_key(name), unpack(scores))
     end
   end
   joined = {}
@@ -111,9 +111,9 @@ end
 local function leave_waiting(id, job)
   local lane = lane_waited_in(job)
   defer('ZREM', waiting_key(lane), id)
-  call('HDEL', key('waiting_prefixes', job.pool), id)
-  if job.queue == lane and job.tenant then
+  redis.call('HDEL', key('waiting_prefixes', job.pool), id)
+  if job.queue == lane then
     local set = tenant_key(lane, job.tenant)
-    if call('ZREM', set, id) == 1 and redis.call('EXISTS', set) == 0 then call('ZREM', turns_key(lane), job.tenant) end
+    if redis.call('ZREM', set, id) == 1 and redis.call('EXISTS', set) == 0 then redis.call('ZREM', turns_key(lane), job.tenant) end
   end
 end

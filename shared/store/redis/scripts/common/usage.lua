@@ -27,7 +27,7 @@ end
 local function note_usage(id, job, state, taken_back)
   local reported = job.reported or {false, false, false}
   local queue, engine, wasted = times_of(id, job, taken_back)
-  call('XADD', base .. WORD.usage, '*', 'u',
+  redis.call('XADD', base .. WORD.usage, '*', 'u',
        cmsgpack.pack({id, job.tenant or '', job.key or '', job.model or '', state, reported[1], reported[2], reported[3],
                       queue, engine, wasted, job.reserved or ''}))
 end

@@ -21,6 +21,6 @@ local function unwatch(id, job, gateway)
     revoke(id, job, 'cancel', 'unattended')
     return TO.cancel
   end
-  call('ZADD', base .. WORD.unattended, int(now_us() + job.keep_ms * 1000), id)
+  redis.call('ZADD', base .. WORD.unattended, int(now_us() + job.keep_ms * 1000), id)
   return job.state
 end

@@ -226,7 +226,7 @@ def _door(
     metrics: GatewayMetrics,
 ) -> tuple[JobAdmission, Submitter]:
     """What jobs pass on their way into the queue."""
-    memory = MemoryMonitor(queue, settings.redis_high_watermark, fleet.mean_tokens)
+    memory = MemoryMonitor(queue, settings.redis_high_watermark)
     admission = JobAdmission(queue, fleet, memory, settings.max_call_wait_s)
     depths = settings.max_queue_depth, metrics, pools.max_depths
     return admission, Submitter(queue, *depths, admission.with_time)

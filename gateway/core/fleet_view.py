@@ -222,11 +222,6 @@ class FleetView:
             return found
         return found._replace(range_s=self.told_waits.range_s(pool, tenant, found.wait_s))
 
-    def mean_tokens(self, pool: str) -> float | None:
-        """Mean length of the last answers of a pool; None: not known."""
-        pace = pace_of(self.workers_of(pool))
-        return pace.job_steps if pace and pace.jobs else None
-
     def _turnover(self, pool: str, workers: list[WorkerInfo]) -> SlotTurnover | None:
         pace, scale = pace_of(workers), self.scales.get(pool)
         if pace is None and scale and scale.seen.job_s and not scale.stale(self.now_s()):

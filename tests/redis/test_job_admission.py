@@ -55,7 +55,7 @@ class Door:
     def __init__(self, queue: JobQueue, max_call_wait_s: float = 0.0) -> None:
         primary = queue.servers.primary
         self.fleet = FleetView(Registry(primary), ScaleStore(primary))
-        self.memory = MemoryMonitor(queue, 0.9, self.fleet.mean_tokens)
+        self.memory = MemoryMonitor(queue, 0.9)
         self.admission = JobAdmission(queue, self.fleet, self.memory, max_call_wait_s)
         self.admit = self.admission.admit
 
@@ -211,24 +211,6 @@ async def test_above_the_mark_no_job_is_accepted(
     await door.memory.look()
     assert await door.admit(make_job())
     assert door.memory.problem == ""
-
-
-async def test_what_waits_and_runs_needs_room_for_its_answers(
-    door: Door, queue: JobQueue, limited: Redis
-) -> None:
-    large = make_job(body=b"x" * (8 << 20))
-    limited.config_set("maxmemory", int(limited.info("memory")["used_memory"]) + (32 << 20))
-    await door.memory.look()
-    assert await door.admit(large)
-    await fill(queue, 200)
-    await claim(queue, 50)
-    # Of the 12 MB below the mark, 200 answers need 7, as nothing is known about them.
-    limited.config_set("maxmemory", int(limited.info("memory")["used_memory"]) + (32 << 20))
-    for _ in range(2):  # what was accepted counts until the look after the next one
-        await door.memory.look()
-    with pytest.raises(RedisMemoryFull):
-        await door.admit(large)
-    assert await door.admit(make_job(body=b"x" * (1 << 20)))
 
 
 async def test_the_room_is_looked_at_again_when_it_is_needed(door: Door, limited: Redis) -> None:

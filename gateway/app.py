@@ -227,7 +227,7 @@ def _door(
 ) -> tuple[JobAdmission, Submitter]:
     """What jobs pass on their way into the queue."""
     memory = MemoryMonitor(queue, settings.redis_high_watermark)
-    admission = JobAdmission(queue, fleet, memory, settings.max_call_wait_s)
+    admission = JobAdmission(queue, fleet, memory)
     depths = settings.max_queue_depth, metrics, pools.max_depths
     return admission, Submitter(queue, *depths, admission.with_time)
 

@@ -201,13 +201,6 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         description="jobs of one tenant that may wait in one lane of a pool; 0: as many as there "
         "is room for (`max_queue_depth`). Of several shards each has an equal share",
     )
-    max_call_wait_s: float = Field(
-        0.0,
-        ge=0,
-        description="calls are refused while the queue stands: while each new one of the tenant "
-        "would have waited for longer, for 10 s already. Not jobs of /jobs, of batches and of the "
-        "lane flex. 0: all wait, as one expects of a queue",
-    )
     redis_high_watermark: float = Field(
         0.9,
         gt=0,

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 _EXPOSED = (
     b"idempotent-replayed, location, request-id, retry-after, retry-after-ms, "
-    b"x-flotilla-estimated-start, x-flotilla-estimated-start-range, x-flotilla-job-id, "
+    b"x-flotilla-estimated-start, x-flotilla-job-id, "
     b"x-flotilla-queue-position, x-request-id, x-should-retry"
 )
 _MAX_AGE_S = b"7200"

@@ -214,12 +214,6 @@ JOBS_FAIL = Limit(
     text="{failed} of the {ended} jobs that ended in the last seconds failed.",
     do="The jobs with `state:failed since:1h` have their errors.",
 )  # fmt: skip
-TOLD_WAITS = Limit(
-    "told_waits", warning=2, least=20, within_s=1800,
-    text="Jobs of the pool {pool} wait {ratio:.1f} times as long as their clients are told.",
-    do="The queue grows, or one tenant's jobs wait for those of others: add workers.",
-)  # fmt: skip
-"""How long streamed calls waited over what they were told, the median."""
 DEAD_LETTERS = Limit(
     "dead_letters", warning=1, within_s=900,
     text="{letters}, the newest {age} old.", do="Replay or drop them: `flotilla dead ls`.",

@@ -433,12 +433,6 @@ class DeadlineUnreachable(FlotillaError):
     status, code, retry_after_s = 503, "deadline_unreachable", 5
 
 
-class Overloaded(FlotillaError):
-    """Calls have waited for too long for some time, and this one would, too."""
-
-    status, code, retry_after_s = 503, "overloaded", 5
-
-
 class IntakeStopped(FlotillaError):
     """An operator has stopped the intake of the model's pool."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shared.fleet.registry import Heartbeat
 from shared.fleet.scale_decisions import Limits, Observation
+from shared.fleet.wait_estimate import mean_job_s
 from shared.job.states import WorkerState
 from shared.store.redis.depths import LaneDepth
 
@@ -49,8 +50,6 @@ def observe(
     states = [worker.state for worker in workers]
     starts_s = [worker.start_s for worker in workers if worker.start_s is not None]
     start_s = sum(starts_s) / len(starts_s) if starts_s else before and before.start_s
-    jobs = sum(worker.finished for worker in workers)
-    job_s = sum(worker.job_seconds for worker in workers) / jobs if jobs else None
     loads_within_s = max(_LOADS_WITHIN_S, 3 * (start_s or 0.0))
     return Observation(
         at_s=at_s,
@@ -67,7 +66,7 @@ def observe(
         ),
         draining=states.count(WorkerState.DRAINING),
         start_s=start_s,
-        job_s=job_s or (before and before.job_s),
+        job_s=mean_job_s(workers) or (before and before.job_s),
     )
 
 

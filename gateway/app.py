@@ -141,12 +141,8 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
 
 
 def _known_keys(settings: GatewaySettings) -> KnownKeys:
-    return KnownKeys(
-        settings.tenants_by_key(),
-        settings.admins(),
-        [pepper.get_secret_value() for pepper in settings.key_peppers],
-        settings.keys_without_redis_s,
-    )
+    keys = settings.tenants_by_key(), settings.admins()
+    return KnownKeys(*keys, settings.keys_without_redis_s)
 
 
 def _front_door(
@@ -265,13 +261,13 @@ async def _start(gateway: Gateway) -> None:
     gateway.tasks.start("memory monitor", gateway.admission.memory.run())
     gateway.tasks.start("format monitor", gateway.format.run())
     refresh = gateway.of(KeyRefresh)
-    if gateway.keys.stored:
+    if gateway.keys.needed:
         gateway.tasks.start("api keys", refresh.run())
         gateway.tasks.start("rate limits", gateway.of(RateLimiter).run())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SUBSCRIBE_S):
             await gateway.relay.connected()
-            if gateway.keys.stored:
+            if gateway.keys.needed:
                 await refresh.loaded.wait()
     gateway.tasks.start("lost gateways", lost_gateways.run())
     await _warn_of_redis_settings(gateway.queue.servers)

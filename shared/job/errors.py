@@ -477,7 +477,7 @@ class StorageNotConfigured(FlotillaError):
 
 
 class KeysNotConfigured(FlotillaError):
-    """The gateway keeps no API keys in Redis: it has no pepper, or needs no keys."""
+    """The gateway keeps no API keys in Redis, as it needs none."""
 
     status, code, final = 501, "keys_not_configured", True
 

@@ -213,7 +213,7 @@ async def test_a_websocket_is_refused() -> None:
     async def receive() -> Message:
         return {"type": "websocket.connect"}
 
-    gate = authentication(inside, {"x": "y"})
+    gate = authentication(inside, {"00": "y"})
     await gate({"type": "websocket", "path": "/jobs", "headers": []}, receive, send)
     assert sent == ["websocket.close"]
 

@@ -96,7 +96,6 @@ def test_replay_and_drop(flotilla: Flotilla, stub: StubGateway) -> None:
 API_KEY = {
     "id": "key_1", "object": "api_key", "name": "ci", "tenant": "team", "scopes": ["infer"],
     "models": [], "hint": "flk_AbCd", "created_at": 0, "created_by": "ops", "expires_at": None,
-    "pepper": "current",
 }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
     known = _known_keys(settings)
-    authenticator = Authenticator(known, settings.wrong_keys_per_minute, metrics)
+    authenticator = Authenticator(known)
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )

@@ -175,17 +175,6 @@ class HeadersTooLarge(FlotillaError):
     status, code, type, final = 431, "headers_too_large", "invalid_request_error", True
 
 
-class TooManyWrongKeys(FlotillaError):
-    """Too many wrong API keys were sent from one address."""
-
-    status, code, type, final = 429, "too_many_wrong_keys", "invalid_request_error", True
-    retry_after_s = 10
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """See FlotillaError."""
-        return [*super().headers(), (b"connection", b"close")]
-
-
 class RateLimited(FlotillaError):
     """A limit of the API key or its tenant has too little left; the type names the limit."""
 

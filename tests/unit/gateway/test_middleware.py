@@ -27,7 +27,7 @@ METRICS = GatewayMetrics(CollectorRegistry())
 
 
 def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
-    return Authentication(app, Authenticator(KnownKeys(tenants), 20, METRICS), METRICS)
+    return Authentication(app, Authenticator(KnownKeys(tenants)), METRICS)
 
 
 def request_id(app: ASGIApp) -> RequestId:

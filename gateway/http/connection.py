@@ -2,8 +2,8 @@
 
 The parser keeps the request line, headers and trailers in memory until they are complete. This
 class limits their size, number and time. The limits for all connections together are in
-`connection_limits.py`. What the class needs of uvicorn is in `uvicorn_protocol.py`, which checks it
-at start.
+`connection_limits.py`. The methods and attributes of uvicorn's class are not public: its version is
+bounded in pyproject.toml.
 
 When a connection ends, all its requests are marked as disconnected. uvicorn marks only the newest:
 with pipelining, an earlier stream would go on writing to the closed connection, and its job would

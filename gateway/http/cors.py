@@ -52,6 +52,6 @@ def preflight_headers(scope: Scope) -> Headers:
 
 
 def add_headers(send: Send, headers: Headers) -> None:
-    """Add headers to the answer that `send`, of uvicorn, is for. Its fast path has them too."""
+    """Add headers to the answer that `send`, of uvicorn, is for."""
     cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
     cycle.default_headers = [*cycle.default_headers, *headers]

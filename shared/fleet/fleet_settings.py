@@ -73,10 +73,6 @@ class FleetSettings(ProcessSettings):
         description="where traces go: http://collector:4318/v1/traces, or file:///a/path for lines "
         "of OTLP as JSON. Empty: none are made. Needs the extra `tracing`",
     )
-    fast_paths: Literal["auto", "off"] = Field(
-        "auto",
-        description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
-    )
     loop_stall_s: float = Field(
         60.0, gt=0, description="a process whose event loop stands still for so long ends"
     )

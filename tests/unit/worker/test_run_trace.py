@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 from shared.job.job import Origin
 from shared.job.trace_context import new_trace
 from shared.platform import tracing
+from tests.harness.collector import Collector, Span
 from tests.harness.settings import Settings
-from tests.harness.spans import Span, read_spans
 from tests.unit.worker.bench import Bench
 from worker.core.job_run import JobRun
 from worker.core.run_trace import REVOKED
@@ -26,12 +25,12 @@ NO_QUEUE: Any = None
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[Path]:
-    """Where this process writes its spans."""
-    path = tmp_path / "spans.jsonl"
-    tracing.set_up(f"file://{path}", "worker", "w-1")
-    yield path
-    tracing.shut_down()
+def collector() -> Iterator[Collector]:
+    """Where this process sends its spans."""
+    with Collector() as collector:
+        tracing.set_up(collector.url, "worker", "w-1")
+        yield collector
+        tracing.shut_down()
 
 
 class Engine(SimulatedEngine):
@@ -54,15 +53,15 @@ async def bench() -> AsyncIterator[Bench]:
     await bench.close()
 
 
-async def written(path: Path, run: JobRun) -> list[Span]:
+async def written(collector: Collector, run: JobRun) -> list[Span]:
     assert run.trace is not None
     await run.trace.write(run.buffer, "w-1", NO_QUEUE)
     tracing.shut_down()
-    return read_spans(path)
+    return collector.spans
 
 
 async def test_the_engine_is_not_to_record_a_job_that_is_not_traced(
-    file: Path, bench: Bench
+    collector: Collector, bench: Bench
 ) -> None:
     run = bench.run(max_tokens=2)
     assert run.trace is None
@@ -79,34 +78,34 @@ async def test_without_tracing_a_traced_job_has_no_spans(bench: Bench) -> None:
 
 @pytest.mark.parametrize("state", ["queued", "in_progress", "failed"])
 async def test_the_next_worker_writes_an_attempt_that_was_taken_from_this_one(
-    file: Path, bench: Bench, state: str
+    collector: Collector, bench: Bench, state: str
 ) -> None:
     run = bench.run(origin=TRACED)
     assert run.trace is not None
     run.trace.lease_lost(state)
     run.trace.ended("lost", "")
-    assert await written(file, run) == []
+    assert await written(collector, run) == []
 
 
 @pytest.mark.parametrize("state", ["cancelled", "expired", REVOKED])
 async def test_a_job_that_was_ended_by_others_has_not_failed(
-    file: Path, bench: Bench, state: str
+    collector: Collector, bench: Bench, state: str
 ) -> None:
     run = bench.run(origin=TRACED)
     assert run.trace is not None
     run.trace.lease_lost(state)
     run.trace.ended("lost", "")
-    (attempt,) = [span for span in await written(file, run) if span.name == "attempt"]
+    (attempt,) = [span for span in await written(collector, run) if span.name == "attempt"]
     assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (state, False)
 
 
 @pytest.mark.parametrize(("reason", "failed"), [("drained", False), ("engine_died", True)])
 async def test_a_released_attempt_has_the_reason_of_the_history(
-    file: Path, bench: Bench, reason: str, failed: bool
+    collector: Collector, bench: Bench, reason: str, failed: bool
 ) -> None:
     run = bench.run(origin=TRACED)
     assert run.trace is not None
     run.trace.released(reason)
     run.trace.ended("release", "")
-    (attempt,) = [span for span in await written(file, run) if span.name == "attempt"]
+    (attempt,) = [span for span in await written(collector, run) if span.name == "attempt"]
     assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (reason, failed)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import signal
 import socket
 import sys
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -21,10 +19,9 @@ from gateway.gateway_settings import GatewaySettings
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections, most_connections, raise_descriptor_limit
 from gateway.http.half_open import limit_half_open
-from gateway.http.uvicorn_protocol import refuse_unknown_protocol
 from gateway.listen_settings import LOOPBACK
 from shared.job.errors import GatewayStopped
-from shared.platform import fast_paths, logs, process_start, tracing
+from shared.platform import logs, process_start, tracing
 from shared.platform.cluster_url import is_cluster
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
@@ -37,14 +34,12 @@ _SEND_S = 3
 
 
 def main() -> None:
-    """Serve until a signal. Exits with 2 if settings, Redis or uvicorn can't be used."""
+    """Serve until a signal. Exits with 2 if settings or Redis can't be used."""
     process_start.prepare()
     try:
         settings = load_settings(GatewaySettings)
         _check_keys(settings)
-        refuse_unknown_protocol()
         logs.set_up(settings.log_level, settings.log_format)
-        fast_paths.configure(settings.fast_paths)
         tracing.check(settings.otlp_traces_endpoint)
         asyncio.run(refuse_unfit(settings))
         app = create_app(settings)
@@ -74,20 +69,13 @@ def main() -> None:
         sys.exit(2)
 
 
-_SLOW_TICKS = fast_paths.FastPath(
-    "uvicorn's main loop", lambda: fast_paths.parameters_differ(_Server.on_tick, "self counter")
-)
-
-
 class _Server(uvicorn.Server):
-    """uvicorn's server, with one tick a second instead of ten, and a time limit for open answers.
+    """uvicorn's server, with a time limit for open answers.
 
     SIGTERM: answers that are not complete after `grace_s` seconds end with an error. SIGHUP: they
     end so at once; the kernel sends it when `flotilla up` has died (launcher/child.py), or when the
     terminal is closed.
     """
-
-    _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(
         self, config: uvicorn.Config, app: FrontDoor, grace_s: float, loop_stall_s: float
@@ -100,28 +88,16 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Run until a signal, or until Redis has data of another format."""
         self._watchdog.start()
-        self._exit_requested = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored: with nohup
-            self._loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
-        if not _SLOW_TICKS.enabled():
-            await super().main_loop()
-            return
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._exit_requested.wait()
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
+        await super().main_loop()
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end now."""
         if self._app.format_mismatch:
             self.should_exit = True
         return await super().on_tick(counter)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._exit_requested.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.end_overviews()
@@ -136,7 +112,6 @@ class _Server(uvicorn.Server):
     def _on_hang_up(self) -> None:
         self._fail_open_streams()
         self.should_exit = True
-        self._exit_requested.set()
         # Do not wait longer for Redis, which may have ended too, or for slow clients.
         asyncio.get_running_loop().call_later(_CLOSE_S, os._exit, os.EX_OK)
 

@@ -91,7 +91,7 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
     known = _known_keys(settings)
-    authenticator = Authenticator(known, settings.wrong_keys_per_minute, metrics)
+    authenticator = Authenticator(known)
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )
@@ -140,12 +140,8 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
 
 
 def _known_keys(settings: GatewaySettings) -> KnownKeys:
-    return KnownKeys(
-        settings.tenants_by_key(),
-        settings.admins(),
-        [pepper.get_secret_value() for pepper in settings.key_peppers],
-        settings.keys_without_redis_s,
-    )
+    keys = settings.tenants_by_key(), settings.admins()
+    return KnownKeys(*keys, settings.keys_without_redis_s)
 
 
 def _front_door(
@@ -225,8 +221,8 @@ def _door(
     metrics: GatewayMetrics,
 ) -> tuple[JobAdmission, Submitter]:
     """What jobs pass on their way into the queue."""
-    memory = MemoryMonitor(queue, settings.redis_high_watermark, fleet.mean_tokens)
-    admission = JobAdmission(queue, fleet, memory, settings.max_call_wait_s)
+    memory = MemoryMonitor(queue, settings.redis_high_watermark)
+    admission = JobAdmission(queue, fleet, memory)
     depths = settings.max_queue_depth, metrics, pools.max_depths
     return admission, Submitter(queue, *depths, admission.with_time)
 
@@ -262,13 +258,13 @@ async def _start(gateway: Gateway) -> None:
     gateway.tasks.start("memory monitor", gateway.admission.memory.run())
     gateway.tasks.start("format monitor", gateway.format.run())
     refresh = gateway.of(KeyRefresh)
-    if gateway.keys.stored:
+    if gateway.keys.needed:
         gateway.tasks.start("api keys", refresh.run())
         gateway.tasks.start("rate limits", gateway.of(RateLimiter).run())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SUBSCRIBE_S):
             await gateway.relay.connected()
-            if gateway.keys.stored:
+            if gateway.keys.needed:
                 await refresh.loaded.wait()
     gateway.tasks.start("lost gateways", lost_gateways.run())
     await _warn_of_redis_settings(gateway.queue.servers)

@@ -99,19 +99,6 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         "Set it higher than the idle timeout of clients and proxies: else they send requests on "
         "connections that are being closed",
     )
-    max_waiting_connections: int = Field(
-        512,
-        ge=1,
-        description="connections of one address (IPv6: of one /64) without a valid key or a "
-        "complete request; above the limit the oldest are closed. Connections with a running "
-        "request, or with an earlier valid key, do not count",
-    )
-    wrong_keys_per_minute: int = Field(
-        20,
-        ge=0,
-        description="wrong keys of one address that are answered at once; further ones are "
-        "answered after a second, only some at a time. Requests with a valid key are never delayed",
-    )
     keys_without_redis_s: float = Field(
         60.0,
         ge=0,
@@ -201,13 +188,6 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         ge=0,
         description="jobs of one tenant that may wait in one lane of a pool; 0: as many as there "
         "is room for (`max_queue_depth`). Of several shards each has an equal share",
-    )
-    max_call_wait_s: float = Field(
-        0.0,
-        ge=0,
-        description="calls are refused while the queue stands: while each new one of the tenant "
-        "would have waited for longer, for 10 s already. Not jobs of /jobs, of batches and of the "
-        "lane flex. 0: all wait, as one expects of a queue",
     )
     redis_high_watermark: float = Field(
         0.9,

@@ -13,7 +13,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, f
 from pydantic_settings import NoDecode
 
 from shared.platform.settings import PREFIX, SettingsError, clean, split_names
-from shared.tenants.peppers import LEAST_CHARS, MOST_PEPPERS
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _TENANT = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
@@ -62,12 +61,6 @@ class ListenSettings(BaseModel):
         description="API keys of operators, written alike: only these may use /admin and vLLM's "
         "routes for operators",
     )
-    key_peppers: _Keys = Field(
-        (),
-        description="secrets of 32 characters or more that the digests of API keys in Redis are "
-        "made with, the same for all gateways: one, or two (newest first) while it is replaced. "
-        "Without one, `flotilla keys` makes none",
-    )
     tenants: dict[str, TenantEntry] = Field(
         default_factory=dict,
         description="by the name of their API keys: `weight` is a tenant's share of a full pool, 1 "
@@ -85,13 +78,6 @@ class ListenSettings(BaseModel):
     def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         pairs = (_split_key(each.get_secret_value()) for each in keys)
         return tuple(SecretStr(f"{name}:{key}" if name else key) for name, key in pairs)
-
-    @field_validator("key_peppers")
-    @classmethod
-    def _check_peppers(cls, peppers: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        if len(peppers) > MOST_PEPPERS or any(len(each) < LEAST_CHARS for each in peppers):
-            raise ValueError(f"one or two, of {LEAST_CHARS} characters or more")
-        return peppers
 
     @field_validator("tenants")
     @classmethod

@@ -11,7 +11,7 @@ import uvloop
 
 from shared.fleet.pool import Pool
 from shared.fleet.pools import load_pools
-from shared.platform import fast_paths, logs, process_start, tracing
+from shared.platform import logs, process_start, tracing
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
 from shared.store.redis.start_checks import refuse_unfit
@@ -61,7 +61,6 @@ def main() -> None:
         settings = load_settings(WorkerSettings)
         pool = load_pools(settings).own
         logs.set_up(settings.log_level, settings.log_format)
-        fast_paths.configure(settings.fast_paths)
         tracing.check(settings.otlp_traces_endpoint)
         code = uvloop.run(_run(settings, pool))
     except SettingsError as error:

@@ -52,7 +52,7 @@ class BatchContext(NamedTuple):
             files=Files(queue, settings.storage_url),
             records=BatchRecords(queue),
             max_depths=pools.max_depths,
-            memory=MemoryMonitor(queue, settings.redis_high_watermark, fleet.mean_tokens),
+            memory=MemoryMonitor(queue, settings.redis_high_watermark),
             large_line=asyncio.Lock(),
         )
 

@@ -23,12 +23,6 @@ def job_table(jobs: Sequence[Object]) -> RenderableType:
     return table([*columns, *tenant, "ERROR"], (_row(job, with_tenant=several) for job in jobs))
 
 
-def _expected_wait(job: Object) -> str:
-    text = duration(job.get("estimated_wait_s"))
-    between = job.get("estimated_wait_range_s")
-    return f"{text} ({' to '.join(map(duration, between))})" if between else text
-
-
 def _row(job: Object, *, with_tenant: bool) -> Sequence[Any]:
     attempts = job.get("attempts") or []
     usage, error = job.get("usage") or {}, job.get("error") or {}
@@ -70,7 +64,7 @@ def _fields(job: Object) -> Iterable[Sequence[Any]]:
         "endpoint": job["endpoint"],
         "model": f"{job['model']} (pool {job['pool']}, lane {job['lane']})",
         "position": job.get("position"),
-        "expected wait": _expected_wait(job),
+        "expected wait": duration(job.get("estimated_wait_s")),
         "waits because": job.get("wait_reason"),
         "submitted": f"{clock(job['created_at'])}, {since(job['created_at'])} ago",
         "waited": since(job["created_at"], job["started_at"]) if job.get("started_at") else "",

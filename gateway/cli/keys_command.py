@@ -181,7 +181,7 @@ def _secret(key: Mapping[str, Any]) -> str:
 def _keys(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     columns = (
         "KEY", "TENANT", "NAME", "BEGINS WITH", "SCOPES", "MODELS", "LIMITS", "AGE>",
-        "EXPIRES>", "PEPPER",
+        "EXPIRES>",
     )  # fmt: skip
     return table(columns, map(_key, rows))
 
@@ -197,7 +197,6 @@ def _key(row: Mapping[str, Any]) -> Sequence[Any]:
         limits_text(row.get("limits"), row.get("used")),
         since(row["created_at"]),
         _date(row["expires_at"]),
-        row["pepper"],
     )
 
 

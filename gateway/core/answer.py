@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.incoming import Incoming
 from gateway.core.log_event import LogEvent
-from gateway.core.progress import Progress, ToldWait, read_progress
+from gateway.core.progress import Progress, read_progress
 from gateway.core.reader import Reader
 from gateway.core.received_events import ReceivedEvents, StreamPosition
 from gateway.core.response_errors import (
@@ -84,7 +84,8 @@ class JobAnswer:
         "_response",
         "_span",
         "_streams",
-        "_told",
+        "_told_at",
+        "_told_s",
         "error",
         "job_id",
         "tenant",
@@ -115,7 +116,7 @@ class JobAnswer:
         self._had = None if resumed_at is None else ReceivedEvents(resumed_at)
         self._headers = headers
         self._opening = resumed_at.opening if resumed_at else b""
-        self._told: ToldWait | None = None
+        self._told_s = self._told_at = 0.0  # the wait that the client was told first, and when
         self._queued = reader.queued
         self._reader = reader
         self._received = incoming.received
@@ -222,11 +223,13 @@ class JobAnswer:
         """The client is about to read how long its job may wait."""
         if not self._response.started:
             self._headers = [*self._headers, *progress.headers]
-        self._told = self._told or progress.told(self._context, self.tenant)
+        if not self._told_s and progress.told_s:
+            self._told_s, self._told_at = progress.told_s, time.monotonic()
 
     def _observe_first_write(self, now: float) -> None:
-        if self._told is not None:
-            self._told.ended(now)
+        if self._told_s:
+            waited_s = now - self._told_at
+            self._context.metrics.told_wait.observe(waited_s / self._told_s)
         if self._had is None:
             self._context.metrics.ttft.observe(now - self._received)
         if self._span is not None:

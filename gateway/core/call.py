@@ -10,7 +10,7 @@ The order is the same for all of them:
    (`admission.admit`);
 5. the job's options: a header goes before a field of POST /jobs, that before the pool's deadlines;
 6. the idempotency key;
-7. Redis' memory, its deadlines, and standing queues (`job_admission.py`);
+7. Redis' memory, and its deadlines (`job_admission.py`);
 8. the right to its lane, the limits of the key and of its tenant (`rate_limiter.py`);
 9. when it is submitted: full lanes and the tenant's quotas (`submitter.py`).
 """
@@ -140,8 +140,7 @@ async def _checked_call(
     of = incoming.tenant, model, request, body, on_disconnect, key
     job = gateway.factory.new(endpoint, *of, attached=attached)
     job = _with_options(job, sent, options).sent_with(incoming.key.id, incoming.request_id)
-    waits = attached and not (prepared and prepared.background)
-    job = await gateway.admission.admit(job, attached=waits)
+    job = await gateway.admission.admit(job)
     if attached and prepared and prepared.background:
         job = job._replace(notify=notify_of("response"))
     elif not attached or on_disconnect == "keep":  # else its client waits for the end

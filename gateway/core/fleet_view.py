@@ -14,11 +14,8 @@ from shared.fleet.desired_pool import Switches
 from shared.fleet.limits import GATEWAY_FLEET
 from shared.fleet.model_names import ModelNames, declared_models, merged
 from shared.fleet.pools import Pools
-from shared.fleet.recent_work import Pace, pace_of
 from shared.fleet.registry import HEARTBEAT_S, Heartbeat, ModelInfo, WorkerInfo, without_failed
 from shared.fleet.scale_decisions import Scale
-from shared.fleet.slot_turnover import SlotTurnover
-from shared.fleet.told_waits import ToldWaits
 from shared.fleet.wait_estimate import WaitEstimate
 from shared.fleet.worker_losses import WorkerLosses
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
@@ -66,8 +63,6 @@ class FleetView:
         self.asks_for_unknown = True
         """An unknown model is looked for in Redis once more."""
         self.losses = WorkerLosses()
-        self.told_waits = ToldWaits()
-        """How far the waits that this gateway has told were off."""
         self.switches = Switches(frozenset(), frozenset())
         self.scales: dict[str, Scale] = {}
         """The last decision for each autoscaled pool."""
@@ -76,7 +71,6 @@ class FleetView:
         self._registry = registry
         self._scales = scales
         self._desired = desired
-        self._turnovers: dict[str, SlotTurnover | None] = {}  # by pool, of the latest heartbeats
         self._redis_ahead_s = time.time() - time.monotonic()  # a guess until Redis answers
         self._read_at = float("-inf")
         self._complete_at = time.monotonic()
@@ -146,7 +140,6 @@ class FleetView:
     def _set_workers(self, heartbeats: list[Heartbeat]) -> None:
         self.heartbeats = heartbeats
         self.workers = without_failed(heartbeats)
-        self._turnovers = {}
         ready = {worker.pool for worker in self.workers if worker.state.serving}
         self._only_ready = "" if self.names.default else self.names.only_of(ready)
 
@@ -199,40 +192,13 @@ class FleetView:
         """The time in Unix seconds by Redis' clock, as of the last refresh plus the time since."""
         return time.monotonic() + self._redis_ahead_s
 
-    def wait_estimate(self, pool: str, position: int, tenant: str = "") -> WaitEstimate:
-        """How long the job at `position` (from 1) of the pool may wait, and why.
-
-        `tenant`: whose job it is, for the range.
-        """
+    def wait_estimate(self, pool: str, position: int) -> WaitEstimate:
+        """How long the job at `position` (from 1) of the pool may wait, and why."""
         pool = pool_of(pool)
         if pool in self.switches.paused:
             return WaitEstimate(None, self.wait_reason(pool) or "paused by an operator")
         workers, scale = self.workers_of(pool), self.scales.get(pool)
-        if pool not in self._turnovers:
-            self._turnovers[pool] = self._turnover(pool, workers)
-        found = wait_estimate.wait_estimate(
-            position,
-            workers,
-            scale,
-            self.now_s(),
-            self._turnovers[pool],
-            time.monotonic() - self._read_at,
-        )
-        if found.wait_s is None:
-            return found
-        return found._replace(range_s=self.told_waits.range_s(pool, tenant, found.wait_s))
-
-    def mean_tokens(self, pool: str) -> float | None:
-        """Mean length of the last answers of a pool; None: not known."""
-        pace = pace_of(self.workers_of(pool))
-        return pace.job_steps if pace and pace.jobs else None
-
-    def _turnover(self, pool: str, workers: list[WorkerInfo]) -> SlotTurnover | None:
-        pace, scale = pace_of(workers), self.scales.get(pool)
-        if pace is None and scale and scale.seen.job_s and not scale.stale(self.now_s()):
-            pace = Pace.of_job(scale.seen.job_s)
-        serving = [worker for worker in workers if worker.state.serving]
-        return SlotTurnover(pace, serving) if pace and serving else None
+        return wait_estimate.wait_estimate(position, workers, scale, self.now_s())
 
     def has_workers(self, pool: str) -> bool:
         """Whether any worker of the pool serves, or starts."""

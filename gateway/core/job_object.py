@@ -89,10 +89,8 @@ async def full(queue: JobQueue, fleet: FleetView, job: Job) -> tuple[Body, dict[
     if job.state is JobState.QUEUED:
         rank = fields["position"] = await position(queue, job)
         if rank is not None:
-            wait = fleet.wait_estimate(job.pool, rank, job.tenant)
+            wait = fleet.wait_estimate(job.pool, rank)
             fields["estimated_wait_s"] = None if wait.wait_s is None else round(wait.wait_s, 1)
-            if wait.range_s:
-                fields["estimated_wait_range_s"] = [round(each, 1) for each in wait.range_s]
             if wait.reason:
                 fields["wait_reason"] = wait.reason
             headers = waiting_headers(rank, wait)

@@ -13,7 +13,6 @@ from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.key_records import KeyRecords, key_subscription
-from shared.tenants.api_key import ApiKey
 
 log = logging.getLogger("flotilla.keys")
 
@@ -28,7 +27,6 @@ class KeyRefresh:
         self._known = known
         self._malformed = malformed
         self._version: bytes | None = None
-        self._keys: dict[bytes, ApiKey] = {}
         self._refreshing = asyncio.Lock()
         self._told = asyncio.Event()
         self._subscription = key_subscription(
@@ -53,24 +51,15 @@ class KeyRefresh:
                     await self._told.wait()
 
     async def refresh(self) -> None:
-        """Read what has changed, and store used keys under the current pepper. Raises StoreError.
-
-        Only the gateway that gets a key's secret can do the latter.
-        """
+        """Read what has changed. Raises StoreError."""
         async with self._refreshing:
             began = time.monotonic()
             if await self.records.version() != self._version:
                 found = await self.records.read()
-                self._keys = found.keys(self._skip)
                 self._version = found.version
-                self._known.replace(self._keys, found.tenant_limits(self._skip))
+                self._known.replace(found.keys(self._skip), found.tenant_limits(self._skip))
             self._known.checked(began)
             self.loaded.set()
-            for before, digest in list(self._known.moves.items()):
-                if key := self._keys.get(before):
-                    moved = key._replace(pepper=self._known.peppers.names[0])
-                    await self.records.replace(before, digest, moved)
-                del self._known.moves[before]
 
     def _skip(self, digest: bytes, error: Exception) -> None:
         self._malformed.skip("key", digest.hex()[:8], error)

@@ -91,7 +91,7 @@ class PlainApplication:
         shared, received = self._shared, time.monotonic()
         request_id = sent_request_id(scope["headers"])
         try:
-            key = await shared.authenticator.key(scope)
+            key = shared.authenticator.key(scope)
             check_scope(key, *self._scopes)
             incoming = Incoming(scope, receive, key, received, request_id)
             answer = await self._begin(shared.gateway, incoming)

@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.core.stream_context import StreamContext
 from gateway.http import server_events as sse
-from shared.fleet.told_waits import LEAST_S
 from shared.fleet.wait_estimate import WaitEstimate
 from shared.job.errors import StreamReset
-from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.platform.durations import duration
 from shared.store.interface import StoreError
 from shared.store.redis.depths import position
 
-
-class ToldWait(NamedTuple):
-    """A wait that a client was told first."""
-
-    context: StreamContext
-    pool: str
-    tenant: str
-    told_s: float
-    range_s: tuple[float, float] | None
-    at: float
-    """When, on the monotonic clock."""
-
-    def ended(self, now: float) -> None:
-        """The first output comes: compare."""
-        real_s = now - self.at
-        self.context.fleet.told_waits.ended(
-            self.pool, self.tenant, self.told_s, real_s, now, self.range_s
-        )
-        self.context.metrics.told_wait.observe(real_s / self.told_s)
+_LEAST_TOLD_S: Final = 2.0
+"""Shorter waits are not compared: the first output takes a part of that by itself."""
 
 
 class Progress(NamedTuple):
     """How far a job is."""
 
-    pool: str
     comment: bytes
     """Empty: the job has just ended."""
     position: int | None = None
@@ -56,16 +35,14 @@ class Progress(NamedTuple):
         shown = waiting_headers(self.position, self.wait)
         return [(name.encode(), value.encode()) for name, value in shown.items()]
 
-    def told(self, context: StreamContext, tenant: str) -> ToldWait | None:
-        """The wait, if it is long enough to be compared."""
-        wait = self.wait
-        if wait is None or wait.wait_s is None or wait.wait_s < LEAST_S:
-            return None
-        pool = pool_of(self.pool)
-        return ToldWait(context, pool, tenant, wait.wait_s, wait.range_s, time.monotonic())
+    @property
+    def told_s(self) -> float:
+        """The estimated wait, if it is long enough to be compared; else 0."""
+        wait_s = self.wait.wait_s if self.wait else None
+        return wait_s if wait_s is not None and wait_s >= _LEAST_TOLD_S else 0.0
 
 
-_UNKNOWN = Progress("", sse.comment("waiting for the queue"))
+_UNKNOWN = Progress(sse.comment("waiting for the queue"))
 
 
 def waiting_headers(queue_position: int, wait: WaitEstimate | None) -> dict[str, str]:
@@ -73,8 +50,6 @@ def waiting_headers(queue_position: int, wait: WaitEstimate | None) -> dict[str,
     headers = {"x-flotilla-queue-position": str(queue_position)}
     if wait is not None and wait.wait_s is not None:
         headers["x-flotilla-estimated-start"] = f"{wait.wait_s:.1f}"
-        if wait.range_s is not None:
-            headers["x-flotilla-estimated-start-range"] = "{:.1f}-{:.1f}".format(*wait.range_s)
     return headers
 
 
@@ -96,23 +71,18 @@ async def read_progress(
     if job is None:
         raise StreamReset("The queue has lost this job.")
     if job.state.terminal:
-        return Progress(job.pool, b"")
+        return Progress(b"")
     if not queue_position:
-        return Progress(job.pool, sse.comment(job.state))
+        return Progress(sse.comment(job.state))
     wait = None
     if job.state is JobState.QUEUED:
-        wait = context.fleet.wait_estimate(job.pool, queue_position, job.tenant)
+        wait = context.fleet.wait_estimate(job.pool, queue_position)
     text = f"{job.state}, position {queue_position}{_words(wait)}"
-    return Progress(job.pool, sse.comment(text), queue_position, wait)
+    return Progress(sse.comment(text), queue_position, wait)
 
 
 def _words(wait: WaitEstimate | None) -> str:
     if wait is None:
         return ""
-    about = ""
-    if wait.wait_s is not None:
-        about = f", starts in about {duration(wait.wait_s)}"
-        if wait.range_s is not None:
-            low, high = map(duration, wait.range_s)
-            about += f" ({low} to {high})"
+    about = "" if wait.wait_s is None else f", starts in about {duration(wait.wait_s)}"
     return about + (f"; {wait.reason}" if wait.reason else "")

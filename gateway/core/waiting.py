@@ -20,18 +20,11 @@ class Waiting(NamedTuple):
     """That have jobs waiting in its lane, and are served in turn."""
     wait_s: float | None = None
     """The estimate."""
-    range_s: tuple[float, float] | None = None
-    """What the wait is between in about four of five cases."""
 
     @property
     def estimate(self) -> str:
         """The estimate, in words; empty: not known."""
-        if self.wait_s is None:
-            return ""
-        if self.range_s is None:
-            return duration(self.wait_s)
-        low, high = map(duration, self.range_s)
-        return f"{duration(self.wait_s)} ({low} to {high})"
+        return "" if self.wait_s is None else duration(self.wait_s)
 
 
 async def waiting(queue: JobQueue, fleet: FleetView, job: Job) -> Waiting:
@@ -39,5 +32,5 @@ async def waiting(queue: JobQueue, fleet: FleetView, job: Job) -> Waiting:
     place = await place_of(queue, job)
     if place is None:
         return Waiting()
-    wait = fleet.wait_estimate(job.pool, place.position, job.tenant)
-    return Waiting(place.position, place.tenants, wait.wait_s, wait.range_s)
+    wait = fleet.wait_estimate(job.pool, place.position)
+    return Waiting(place.position, place.tenants, wait.wait_s)

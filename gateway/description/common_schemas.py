@@ -60,8 +60,6 @@ COMMON_SCHEMAS: dict[str, Schema] = {
         links=ANYTHING,
         position={"type": ["integer", "null"], "description": "while it is queued"},
         estimated_wait_s=MAYBE_NUMBER | {"description": "null: unknown"},
-        estimated_wait_range_s=array(NUMBER)
-        | {"description": "in about four of five cases the wait is in it; absent: unknown"},
         wait_reason=TEXT | {"description": "if no worker is ready, or it has to run alone"},
         text=TEXT | {"description": "the first choice so far"},
         choices=array(ANYTHING),

@@ -50,7 +50,6 @@ CALL_ERRORS: Kinds = (
     errors.QueueFull,
     errors.RedisMemoryFull,
     errors.DeadlineUnreachable,
-    errors.Overloaded,
     errors.TooManyWaiting,
     errors.QuotaExceeded,
     *LIMIT_ERRORS,

@@ -113,7 +113,7 @@ def _errors_of(operation: Schema, method: str, path: str) -> Iterator[type[Floti
     if method not in ("get", "head", "options"):
         yield from (errors.ForeignSite, errors.UnsupportedMediaType)
     if path not in PUBLIC_PATHS:
-        yield from (errors.Unauthorized, errors.TooManyWrongKeys, errors.RedisUnavailable)
+        yield from (errors.Unauthorized, errors.RedisUnavailable)
     if scopes_of(method.upper(), path):
         yield errors.MissingScope
     if "requestBody" in operation:

@@ -2,19 +2,21 @@
 
 Token path: gateway/core/answer.py -> here -> the connection's transport.
 
-Each function takes uvicorn's fast path (uvicorn_fastpath.py) where it is enabled and the server is
-uvicorn; otherwise the calls that ASGI defines.
+Three shortcuts go through uvicorn's request cycle, whose methods `send` and `receive` are: a token
+costs more in `send` (a message, a coroutine, its checks) than in all of our own code, and a task
+that waits in `receive` for a disconnect costs as much as reading the request. What each saves is in
+load_tests/README.md. Where another application has wrapped `send` or `receive`, the calls that ASGI
+defines are used.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Protocol, cast
 
 from starlette.types import Receive, Send
-
-from gateway.http import uvicorn_fastpath
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 PIECE_BYTES = 1 << 16
 """Of stored bytes, written at once: the server buffers all that it is given, and waits then."""
@@ -27,6 +29,12 @@ def in_pieces(data: bytes) -> Iterator[bytes]:
         yield data[at : at + PIECE_BYTES]
 
 
+def _cycle_of(bound: Any) -> RequestResponseCycle | None:
+    """The request cycle whose `send` or `receive` this is; None: an application has wrapped it."""
+    cycle = getattr(bound, "__self__", None)
+    return cycle if isinstance(cycle, RequestResponseCycle) else None
+
+
 class ChunkWriter(Protocol):
     """Writes parts of a response's body without waiting."""
 
@@ -36,14 +44,37 @@ class ChunkWriter(Protocol):
 
 def chunk_writer(send: Send) -> ChunkWriter:
     """For the body of the response that `send` has begun. More of it must follow."""
-    cycle = uvicorn_fastpath.cycle_of(send)
+    cycle = _cycle_of(send)
     if cycle is not None and cycle.chunked_encoding:
-        return uvicorn_fastpath.TransportWriter(cycle.transport)
+        return TransportWriter(cycle.transport)
     return AsgiWriter(send)
 
 
+class TransportWriter:
+    """Writes chunks of a chunked response onto the transport.
+
+    Never onto its socket: once a connection ends, its descriptor may belong to another client's.
+    """
+
+    # Between two tokens of a stream its objects are no longer in the processor's caches, so the
+    # cost depends on how many objects are read.
+    __slots__ = ("_transport",)
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes, /) -> bool:
+        """See ChunkWriter."""
+        transport = self._transport
+        # The client has left, or reads slowly: `send` handles both.
+        if transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+
 class AsgiWriter:
-    """The plain way: one call of `send` for each part."""
+    """One call of `send` for each part: of a response without chunks, as to HTTP/1.0."""
 
     __slots__ = ("_send",)
 
@@ -73,24 +104,15 @@ def completes_at_once(sending: Any) -> bool:
     return False
 
 
-def start_response_at_once(
-    send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, more: bool
-) -> bool:
-    """Write the head of a response and the first part of its body together, if that is possible.
-
-    `headers` have lower-case names; a `content-length` among them is that of `body`. `more`: other
-    parts follow. False: nothing was written; call `send`.
-    """
-    cycle = uvicorn_fastpath.cycle_of(send)
-    return cycle is not None and uvicorn_fastpath.start_response(
-        cycle, status, headers, body, more=more
-    )
-
-
 def buffered_body(receive: Receive) -> bytes | None:
     """The whole body if it has arrived already; None: call `receive`."""
-    cycle = uvicorn_fastpath.cycle_of(receive)
-    return None if cycle is None else uvicorn_fastpath.buffered_body(cycle)
+    cycle = _cycle_of(receive)
+    if cycle is None or cycle.more_body or cycle.disconnected:
+        return None
+    cycle.flow.resume_reading()
+    cycle.message_event.clear()
+    body, cycle.body = bytes(cycle.body), bytearray()
+    return body
 
 
 def on_disconnect(receive: Receive, callback: Callable[[], None]) -> Callable[[], None]:
@@ -98,21 +120,67 @@ def on_disconnect(receive: Receive, callback: Callable[[], None]) -> Callable[[]
 
     The body must have been received.
     """
-    cycle = uvicorn_fastpath.cycle_of(receive)
-    if cycle is not None:
-        return uvicorn_fastpath.on_disconnect(cycle, callback)
-    waiting = asyncio.create_task(_wait_for_disconnect(receive, callback))
+    cycle = _cycle_of(receive)
+    if cycle is None:
+        waiting = asyncio.create_task(_wait_for_disconnect(receive, callback))
 
-    def stop() -> None:
-        waiting.cancel()
+        def stop() -> None:
+            waiting.cancel()
 
-    return stop
+        return stop
+    if cycle.disconnected:
+        callback()
+        return lambda: None
+    cycle.flow.resume_reading()
+    event = DisconnectEvent(cycle, callback)
+    cycle.message_event = cast(asyncio.Event, event)
+    return event.stop
 
 
 async def _wait_for_disconnect(receive: Receive, callback: Callable[[], None]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     callback()
+
+
+class DisconnectEvent:
+    """The event that uvicorn sets when a request's state changes, and when its client has left.
+
+    It has the methods of asyncio.Event that uvicorn calls, and makes one only if that waits: each
+    open stream has one of these, and an asyncio.Event takes 0.9 KB.
+    """
+
+    __slots__ = ("_awaited", "_is_set", "_watched")
+
+    def __init__(self, cycle: RequestResponseCycle, callback: Callable[[], None]) -> None:
+        self._is_set = False
+        self._awaited: asyncio.Event | None = None
+        self._watched: tuple[RequestResponseCycle, Callable[[], None]] | None = (cycle, callback)
+
+    def clear(self) -> None:
+        """As asyncio.Event.clear."""
+        if self._is_set:
+            self._is_set, self._awaited = False, None
+
+    async def wait(self) -> None:
+        """As asyncio.Event.wait."""
+        if not self._is_set:
+            self._awaited = self._awaited or asyncio.Event()
+            await self._awaited.wait()
+
+    def set(self) -> None:
+        """As asyncio.Event.set; calls the callback if the client has left."""
+        self._is_set = True
+        if self._awaited is not None:
+            self._awaited.set()
+        if self._watched is not None:
+            cycle, callback = self._watched
+            if cycle.disconnected:
+                callback()
+
+    def stop(self) -> None:
+        """Stop calling the callback, and break the reference cycle with uvicorn's request cycle."""
+        self._watched = None
 
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -134,9 +202,6 @@ class ResponseWriter:
     async def start(self, status: int, headers: Headers, body: bytes, *, more: bool) -> None:
         """Send status, headers and the first part of the body. `more`: other parts follow."""
         self.status = status
-        if start_response_at_once(self._send, status, headers, body, more=more):
-            self.started = True
-            return
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         self.started = True  # though the body may have to wait
         await self.write(body, more=more)

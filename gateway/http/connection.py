@@ -2,8 +2,8 @@
 
 The parser keeps the request line, headers and trailers in memory until they are complete. This
 class limits their size, number and time. The limits for all connections together are in
-`connection_limits.py`. What the class needs of uvicorn is in `uvicorn_protocol.py`, which checks it
-at start.
+`connection_limits.py`. The methods and attributes of uvicorn's class are not public: its version is
+bounded in pyproject.toml.
 
 When a connection ends, all its requests are marked as disconnected. uvicorn marks only the newest:
 with pipelining, an earlier stream would go on writing to the closed connection, and its job would
@@ -20,7 +20,7 @@ from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.http.auth import PEER, Peer, source_of
+from gateway.http.auth import PEER, Peer
 from gateway.http.connection_limits import Connections
 from gateway.http.half_closed import HalfClosed
 from gateway.http.http10 import Http10Cycle
@@ -56,25 +56,16 @@ class Connection(HttpToolsProtocol):
         "_unparsed",
         "_unsent_bytes",
         "deadline",
-        "kept_bytes",
         "peer",
-        "source",
-        "was_waiting",
     )
 
     def __init__(self, all_connections: Connections, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self.source = ""
-        """The client's address, see `auth.source_of`."""
         self.peer = Peer()
         # uvicorn copies it into the `state` of each request.
         self.app_state = {**self.app_state, PEER: self.peer}
         self.deadline = inf
         """Monotonic time by which the client has to send or read something; infinite: no limit."""
-        self.was_waiting = False
-        """It had a deadline at the last check of `Connections` already."""
-        self.kept_bytes = 0
-        """Bytes of an unfinished head that `Connections` has counted."""
         self._all = all_connections
         self._unparsed = 0  # bytes since the last end of a head or part of a body
         self._in_head = False
@@ -90,7 +81,6 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by asyncio: refuse the connection if there are too many."""
         super().connection_made(transport)
-        self.source = source_of(self.client[0]) if self.client else ""
         if self._all.has_room(self.connections):
             self._all.wait_for(self)
         else:
@@ -161,8 +151,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(cause)
             return
         if self._unparsed > self._all.max_header_bytes or (
-            self._in_head  # rare: most heads arrive at once
-            and (len(self.headers) > _MAX_HEADERS or not self._all.may_keep(self, self._unparsed))
+            self._in_head and len(self.headers) > _MAX_HEADERS
         ):
             self._refuse(self._too_large())
 
@@ -248,10 +237,6 @@ class Connection(HttpToolsProtocol):
     def write_paused(self) -> bool:
         """The client has to read before more of its answer is written."""
         return bool(self.flow.write_paused)
-
-    def is_idle(self) -> bool:
-        """Between two requests."""
-        return self.timeout_keep_alive_task is not None
 
     def expire(self) -> None:
         """The deadline has passed: refuse an unfinished request, or close the connection."""

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 _EXPOSED = (
     b"idempotent-replayed, location, request-id, retry-after, retry-after-ms, "
-    b"x-flotilla-estimated-start, x-flotilla-estimated-start-range, x-flotilla-job-id, "
+    b"x-flotilla-estimated-start, x-flotilla-job-id, "
     b"x-flotilla-queue-position, x-request-id, x-should-retry"
 )
 _MAX_AGE_S = b"7200"
@@ -52,6 +52,6 @@ def preflight_headers(scope: Scope) -> Headers:
 
 
 def add_headers(send: Send, headers: Headers) -> None:
-    """Add headers to the answer that `send`, of uvicorn, is for. Its fast path has them too."""
+    """Add headers to the answer that `send`, of uvicorn, is for."""
     cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
     cycle.default_headers = [*cycle.default_headers, *headers]

@@ -6,14 +6,12 @@ right. No request asks Redis (core/key_refresh.py keeps the copy up to date).
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from shared.job.errors import RedisUnavailable, Unauthorized
-from shared.tenants.api_key import KEY_PREFIX, ApiKey
-from shared.tenants.peppers import Peppers
+from shared.tenants.api_key import KEY_PREFIX, ApiKey, digest_of
 from shared.tenants.rate_limits import (
     NO_LIMITS,
     Limited,
@@ -39,34 +37,27 @@ class KnownKeys:
         self,
         tenants: Mapping[str, str],
         admins: frozenset[str] = frozenset(),
-        peppers: Sequence[str] = (),
         without_redis_s: float = 60.0,
     ) -> None:
         """`tenants`: SHA-256 (hex) of each key in the settings -> its tenant; `admins`: those of
         operators' keys. `without_redis_s`: how long the copy counts if Redis is away."""
         self._seeds = {
-            digest: ApiKey("", tenant, ALL_SCOPES if digest in admins else TENANT_SCOPES)
+            bytes.fromhex(digest): ApiKey(
+                "", tenant, ALL_SCOPES if digest in admins else TENANT_SCOPES
+            )
             for digest, tenant in tenants.items()
         }
-        self.peppers = Peppers(peppers)
         self._without_redis_s = without_redis_s
         self._stored: Mapping[bytes, ApiKey] = {}
         self.tenant_limits: Mapping[str, RateLimits] = {}
         """Tenant -> the limits of all its keys together."""
         self._checked_at = float("-inf")  # on the monotonic clock
-        self.moves: dict[bytes, bytes] = {}
-        """Keys that were used and are stored under an old pepper's digest -> the new digest."""
         self.tenants = self._tenants()
 
     @property
     def needed(self) -> bool:
         """Whether requests need a key."""
         return bool(self._seeds)
-
-    @property
-    def stored(self) -> bool:
-        """Whether keys in Redis are used."""
-        return bool(self._seeds) and bool(self.peppers)
 
     def replace(
         self,
@@ -92,30 +83,19 @@ class KnownKeys:
 
     def find(self, secret: bytes) -> ApiKey:
         """The key with this secret. Raises Unauthorized, and RedisUnavailable."""
-        made = self.stored and secret.startswith(_MADE)
-        key = self._find_stored(secret) if made else None
-        if key is None:
-            key = self._seeds.get(hashlib.sha256(secret).hexdigest())
+        digest = digest_of(secret)
+        key = self._stored.get(digest)
         if key is not None:
-            return key
-        if made:
-            self._check_age(_FRESH_S)
-        raise Unauthorized("This API key is unknown, or it was revoked.")
-
-    def _find_stored(self, secret: bytes) -> ApiKey | None:
-        first = b""
-        for digest in self.peppers.digests(secret):
-            first = first or digest
-            key = self._stored.get(digest)
-            if key is None:
-                continue
             self._check_age(self._without_redis_s)
             if key.expires_at is not None and key.expires_at <= time.time():
                 raise Unauthorized("This API key has expired.")
-            if digest is not first:
-                self.moves[digest] = first
             return key
-        return None
+        key = self._seeds.get(digest)
+        if key is None:
+            if secret.startswith(_MADE):
+                self._check_age(_FRESH_S)
+            raise Unauthorized("This API key is unknown, or it was revoked.")
+        return key
 
     def _check_age(self, most_s: float) -> None:
         if time.monotonic() - self._checked_at > most_s:

@@ -105,7 +105,7 @@ class Head:
 
 
 class Authentication:
-    """Puts the key and its tenant into the request's state, or answers 401, 403 or 429."""
+    """Puts the key and its tenant into the request's state, or answers 401 or 403."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, metrics: GatewayMetrics) -> None:
         self._app = app
@@ -120,7 +120,7 @@ class Authentication:
         # The path of the scope: neither the Host header nor a root path can change it.
         if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
             try:
-                key = await self._authenticator.key(scope)
+                key = self._authenticator.key(scope)
                 check_route(key, scope["method"], scope["path"])
             except FlotillaError as error:
                 await error_response(error, self._metrics, scope)(scope, receive, send)

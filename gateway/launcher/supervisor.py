@@ -23,7 +23,6 @@ from gateway.launcher.child import Command
 from gateway.launcher.console import Console
 from gateway.launcher.fleet_redis import CannotStartError, FleetRedis
 from gateway.launcher.http_probe import HttpProbe
-from gateway.launcher.key_pepper import kept_pepper
 from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.running_services import RunningServices
 from gateway.launcher.scaler import Scaler
@@ -239,8 +238,6 @@ class Supervisor:
         changes = {"redis_url": self._redis.url, **changes}
         if process in ("gateway", "maintenance") and not self._settings.storage_url:
             changes["storage_url"] = str((self._folder / "files").resolve())
-        if process == "gateway" and not self._settings.key_peppers:
-            changes["key_peppers"] = kept_pepper(self._folder)
         environment = to_environment(process, self._settings, **changes)
         return Command(argv, environment | {"PYTHONUNBUFFERED": "1"})
 

@@ -80,7 +80,7 @@ function keyRow({ id }, load) {
         act("Rotate", () => rotate(row.key, path, load)), act("Revoke", () => revoke(row.key, path, load)))),
     update(key) {
       row.key = key;
-      const refused = key.expires_at && key.expires_at <= now() ? "expired" : key.pepper === "unknown" ? "refused: its pepper is unknown" : "";
+      const refused = key.expires_at && key.expires_at <= now() ? "expired" : "";
       put(name, key.name);
       state.hidden = !refused;
       put(state, refused);

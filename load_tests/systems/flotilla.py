@@ -1,7 +1,6 @@
 """`flotilla`: gateway, durable Redis and worker with default settings, as `flotilla up` runs them.
 
-`flotilla-2gw` has two gateways.
-`flotilla-plain` has FLOTILLA_FAST_PATHS=off. `flotilla-tcp` reaches Redis by TCP instead of a Unix
+`flotilla-2gw` has two gateways. `flotilla-tcp` reaches Redis by TCP instead of a Unix
 socket, as on separate machines or containers. `flotilla-before` runs another checkout of Flotilla:
 the environment variable BEFORE names its folder, in which `make install` was run.
 """
@@ -25,13 +24,12 @@ class Flotilla(System):
     name = "flotilla"
     n_gateways: ClassVar[int] = 1
     redis_by_socket: ClassVar[bool] = True
-    fast_paths: ClassVar[str] = "auto"
 
     def start(self) -> None:
         """Start Redis, the worker, the gateways."""
         redis = self.start_redis()
         url = redis.socket_url if self.redis_by_socket else redis.url
-        settings: dict[str, Any] = {"redis_url": url, "fast_paths": self.fast_paths}
+        settings: dict[str, Any] = {"redis_url": url}
         self.stack.worker(name="engine", **settings)
         for _ in range(self.n_gateways):
             self.start_gateway(**settings)
@@ -66,7 +64,6 @@ SYSTEMS: dict[str, type[System]] = {
         Direct,
         Flotilla,
         FlotillaBefore,
-        Flotilla.variant("flotilla-plain", fast_paths="off"),
         Flotilla.variant("flotilla-tcp", redis_by_socket=False),
         Flotilla.variant("flotilla-2gw", n_gateways=2),
     )

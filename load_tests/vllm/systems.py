@@ -60,17 +60,12 @@ class VllmFleet(VllmServe):
     """A gateway, a durable Redis, one worker with vLLM."""
 
     name = "fleet"
-    fast_paths: ClassVar[str] = "auto"
     settings: ClassVar[Mapping[str, Any]] = {}
     """Others of gateway and worker."""
 
     def start(self) -> None:
         """Start Redis, the worker, the gateway."""
-        common: dict[str, Any] = {
-            "redis_url": self.start_redis().url,
-            "fast_paths": self.fast_paths,
-            **self.settings,
-        }
+        common: dict[str, Any] = {"redis_url": self.start_redis().url, **self.settings}
         if self.model:
             common |= {"model": self.model, "served_model_name": MODEL_NAME}
         self.metrics_port = free_port()
@@ -92,6 +87,5 @@ VLLM_SYSTEMS: dict[str, type[VllmServe]] = {
     for system in (
         VllmServe,
         VllmFleet,
-        VllmFleet.variant("fleet-plain", fast_paths="off"),
     )
 }

@@ -70,12 +70,8 @@ class FleetSettings(ProcessSettings):
     )
     otlp_traces_endpoint: str = Field(
         "",
-        description="where traces go: http://collector:4318/v1/traces, or file:///a/path for lines "
-        "of OTLP as JSON. Empty: none are made. Needs the extra `tracing`",
-    )
-    fast_paths: Literal["auto", "off"] = Field(
-        "auto",
-        description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
+        description="where traces go: http://collector:4318/v1/traces. Empty: none are made. "
+        "Needs the extra `tracing`",
     )
     loop_stall_s: float = Field(
         60.0, gt=0, description="a process whose event loop stands still for so long ends"
@@ -139,7 +135,6 @@ class FleetSettings(ProcessSettings):
     @classmethod
     def _check_endpoint(cls, endpoint: str) -> str:
         parts = urlsplit(endpoint)
-        complete = parts.netloc if parts.scheme in {"http", "https"} else parts.scheme == "file"
-        if endpoint and not (complete and parts.path):
-            raise ValueError("must be http://host:4318/v1/traces or file:///a/path")
+        if endpoint and not (parts.scheme in {"http", "https"} and parts.netloc and parts.path):
+            raise ValueError("must be http://host:4318/v1/traces")
         return endpoint

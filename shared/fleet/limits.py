@@ -206,12 +206,3 @@ WORKER_LOADS_LONG = Limit(
     "worker_loads_long", Unit.SECONDS, 1200,
     text="The worker {worker} has loaded its model for {age}.", do="Its log shows how far it is.",
 )  # fmt: skip
-
-# --- jobs ---
-
-TOLD_WAITS = Limit(
-    "told_waits", warning=2, least=20, within_s=1800,
-    text="Jobs of the pool {pool} wait {ratio:.1f} times as long as their clients are told.",
-    do="The queue grows, or one tenant's jobs wait for those of others: add workers.",
-)  # fmt: skip
-"""How long streamed calls waited over what they were told, the median."""

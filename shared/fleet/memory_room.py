@@ -1,8 +1,7 @@
 """How many bytes may still be accepted into one Redis server. Pure.
 
 A gateway reads a server's memory once in some seconds, or sooner where it accepts much. What is
-left below the mark is for what running jobs write: their answers are never refused. Therefore the
-answers of all jobs that have not ended count as if they were written already.
+left above the mark is for what running jobs write: their answers are never refused.
 
 Several gateways see the same room, and none knows what the others accept. Each looks again after an
 eighth of it, so that eight of them do not accept more than there is.
@@ -13,13 +12,10 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-RECORD_BYTES: Final = 2048
+_RECORD_BYTES: Final = 2048
 """What a waiting job takes beside its body: its record, its entries in a stream and in sets."""
 _BODY_FACTOR: Final = 1.25
 """Redis allocates in classes of sizes, a quarter apart."""
-_TOKEN_BYTES, _ANSWER_BYTES, _TOKENS = 64, 2048, 500
-"""Of an answer: what a token takes in its log, what there is beside, and how long an answer is
-where nothing is known."""
 _BUFFER_BYTES = 20 << 20
 """What buffers may take at times, as for a call that submits a megabyte. A small server needs it,
 too."""
@@ -27,14 +23,9 @@ _LOOK_SHARE, _MOST_SHARE = 1 / 8, 1 / 2
 _FULL_SHARE = 0.01
 
 
-def answer_bytes(mean_tokens: float | None) -> float:
-    """What a job that has not ended may still write. `mean_tokens`: of the pool's last answers."""
-    return _ANSWER_BYTES + _TOKEN_BYTES * (_TOKENS if mean_tokens is None else mean_tokens)
-
-
 def job_bytes(body: int) -> float:
     """What a job takes while it waits. `body`: bytes of its request's body."""
-    return RECORD_BYTES + _BODY_FACTOR * body
+    return _RECORD_BYTES + _BODY_FACTOR * body
 
 
 class MemoryRoom:
@@ -47,14 +38,12 @@ class MemoryRoom:
         self._taken = self._before = 0.0  # since the last look, and between the two before
         self.used = self.limit = 0
         """As of the last look, in bytes; no limit: 0."""
-        self.owed = 0.0
-        """What jobs that have not ended are still going to write, in bytes."""
 
-    def looked(self, used: int, limit: int, owed: float = 0.0) -> None:
-        """The server uses so many bytes of its limit (0: it has none) now. `owed`: see above."""
-        self.used, self.limit, self.owed = used, limit, owed
+    def looked(self, used: int, limit: int) -> None:
+        """The server uses so many bytes of its limit (0: it has none) now."""
+        self.used, self.limit = used, limit
         most = min(self._mark * limit, limit - _BUFFER_BYTES)
-        self._left = max(0.0, most - used - owed) if limit else inf
+        self._left = max(0.0, most - used) if limit else inf
         # What was accepted just now may not be there yet: it counts until the look after this.
         self._before, self._taken = self._taken, 0.0
 
@@ -70,11 +59,8 @@ class MemoryRoom:
     @property
     def why(self) -> str:
         """Why there is no room, in words; for a server with a limit."""
-        used, owed = self.used / self.limit, self.owed / self.limit
-        return (
-            f"Redis uses {used:.0%} of its memory and needs {owed:.0%} for the answers of the jobs "
-            "that it has"
-        )
+        used = self.used / self.limit
+        return f"Redis uses {used:.0%} of its memory; the rest is for answers and buffers"
 
     @property
     def is_full(self) -> bool:

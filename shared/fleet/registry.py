@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter
@@ -51,23 +51,15 @@ class WorkerInfo:
     # Totals since its start. The difference of two heartbeats is what it did in between.
     finished: int = 0
     """Jobs that have ended or were lost; not those that it released."""
-    job_seconds: float = 0.0
-    """The time from lease to end of those jobs together."""
+    job_s: float = 0.0
+    """The time from lease to end of the last of those, a moving mean; 0: none has ended."""
     prompt_tokens: int = 0
-    job_steps: tuple[int, ...] = ()
-    """How many steps of the engine its jobs have run, the most first; of many, a sample."""
     job_ids: tuple[str, ...] = ()
     """Jobs that it runs; of many, the first ones."""
     clock_s: float = 0.0
     """Its own monotonic clock: the difference of two heartbeats is the time between them."""
     output_tokens: int = 0
     """Tokens generated since its start, those of running jobs included."""
-    prefilled_tokens: int = 0
-    """Prompt tokens of all jobs that have had output, those of running jobs included."""
-    recent: tuple[float, ...] = ()
-    """Moving sums of what its engine did lately: see recent_work.py."""
-    lengths: dict[int, float] = field(default_factory=dict)
-    """The jobs that have ended lately, by the bucket of how many steps they ran."""
     failure: str = ""
     """Why it has failed; empty while it runs. One that ends without a failure deletes its entry."""
 

@@ -1,7 +1,7 @@
 """How long a queued job may wait, and why: an estimate from what workers announce. Pure.
 
-A job that waits has found no free slot: if there were one, submitting would have leased the job at
-once. So a slot that was free when its worker last announced itself has been taken since then.
+A job waits until the jobs before it have slots, of which one becomes free each time that a job
+takes, divided by their number. Workers that the autoscaler starts count from their usual start on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from shared.fleet.registry import WorkerInfo
 from shared.fleet.scale_decisions import Scale
-from shared.fleet.slot_turnover import SlotTurnover
 from shared.job.states import WorkerState
 
 
@@ -22,8 +21,6 @@ class WaitEstimate(NamedTuple):
     """Seconds until a worker takes the job; None: not known."""
     reason: str
     """Why it waits, in words, if no worker is ready; else empty."""
-    range_s: tuple[float, float] | None = None
-    """The wait is between these in about four of five cases; None: not known."""
 
 
 def wait_estimate(
@@ -31,20 +28,23 @@ def wait_estimate(
     workers: Sequence[WorkerInfo],
     scale: Scale | None,
     now_s: float,
-    turnover: SlotTurnover | None,
-    read_s_ago: float,
 ) -> WaitEstimate:
     """The estimate for the job at `position` (from 1) among the queued jobs of a pool.
 
     `workers` are the pool's; `scale` is the autoscaler's last decision for it, None if the pool is
-    not autoscaled; `now_s` is the time in Unix seconds by Redis' clock. `turnover`: of the workers
-    that serve, as of `read_s_ago` seconds ago; None: not known.
+    not autoscaled; `now_s` is the time in Unix seconds by Redis' clock.
     """
     reason = wait_reason(workers, scale, now_s)
-    serving = sum(worker.state.serving for worker in workers)
     if scale is not None and scale.stale(now_s):
         scale = None
-    return WaitEstimate(_wait_s(position, serving, scale, turnover, read_s_ago), reason)
+    return WaitEstimate(_wait_s(position, workers, scale), reason)
+
+
+def mean_job_s(workers: Sequence[WorkerInfo]) -> float | None:
+    """The mean time of the last jobs of these workers; None: not known."""
+    known = [(worker.job_s, worker.slots) for worker in workers if worker.job_s]
+    slots = sum(slots for _, slots in known)
+    return sum(job_s * slots for job_s, slots in known) / slots if slots else None
 
 
 def wait_reason(workers: Sequence[WorkerInfo], scale: Scale | None, now_s: float) -> str:
@@ -65,28 +65,28 @@ def wait_reason(workers: Sequence[WorkerInfo], scale: Scale | None, now_s: float
     return f"{runs}; {_starting(max(coming, scale.wanted))}{takes}"
 
 
-def _wait_s(
-    position: int,
-    serving: int,
-    scale: Scale | None,
-    turnover: SlotTurnover | None,
-    read_s_ago: float,
-) -> float | None:
+def _wait_s(position: int, workers: Sequence[WorkerInfo], scale: Scale | None) -> float | None:
     """Seconds until a slot is free, with the workers that serve now and those being started."""
-    serving_s = turnover.wait_s(position, read_s_ago) if turnover else None
-    if scale is None or scale.seen.start_s is None or (serving and serving_s is None):
-        return serving_s
+    job_s = mean_job_s(workers) or (scale and scale.seen.job_s)
+    serving = [worker for worker in workers if worker.state.serving]
+    slots = sum(map(_slots, serving))
+    wait_s = position / slots * job_s if slots and job_s else None
+    if scale is None or scale.seen.start_s is None or (serving and wait_s is None):
+        return wait_s
     start_s = scale.seen.start_s
-    coming = (max(1, scale.wanted) - serving) * (scale.seen.slots or 0)
-    if coming <= 0 or (serving_s is not None and serving_s <= start_s):
-        return serving_s
-    left = position - (turnover.freed(start_s) if turnover else 0) - coming
+    coming = (max(1, scale.wanted) - len(serving)) * (scale.seen.slots or 0)
+    if coming <= 0 or (wait_s is not None and wait_s <= start_s):
+        return wait_s
+    before = slots * start_s / job_s if job_s else 0  # jobs that have slots until then
+    left = position - before - coming
     if left <= 0:
         return start_s
-    job_s = turnover.pace.job_s if turnover else scale.seen.job_s
-    return (
-        start_s + left * job_s / (coming + (turnover.slots if turnover else 0)) if job_s else None
-    )
+    return start_s + left * job_s / (slots + coming) if job_s else None
+
+
+def _slots(worker: WorkerInfo) -> int:
+    """Of one that claims no more, as its memory is full, what runs makes room."""
+    return worker.slots if worker.state is WorkerState.READY else worker.jobs
 
 
 def _starting(coming: int) -> str:

@@ -175,17 +175,6 @@ class HeadersTooLarge(FlotillaError):
     status, code, type, final = 431, "headers_too_large", "invalid_request_error", True
 
 
-class TooManyWrongKeys(FlotillaError):
-    """Too many wrong API keys were sent from one address."""
-
-    status, code, type, final = 429, "too_many_wrong_keys", "invalid_request_error", True
-    retry_after_s = 10
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """See FlotillaError."""
-        return [*super().headers(), (b"connection", b"close")]
-
-
 class RateLimited(FlotillaError):
     """A limit of the API key or its tenant has too little left; the type names the limit."""
 
@@ -433,12 +422,6 @@ class DeadlineUnreachable(FlotillaError):
     status, code, retry_after_s = 503, "deadline_unreachable", 5
 
 
-class Overloaded(FlotillaError):
-    """Calls have waited for too long for some time, and this one would, too."""
-
-    status, code, retry_after_s = 503, "overloaded", 5
-
-
 class IntakeStopped(FlotillaError):
     """An operator has stopped the intake of the model's pool."""
 
@@ -483,7 +466,7 @@ class StorageNotConfigured(FlotillaError):
 
 
 class KeysNotConfigured(FlotillaError):
-    """The gateway keeps no API keys in Redis: it has no pepper, or needs no keys."""
+    """The gateway keeps no API keys in Redis, as it needs none."""
 
     status, code, final = 501, "keys_not_configured", True
 

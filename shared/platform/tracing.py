@@ -1,4 +1,4 @@
-"""Traces: the module that names OpenTelemetry and its GenAI conventions; otlp_file.py is its file.
+"""Traces: the module that names OpenTelemetry and its GenAI conventions.
 
 Off unless `FLOTILLA_OTLP_TRACES_ENDPOINT` is set: a request costs a few comparisons then. The spans
 of a trace:
@@ -26,12 +26,9 @@ import importlib.util
 import threading
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from shared.job.trace_context import NOT_SAMPLED, SpanRef
-from shared.platform import otlp_file
 from shared.platform.settings import SettingsError
 
 Value = str | int | float | bool
@@ -108,7 +105,7 @@ def set_up(endpoint: str, service: str, instance: str, ratio: float = 1.0) -> No
     """
     shut_down()
     if endpoint:
-        _set_pipeline(_Pipeline(_exporter(endpoint), service, instance, ratio))
+        _set_pipeline(_Pipeline(endpoint, service, instance, ratio))
 
 
 def shut_down() -> None:
@@ -151,10 +148,11 @@ def write(
 
 
 class _Pipeline:
-    """OpenTelemetry's: from spans that have ended to a collector, or to a file."""
+    """OpenTelemetry's: from spans that have ended to a collector."""
 
-    def __init__(self, exporter: Any, service: str, instance: str, ratio: float) -> None:
+    def __init__(self, endpoint: str, service: str, instance: str, ratio: float) -> None:
         from opentelemetry import context, trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -175,6 +173,7 @@ class _Pipeline:
             shutdown_on_exit=False,
             id_generator=self._ids,
         )
+        exporter = OTLPSpanExporter(endpoint=endpoint)
         processor = BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_EVERY_MS)
         self.provider.add_span_processor(processor)
         self._tracer = self.provider.get_tracer("flotilla", release)
@@ -232,15 +231,6 @@ def _id_generator() -> Any:
             return self.next.trace_id
 
     return Ids()
-
-
-def _exporter(endpoint: str) -> Any:
-    url = urlsplit(endpoint)
-    if url.scheme == "file":
-        return otlp_file.exporter(Path(url.path))
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-    return OTLPSpanExporter(endpoint=endpoint)
 
 
 def _is_installed(package: str) -> bool:

@@ -172,7 +172,6 @@ ERRORS = """
 503 gateway_stopped
 503 intake_stopped
 503 model_unavailable
-503 overloaded
 503 queue_full
 503 redis_memory_full
 503 redis_unavailable

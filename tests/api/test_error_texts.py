@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.client import CHAT, MODEL, chat
 from tests.harness.fleet import Stack
-from tests.harness.keys import MANAGED_KEYS, OPERATOR
+from tests.harness.keys import KEYS, OPERATOR
 
 NOT_OF_JSON = re.compile(
     r"\bb['\"]|<\w+[.:]|\b(dict|dictionary|NoneType|None|tuple|str|int|bool|float|True|False)\b"
@@ -28,7 +28,7 @@ RESPONSE = {"model": MODEL, "input": "x"}
 def api(module_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     module_stack.worker()
     folder: Path = tmp_path_factory.mktemp("files")
-    settings: dict[str, Any] = {**MANAGED_KEYS, "storage_url": folder.as_uri()}
+    settings: dict[str, Any] = {**KEYS, "storage_url": folder.as_uri()}
     gateway = module_stack.gateway(**settings)
     with httpx.Client(base_url=gateway.url, headers=OPERATOR, timeout=30) as client:
         yield client

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -149,6 +150,26 @@ def test_connections_of_silent_clients_are_closed(stack: Stack, connect: Connect
     assert (
         metric(hasty.url, "flotilla_requests_refused_total", WITH_KEY, code="headers_timeout") == 2
     )
+
+
+def test_at_the_limit_of_descriptors_connections_are_refused_for_a_time(
+    stack: Stack, connect: Connect, tmp_path: Path
+) -> None:
+    launcher = ("sh", "-c", 'ulimit -n 256 && exec "$@"', "limited")
+    limited = Stack(stack.redis_url, tmp_path, launcher)
+    limited.processes = stack.processes  # they end with those
+    small = limited.gateway(api_keys=f"alice:{KEY}", **patience(header_s=3))
+    request = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n\r\n".encode()
+    tenant = connect(request, to=small)
+    assert b" 200 OK" in tenant.recv(1 << 16)
+    silent = [connect(to=small) for _ in range(300)]
+    answers = [rest(client) for client in silent]
+    refused = [error_of(answer) for answer in answers if answer]
+    assert 0 < len(refused) < 300
+    assert set(refused) == {(503, "too_many_connections")}
+    tenant.sendall(request)
+    assert b" 200 OK" in tenant.recv(1 << 16)
+    wait_for(lambda: http.get(f"{small.url}/readyz").status_code == 200, "it writes to Redis")
 
 
 def test_invalid_requests_and_too_many_pipelined_ones_are_refused(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
-from tests.harness.keys import KEYS_WITHOUT_REDIS, MANAGED_KEYS, OPERATOR, PEPPER, bearer
+from tests.harness.keys import KEYS, KEYS_WITHOUT_REDIS, OPERATOR, bearer
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
@@ -26,7 +26,7 @@ class Fleet:
     def __init__(self, redis: RedisServer, folder: Path) -> None:
         self.redis = redis
         self.stack = Stack(redis.url, folder)
-        self.gateways = [self.stack.gateway(**MANAGED_KEYS) for _ in range(3)]
+        self.gateways = [self.stack.gateway(**KEYS) for _ in range(3)]
         self.operator = httpx.Client(base_url=self.gateways[0].url, headers=OPERATOR, timeout=30)
 
     def make(self, tenant: str = "team", **changes: Any) -> dict[str, Any]:
@@ -180,6 +180,13 @@ def test_a_key_of_some_models_sees_and_uses_only_these(fleet: Fleet) -> None:
     assert status(gateway, key, "/v1/batches", input_file_id="file_1") == 403
 
 
+def test_a_gateway_without_keys_makes_none(fleet: Fleet) -> None:
+    gateway = fleet.stack.gateway()
+    made = http.post(f"{gateway.url}/admin/keys", json={"tenant": "t"})
+    assert code(made) == (501, "keys_not_configured")
+    assert http.get(f"{gateway.url}/admin/keys").status_code == 200
+
+
 def test_an_expired_key_is_refused(fleet: Fleet) -> None:
     key = fleet.make(expires_at=time.time() + 1)
     wait_for(lambda: status(fleet.gateways[0], key) == 401, "it has expired")
@@ -227,7 +234,7 @@ def test_a_dump_of_redis_has_no_key_in_it(fleet: Fleet) -> None:
         folder = Path(str(client.config_get("dir")["dir"]))
     dumped = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert keys[0]["id"].encode() in dumped
-    secrets = [key["secret"] for key in keys] + ["s3cret", "adm1n", PEPPER]
+    secrets = [key["secret"] for key in keys] + ["s3cret", "adm1n"]
     assert not [secret for secret in secrets if secret.encode() in dumped]
 
 

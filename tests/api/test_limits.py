@@ -19,7 +19,7 @@ from tests.harness.client import CHAT as CHAT_PATH
 from tests.harness.client import MODEL, http
 from tests.harness.client import chat as chat_body
 from tests.harness.fleet import Process, Stack
-from tests.harness.keys import MANAGED_KEYS, OPERATOR
+from tests.harness.keys import KEYS, OPERATOR
 from tests.harness.keys import bearer as headers
 from tests.harness.waiting import wait_for
 
@@ -32,7 +32,7 @@ class Fleet:
     def __init__(self, stack: Stack, files: Path) -> None:
         self.stack = stack
         stored = {"storage_url": str(files)}
-        self.gateways = [stack.gateway(**MANAGED_KEYS, **stored) for _ in range(3)]
+        self.gateways = [stack.gateway(**KEYS, **stored) for _ in range(3)]
         stack.maintenance(**stored)
         stack.worker(sim_step_ms=5, sim_step_us_per_seq=0)
 
@@ -91,7 +91,7 @@ def test_a_limit_holds_over_all_gateways(fleet: Fleet) -> None:
 
 
 def test_a_limit_is_exact_though_a_gateway_is_killed(fleet: Fleet) -> None:
-    killed = fleet.stack.gateway(**MANAGED_KEYS)
+    killed = fleet.stack.gateway(**KEYS)
     most, gateways = 300, [*fleet.gateways[:2], killed]
     secret = fleet.key(requests_per_minute=most)
     wait_for(lambda: known(killed, secret), "the key is known")
@@ -362,7 +362,7 @@ def test_a_budget_ends_with_its_day(fleet: Fleet) -> None:
 
 
 def test_a_lost_gateway_leaves_no_request_counted_for_ever(fleet: Fleet) -> None:
-    gateway = fleet.stack.gateway(**MANAGED_KEYS)
+    gateway = fleet.stack.gateway(**KEYS)
     secret = fleet.key(concurrent_requests=1)
     wait_for(lambda: known(gateway, secret), "the key is known")
     url = gateway.url + CHAT_PATH

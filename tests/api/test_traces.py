@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.harness.client import CHAT, chat, http
+from tests.harness.collector import Collector, Span
 from tests.harness.fleet import Process, Stack
-from tests.harness.spans import Span, read_spans
 from tests.harness.waiting import wait_for
 
 FAST = {"sim_step_ms": 5, "sim_step_us_per_seq": 0}
@@ -22,25 +21,26 @@ BY_REQUEST = {"queue", "attempt", "delivery"}
 
 
 class Traces:
-    """Where all processes of a stack write their spans."""
+    """Where all processes of a stack send their spans."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
         self.settings: dict[str, Any] = {
-            "otlp_traces_endpoint": f"file://{path}",
+            "otlp_traces_endpoint": collector.url,
             "log_level": "debug",
             "log_format": "json",
         }
 
     def wait(self, complete: Callable[[list[Span]], bool], what: str) -> list[Span]:
         """All spans, once `complete` is true of them."""
-        wait_for(lambda: complete(read_spans(self._path)), what)
-        return read_spans(self._path)
+        wait_for(lambda: complete(self._collector.spans), what)
+        return self._collector.spans
 
 
 @pytest.fixture
-def traces(tmp_path: Path) -> Traces:
-    return Traces(tmp_path / "spans.jsonl")
+def traces() -> Iterator[Traces]:
+    with Collector() as collector:
+        yield Traces(collector)
 
 
 def named(spans: list[Span], name: str) -> list[Span]:

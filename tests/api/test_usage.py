@@ -20,7 +20,7 @@ import pytest
 
 from tests.harness.client import CHAT, chat, http, unread
 from tests.harness.fleet import Process, Stack
-from tests.harness.keys import MANAGED_KEYS, OPERATOR, TEAM, bearer
+from tests.harness.keys import KEYS, OPERATOR, TEAM, bearer
 from tests.harness.logs import tokens_in_logs
 from tests.harness.waiting import wait_for
 
@@ -36,7 +36,7 @@ class Fleet:
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self.clients: list[httpx.Client] = []
-        self.gateway: Process = stack.gateway(**MANAGED_KEYS, disconnect_grace_s=0)
+        self.gateway: Process = stack.gateway(**KEYS, disconnect_grace_s=0)
         self.maintenance = stack.maintenance(usage_days=90)
         self.worker = self.add_worker()
         self.operator = httpx.Client(base_url=self.gateway.url, headers=OPERATOR, timeout=60)

@@ -12,7 +12,7 @@ import asyncio
 import os
 import random
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,17 +48,16 @@ DOCUMENTATION = Path(__file__).parents[2] / "worker" / "engines" / "CONTINUATION
 
 
 @pytest.fixture
-def use_way(vllm_engine: Engine) -> Iterator[Any]:
+def use_way(vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Chooses between the two ways."""
-    from worker.engines.vllm.prefill_resume import PREFILLS
+    from worker.engines.vllm import prefill_resume
 
-    assert PREFILLS.enabled(), "this release of vLLM is not known to it"
+    assert prefill_resume.usable(), "this release of vLLM is not known to it"
 
     def choose(way: str) -> None:
-        PREFILLS._usable = way == "prefill"
+        monkeypatch.setattr(prefill_resume, "usable", lambda: way == "prefill")
 
-    yield choose
-    PREFILLS._usable = True
+    return choose
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

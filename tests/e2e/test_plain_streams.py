@@ -25,7 +25,7 @@ from worker.engines.vllm.engine import VllmEngine
 pytestmark = pytest.mark.vllm
 
 CHAT, COMPLETION = "openai_serving_chat", "openai_serving_completion"
-NAMES = dict(place.split(".") for place in stream_chunks._KNOWN)
+NAMES = dict(stream_chunks._GENERATORS)
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 BOTH_PLAIN: list[dict[str, Any]] = [

@@ -8,11 +8,8 @@ def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
-PEPPER = "p" * 32
 KEYS = {"api_keys": "team:s3cret", "admin_keys": "ops:adm1n"}
 """Settings of a gateway: a key of the tenant `team`, and an operator's."""
-MANAGED_KEYS = {**KEYS, "key_peppers": PEPPER}
-"""The same for gateways whose operators can make further keys."""
-KEYS_WITHOUT_REDIS = {**MANAGED_KEYS, "keys_without_redis_s": 10}
+KEYS_WITHOUT_REDIS = {**KEYS, "keys_without_redis_s": 10}
 """The same, if a key that was known is good for ten seconds when Redis is gone."""
 TEAM, OPERATOR = bearer("s3cret"), bearer("adm1n")

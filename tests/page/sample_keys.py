@@ -54,7 +54,7 @@ def keys() -> list[dict[str, Any]]:
     limits = {"requests_per_minute": 60, "tokens_per_day": 1_000_000, "concurrent_requests": 8}
     return [
         key(CI, "ci", limits=_LIMITS | limits, used=used(950_000, 2_000_000)),
-        key(OLD, "", expires_at=AT - 2_000_000, pepper="unknown"),
+        key(OLD, "", expires_at=AT - 2_000_000),
         key(NIGHTLY, EVIL, tenant="support", models=["qwen3-8b", EVIL], expires_at=AT + 9e7),
     ]
 
@@ -74,7 +74,6 @@ def key(key_id: str, name: str, **changes: Any) -> dict[str, Any]:
         "expires_at": None,
         "limits": _LIMITS,
         "used": used(0, 0),
-        "pepper": "current",
     } | changes
 
 

@@ -161,9 +161,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     try:
         stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
         stack.maintenance()
-        yield stack.gateway(
-            api_keys=f"team:{TENANT}", admin_keys=f"ops:{OPERATOR}", key_peppers="p" * 32
-        )
+        yield stack.gateway(api_keys=f"team:{TENANT}", admin_keys=f"ops:{OPERATOR}")
     finally:
         stack.close()
         server.stop()

@@ -36,7 +36,7 @@ async def scale_of(queue: JobQueue, pool: str = POOL) -> Scale:
 
 
 async def test_announced_workers_are_observed(queue: JobQueue, registry: Registry) -> None:
-    first = worker(pool=POOL, finished=2, job_seconds=6.0, start_s=9.0)
+    first = worker(pool=POOL, finished=2, job_s=3.0, start_s=9.0)
     await registry.announce(first)
     loads = worker("w-2", pool=POOL, state=WorkerState.STARTING, slots=0)
     await registry.announce(loads, LOADING_EXPIRY_S)

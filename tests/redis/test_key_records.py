@@ -17,24 +17,22 @@ from shared.platform.tasks import end
 from shared.store.redis import key_records, keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.key_records import KeyRecords
-from shared.tenants.api_key import ApiKey, new_key_id, new_secret
-from shared.tenants.peppers import Peppers
+from shared.tenants.api_key import ApiKey, digest_of, new_key_id, new_secret
 from tests.harness.waiting import eventually
 
-OLD, NEW = "o" * 32, "n" * 32
 SEEDS = {"0" * 64: "ops"}
 
 
-def made(peppers: Peppers, tenant: str = "team") -> tuple[str, bytes, ApiKey]:
+def made() -> tuple[str, bytes, ApiKey]:
     """A new key's secret, digest and record."""
     secret = new_secret()
-    return secret, peppers.digest(secret), ApiKey(new_key_id(), tenant, pepper=peppers.names[0])
+    return secret, digest_of(secret.encode()), ApiKey(new_key_id(), "team")
 
 
 @asynccontextmanager
-async def gateway(queue: JobQueue, *peppers: str) -> AsyncIterator[KnownKeys]:
+async def gateway(queue: JobQueue) -> AsyncIterator[KnownKeys]:
     """A gateway's copy that is kept up to date."""
-    known = KnownKeys(SEEDS, peppers=peppers)
+    known = KnownKeys(SEEDS)
     refresh = KeyRefresh(queue, known, MalformedValues())
     task = asyncio.create_task(refresh.run())
     await refresh.loaded.wait()
@@ -60,10 +58,10 @@ async def becomes(known: KnownKeys, secret: str, expected: bool, deadline_s: flo
 
 
 async def test_of_a_rotation_and_a_revocation_at_once_one_wins(queue: JobQueue) -> None:
-    records, peppers = KeyRecords(queue), Peppers([NEW])
+    records = KeyRecords(queue)
     for _ in range(20):
-        _, digest, key = made(peppers)
-        _, other, _ = made(peppers)
+        _, digest, key = made()
+        _, other, _ = made()
         await records.create(digest, key)
         replaced, revoked = await asyncio.gather(
             records.replace(digest, other, key), records.revoke(digest, key)
@@ -77,21 +75,21 @@ async def test_the_number_of_keys_is_bounded(
     queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_records, "MOST_KEYS", 2)
-    records, peppers = KeyRecords(queue), Peppers([NEW])
+    records = KeyRecords(queue)
     for _ in range(2):
-        _, digest, key = made(peppers)
+        _, digest, key = made()
         await records.create(digest, key)
     with pytest.raises(QuotaExceeded):
-        await records.create(*made(peppers)[1:])
-    assert await records.replace(digest, made(peppers)[1], key)  # those that are there can change
+        await records.create(*made()[1:])
+    assert await records.replace(digest, made()[1], key)  # those that are there can change
 
 
 async def test_a_gateway_learns_of_changes_with_and_without_a_message(
     queue: JobQueue, store: sync_redis.Redis
 ) -> None:
     records = KeyRecords(queue)
-    secret, digest, key = made(Peppers([NEW]))
-    async with gateway(queue, NEW) as known:
+    secret, digest, key = made()
+    async with gateway(queue) as known:
         await records.create(digest, key)
         await becomes(known, secret, True)
         assert [tenant.name for tenant in known.tenants] == ["ops", "team"]
@@ -108,7 +106,7 @@ async def test_a_gateway_learns_of_changes_with_and_without_a_message(
 async def test_a_malformed_record_hides_no_other(queue: JobQueue, store: sync_redis.Redis) -> None:
     for value in (b"", b"[]", b"{}", b"\xff", b'{"id": 1}', b"[" * 100_000):
         store.hset(keys.first(keys.API_KEYS), f"digest of {len(value)}", value)
-    secret, digest, key = made(Peppers([NEW]))
+    secret, digest, key = made()
     await KeyRecords(queue).create(digest, key)
-    async with gateway(queue, NEW) as known:
+    async with gateway(queue) as known:
         assert is_known(known, secret)

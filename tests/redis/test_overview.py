@@ -72,7 +72,7 @@ class Fleet:
             fleet=self.view,
             metrics=metrics,
             eviction=self.eviction,
-            admission=SimpleNamespace(memory=MemoryMonitor(queue, 0.9, self.view.mean_tokens)),
+            admission=SimpleNamespace(memory=MemoryMonitor(queue, 0.9)),
             format=FormatMonitor(primary, 1),
             tasks=TaskSupervisor(),
             submitter=Submitter(queue, 1000, metrics),

@@ -1,7 +1,4 @@
-"""PipelinedConnection: calls in flight together, losses reported to their callers, reconnection.
-
-Every test runs with redis-py's transport taken over and with its public calls.
-"""
+"""PipelinedConnection: calls in flight together, losses reported to their callers, reconnection."""
 
 from __future__ import annotations
 
@@ -17,11 +14,9 @@ import uvloop
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from shared.platform import fast_paths
 from shared.store.interface import StoreRefused, StoreTimeout, StoreUnavailable
 from shared.store.redis.pipelined_connection import PipelinedConnection
 from shared.store.redis.redis_client import connect
-from shared.store.redis.redis_link import TAKE_OVER, PublicLink, TransportLink
 from shared.store.redis.store_errors import OnReplica, ScriptsMissing
 from tests.harness.servers import free_port, one_redis_only
 from tests.harness.waiting import eventually, wait_for
@@ -30,13 +25,6 @@ pytestmark = one_redis_only  # its keys lie in any slot
 
 TIMEOUT_S = 5.0
 STORM_ROUNDS = 40 * int(os.environ.get("FAULT_ROUNDS", "5"))
-
-
-@pytest.fixture(autouse=True, params=["auto", "off"])
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The value of FLOTILLA_FAST_PATHS."""
-    monkeypatch.setattr(fast_paths, "_mode", request.param)
-    return str(request.param)
 
 
 @contextlib.asynccontextmanager
@@ -257,28 +245,6 @@ async def test_a_message_handler_that_fails_does_not_end_the_connection(
         await redis.aclose()
 
 
-# --- which link carries the commands ---
-
-
-async def test_the_setting_chooses_the_link(connection: PipelinedConnection, mode: str) -> None:
-    await connection.call("PING")
-    assert isinstance(connection._link, TransportLink if mode == "auto" else PublicLink)
-
-
-async def test_a_redis_py_without_the_private_attribute_is_used_by_its_public_calls(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(fast_paths, "_mode", "auto")
-    monkeypatch.setattr(TAKE_OVER, "_checked", TAKE_OVER._checked)
-    monkeypatch.setattr(TAKE_OVER, "_usable", TAKE_OVER._usable)
-    monkeypatch.setattr("shared.store.redis.redis_link._TRANSPORT_METHODS", ("gone",))
-    for _ in range(2):
-        async with opened(redis_url) as connection:
-            assert await connection.call("ECHO", "a") == b"a"
-            assert isinstance(connection._link, PublicLink)
-    assert len(caplog.records) == 1  # logged once
-
-
 # --- on uvloop, which the product uses, and on asyncio's own loop ---
 
 RUNNERS = [asyncio.run, uvloop.run]
@@ -302,16 +268,13 @@ def test_an_idle_connection_that_was_cut_is_noticed(
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_reply_that_arrived_before_the_cut_is_delivered(
-    runner: Callable[..., None], redis_url: str, store: Redis, mode: str
+    runner: Callable[..., None], redis_url: str, store: Redis
 ) -> None:
     async def run() -> None:
         async with opened(redis_url) as connection:
             others = clients(store)
             await connection.call("PING")
             reply = connection.send("SET", "a", 1)
-            if mode == "off":  # it is written by a task
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
             # The loop is blocked meanwhile, so it reads the reply and the end together.
             wait_for(lambda: store.get("a") == b"1", "Redis has the command")
             cut(store, clients(store) - others)
@@ -331,9 +294,8 @@ def test_an_ended_connection_delivers_nothing_to_the_next_one(
             await connection.call("PING")
             old: Any = connection._link
             connection._break(StoreUnavailable("closed"))
-            if isinstance(old, TransportLink):
-                # A layer of its own (TLS) may deliver something yet.
-                assert old._transport.get_protocol() is not old
+            # A layer of its own (TLS) may deliver something yet.
+            assert old._transport.get_protocol() is not old
             assert await connection.call("ECHO", "new") == b"new"
             assert connection.losses == 1
 

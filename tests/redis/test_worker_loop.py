@@ -11,7 +11,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from shared.fleet.recent_work import length_bucket
 from shared.job.frames import FrameKind
 from shared.job.job_log import Transcript, read_journal
 from shared.job.states import JobEvent, JobState
@@ -288,28 +287,16 @@ async def test_a_run_that_fails_ends_although_its_job_can_not_be_released(
 
 
 async def is_over(loop: WorkerLoop, job_id: str) -> bool:
-    steps = loop.runs.job_steps(loop.progress.steps)
-    assert all(0 <= each <= 42 for each in steps)
     job = await loop._member.queue.get(job_id)
     return job is not None and job.state.terminal and not loop.runs
 
 
 async def test_what_the_engine_has_done_is_counted_for_the_heartbeats(queue: JobQueue) -> None:
-    """A job takes a step for each token; the time between jobs belongs to no step."""
     async with serving(queue, slots=4) as loop:
-        progress = loop.progress
         for n_tokens in (10, 40):
             job = await submit(queue, body=chat(n_tokens, ignore_eos=True))
             await eventually(partial(is_over, loop, job.id), "it has ended")
-        assert 50 <= progress.steps <= 56
         totals = loop.runs.totals
-        prompts, steps, busy_s, *_ = progress.recent(totals)
-        assert (prompts, steps) == (totals.prompt_tokens, progress.steps)
-        assert 0.05 <= busy_s < 10, "a step takes 1 ms"
-        lengths = progress.work.lengths
-        assert sum(lengths) == 2
-        for n_tokens in (10, 40):
-            assert any(lengths[length_bucket(n_tokens + more)] for more in range(3))
-        assert totals.prefilled_tokens == totals.prompt_tokens > 0
+        assert totals.prompt_tokens > 0
         assert totals.output_tokens == 50
-        assert loop.runs.job_steps(progress.steps) == ()
+        assert totals.job_s > 0

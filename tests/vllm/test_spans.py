@@ -7,7 +7,7 @@ import secrets
 import pytest
 
 from tests.harness.client import http
-from tests.harness.collector import Collected, Collector
+from tests.harness.collector import Collector, Span
 from tests.harness.waiting import wait_for
 from tests.vllm.conftest import ModelFleet, ServedModel
 
@@ -33,10 +33,10 @@ def ask(model: ServedModel, *, sampled: bool) -> str:
     return trace
 
 
-def vllms_span(collector: Collector, trace: str) -> Collected:
+def vllms_span(collector: Collector, trace: str) -> Span:
     """vLLM's span of a traced request, once it is there, and all above it."""
 
-    def found() -> list[Collected]:
+    def found() -> list[Span]:
         spans = collector.of(trace)
         return spans if {NAME, "attempt"} <= {span.name for span in spans} else []
 

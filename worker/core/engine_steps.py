@@ -10,10 +10,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from shared.fleet.recent_work import RecentWork
 from worker.core.job_run import JobRun
 from worker.core.output_buffer import OutputBuffer
-from worker.core.runs import Runs, WorkTotals
+from worker.core.runs import Runs
 from worker.core.slots import SlotAccounting
 from worker.engines.interface import Engine
 
@@ -59,8 +58,6 @@ class EngineSteps:
 
     def __init__(self, now: float) -> None:
         self.n = 0
-        self.busy_s = 0.0
-        """The time of these steps together."""
         self.last = now
         """When the last step ended, or the engine was seen idle."""
         self.stalled_s = 0.0
@@ -78,7 +75,6 @@ class EngineSteps:
         """The engine has ended a step."""
         took = min(now - self.last, self.stalled_s + _BETWEEN_LOOKS_S)
         self.n += 1
-        self.busy_s += took
         if self.n % _OF_LATE == 0:
             self._longest_before_s, self._longest_s = self._longest_s, 0.0
         if took > self._longest_s:
@@ -104,19 +100,6 @@ class EngineProgress:
         self._steps = EngineSteps(time.monotonic())
         self._answered_tokens = 0
         self._operator_calls = 0
-        self.work = RecentWork()
-
-    @property
-    def steps(self) -> int:
-        """That the engine has made."""
-        return self._steps.n
-
-    def recent(self, totals: WorkTotals) -> tuple[float, ...]:
-        """What the engine has done lately, for a heartbeat; `totals`: of the worker's runs."""
-        prompts, prefilled = totals.prompt_tokens, totals.prefilled_tokens
-        return self.work.update(
-            time.monotonic(), prompts, self.steps, prefilled, self._steps.busy_s
-        )
 
     def on_step(self) -> None:
         """The engine has ended a step."""
@@ -134,15 +117,12 @@ class EngineProgress:
 
     def begins(self, run: JobRun) -> None:
         """A run begins, which is not among the others yet."""
-        run.began_step = self.steps
         if not self._runs and self._engine.load().unfinished == 0:
             self._steps.look(run.started, idle=True)  # the time until now belongs to no step
 
-    def ended(self, run: JobRun, *, released: bool) -> None:
-        """A run has ended; `released`: its job has not."""
+    def ended(self, run: JobRun) -> None:
+        """A run has ended."""
         self._answered(run.buffer)
-        if not released:
-            self.work.ended(self.steps - run.began_step)
 
     def _answered(self, buffer: OutputBuffer) -> None:
         """Remember the length of a job's prompt if it has had output."""

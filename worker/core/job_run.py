@@ -55,9 +55,6 @@ class JobRun:
     `queue` has the log of a job that an earlier worker has begun. `around`: see `AroundRuns`.
     """
 
-    began_step = 0
-    """Steps that the engine had made when the run began; set by `EngineProgress.begins`."""
-
     def __init__(
         self,
         job: LeasedJob,

@@ -200,7 +200,7 @@ class WorkerLoop:
             self._metrics.prompt_tokens.inc(run.buffer.prompt_tokens)
             self._metrics.completion_tokens.inc(run.buffer.completion_tokens)
         released = run.released or outcome is Outcome.RELEASE
-        self.progress.ended(run, released=released)
+        self.progress.ended(run)
         self.charges.ended(run, released=released)
         self.runs.remove(run, released=released)
         self.slots.changed()

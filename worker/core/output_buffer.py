@@ -81,11 +81,6 @@ class OutputBuffer(JobStream):
         """Tokens that this attempt has generated."""
         return self.completion_tokens
 
-    @property
-    def prefilled_tokens(self) -> int:
-        """Tokens of the prompt that the engine has computed: all, once there is output."""
-        return 0 if self.first_output_at is None else self.prompt_tokens
-
     def past(self, call: int) -> Past | None:
         """See `Journal.past`."""
         return None

@@ -19,24 +19,24 @@ from worker.core.run_trace import REVOKED
 
 log = logging.getLogger("flotilla.worker")
 
-_SAMPLE = 16
-"""Most jobs in a heartbeat."""
+_NEWEST = 1 / 32
+"""The part of a job in the moving mean."""
 
 
 @dataclass(slots=True)
 class WorkTotals:
-    """Sums over all jobs; see the fields of the same names in WorkerInfo."""
+    """Of all jobs; see the fields of the same names in WorkerInfo."""
 
     finished: int = 0
-    job_seconds: float = 0.0
+    job_s: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    prefilled_tokens: int = 0
 
     def add(self, run: JobRun) -> None:
         """Count a job that has ended, or was lost; released jobs do not count."""
         self.finished += 1
-        self.job_seconds += time.monotonic() - run.started
+        took_s = time.monotonic() - run.started
+        self.job_s += (took_s - self.job_s) * max(_NEWEST, 1 / self.finished)
         self.prompt_tokens += run.buffer.prompt_tokens
 
 
@@ -64,7 +64,6 @@ class Runs(dict[str, JobRun]):
     def remove(self, run: JobRun, *, released: bool) -> None:
         """A run has ended; `released`: its job has not, and goes on elsewhere."""
         self._totals.output_tokens += run.buffer.new_tokens
-        self._totals.prefilled_tokens += run.buffer.prefilled_tokens
         if not released:
             self._totals.add(run)
         if self.get(run.job.id) is run:  # else the job runs again, under a newer lease
@@ -77,16 +76,7 @@ class Runs(dict[str, JobRun]):
         totals = replace(self._totals)
         for buffer in self.buffers():
             totals.output_tokens += buffer.new_tokens
-            totals.prefilled_tokens += buffer.prefilled_tokens
         return totals
-
-    def job_steps(self, steps: int) -> tuple[int, ...]:
-        """How many of the engine's `steps` each run has had, the most first.
-
-        Of many runs, an even sample.
-        """
-        each = sorted((steps - run.began_step for run in self.values()), reverse=True)
-        return tuple(each[:: -(-len(each) // _SAMPLE) or 1])
 
     def abort(self, job_id: str) -> None:
         """Abort a job that another process has ended, if it runs here."""

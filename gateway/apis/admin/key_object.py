@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.core.limits_object import LimitsObject, UsedObject, limits_object
 from gateway.http.wrong_fields import wrong_field
 from shared.tenants.api_key import ApiKey
-from shared.tenants.peppers import Peppers
 from shared.tenants.scopes import TENANT_SCOPES, Scope
 
 M = TypeVar("M", bound=BaseModel)
@@ -86,13 +85,11 @@ class KeyObject(BaseModel):
     """The tenant of the operator's key that made it."""
     expires_at: float | None
     limits: LimitsObject
-    pepper: Literal["current", "old", "unknown"]
-    """The gateway's pepper that its digest is made with; with an unknown one it is refused."""
 
     @classmethod
-    def of(cls, key: ApiKey, peppers: Peppers) -> Self:
+    def of(cls, key: ApiKey) -> Self:
         """A key in the API's form."""
-        return cls(**_shown(key, peppers))
+        return cls(**_shown(key))
 
 
 class KeyWithSecret(KeyObject):
@@ -101,12 +98,12 @@ class KeyWithSecret(KeyObject):
     secret: str
 
     @classmethod
-    def made(cls, key: ApiKey, peppers: Peppers, secret: str) -> Self:
+    def made(cls, key: ApiKey, secret: str) -> Self:
         """A key in the API's form."""
-        return cls(**_shown(key, peppers), secret=secret)
+        return cls(**_shown(key), secret=secret)
 
 
-def _shown(key: ApiKey, peppers: Peppers) -> dict[str, Any]:
+def _shown(key: ApiKey) -> dict[str, Any]:
     return {
         "id": key.id,
         "name": key.name,
@@ -118,14 +115,7 @@ def _shown(key: ApiKey, peppers: Peppers) -> dict[str, Any]:
         "created_by": key.created_by,
         "expires_at": key.expires_at,
         "limits": limits_object(key.limits),
-        "pepper": _which(key.pepper, peppers.names),
     }
-
-
-def _which(name: str, names: list[str]) -> str:
-    if name not in names:
-        return "unknown"
-    return "current" if name == names[0] else "old"
 
 
 class ListedKey(KeyObject):
@@ -134,9 +124,9 @@ class ListedKey(KeyObject):
     used: UsedObject
 
     @classmethod
-    def with_use(cls, key: ApiKey, peppers: Peppers, used: UsedObject) -> Self:
+    def with_use(cls, key: ApiKey, used: UsedObject) -> Self:
         """A key in the API's form."""
-        return cls(**_shown(key, peppers), used=used)
+        return cls(**_shown(key), used=used)
 
 
 class KeyObjectList(BaseModel):

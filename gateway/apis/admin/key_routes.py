@@ -31,6 +31,7 @@ from shared.store.interface import StoreError
 from shared.store.redis.key_records import KeyRecords
 from shared.tenants.api_key import (
     ApiKey,
+    digest_of,
     hint_of,
     is_key_id,
     new_key_id,
@@ -48,7 +49,7 @@ _ONLY_REASON = takes(
     {"type": "object", "properties": {"reason": {"type": "string"}}}, required=False
 )
 _TRIES = 5
-"""A gateway may store a key under another digest meanwhile."""
+"""Somebody else may rotate a key meanwhile."""
 
 
 def _body(model: type[BaseModel]) -> dict[str, Any]:
@@ -73,7 +74,7 @@ async def create(request: Request, gateway: GatewayDep, operator: KeyDep) -> Key
     now_s = gateway.fleet.now_s()
     if sent.expires_at is not None and sent.expires_at <= now_s:
         raise errors.BadRequest("`expires_at` is a time that has passed.", "expires_at")
-    secret, peppers = new_secret(), gateway.keys.peppers
+    secret = new_secret()
     key = ApiKey(
         id=new_key_id(),
         tenant=sent.tenant,
@@ -84,12 +85,11 @@ async def create(request: Request, gateway: GatewayDep, operator: KeyDep) -> Key
         hint=hint_of(secret),
         created_at=now_s,
         created_by=operator.tenant,
-        pepper=peppers.names[0],
         limits=sent.limits.limits,
     )
-    await _records(gateway).create(peppers.digest(secret), key)
+    await _records(gateway).create(digest_of(secret.encode()), key)
     await _done(gateway, "created", key, operator, sent.reason)
-    return KeyWithSecret.made(key, peppers, secret)
+    return KeyWithSecret.made(key, secret)
 
 
 @router.get("")
@@ -115,9 +115,9 @@ async def list_keys(
             found = [key for key in found if (-key.created_at, key.id) > (-made_at, after)]
         else:
             raise _no_such_key(after)
-    page, peppers = found[:limit], gateway.keys.peppers
+    page = found[:limit]
     used = await used_objects(gateway, [key_name(key.id) for key in page])
-    shown = [ListedKey.with_use(key, peppers, each) for key, each in zip(page, used, strict=True)]
+    shown = [ListedKey.with_use(key, each) for key, each in zip(page, used, strict=True)]
     return KeyObjectList(data=shown, has_more=len(found) > limit)
 
 
@@ -131,7 +131,7 @@ async def limit(key_id: str, request: Request, gateway: GatewayDep, operator: Ke
     limits = sent.limits
     changed = await _change(gateway, key_id, lambda key: key._replace(limits=limits))
     await _done(gateway, "limited", changed, operator, sent.reason)
-    return KeyObject.of(changed, gateway.keys.peppers)
+    return KeyObject.of(changed)
 
 
 @router.post(
@@ -142,17 +142,12 @@ async def rotate(
 ) -> KeyWithSecret:
     """Replace the secret of a key, which is refused from now on; the new one is shown now only."""
     check_configured(gateway)
-    peppers, secret = gateway.keys.peppers, new_secret()
     reason, _ = taken_reason(await optional_body(request, gateway))
-    hint, pepper = hint_of(secret), peppers.names[0]
-    changed = await _change(
-        gateway,
-        key_id,
-        lambda key: key._replace(hint=hint, pepper=pepper),
-        peppers.digest(secret),
-    )
+    secret = new_secret()
+    hint, digest = hint_of(secret), digest_of(secret.encode())
+    changed = await _change(gateway, key_id, lambda key: key._replace(hint=hint), digest)
     await _done(gateway, "rotated", changed, operator, reason)
-    return KeyWithSecret.made(changed, peppers, secret)
+    return KeyWithSecret.made(changed, secret)
 
 
 @router.delete("/{key_id}", openapi_extra=_ONLY_REASON)
@@ -195,10 +190,6 @@ def check_configured(gateway: Gateway) -> None:
     if not gateway.keys.needed:
         raise errors.KeysNotConfigured(
             "This gateway needs no keys, so one would bind nobody: set FLOTILLA_ADMIN_KEYS first."
-        )
-    if not gateway.keys.stored:
-        raise errors.KeysNotConfigured(
-            "This gateway keeps no keys: set FLOTILLA_KEY_PEPPERS, the same for all gateways."
         )
 
 

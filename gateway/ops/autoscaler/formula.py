@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shared.fleet.registry import Heartbeat
 from shared.fleet.scale_decisions import Limits, Observation
+from shared.fleet.wait_estimate import mean_job_s
 from shared.job.states import WorkerState
 from shared.store.redis.depths import LaneDepth
 
@@ -54,8 +55,7 @@ def observe(
     starts_s = [worker.start_s for worker in workers if worker.start_s is not None]
     if starts_s:
         start_s = sum(starts_s) / len(starts_s)
-    if jobs := sum(worker.finished for worker in workers):
-        job_s = sum(worker.job_seconds for worker in workers) / jobs
+    job_s = mean_job_s(workers) or job_s
     loads_within_s = max(_LOADS_WITHIN_S, 3 * (start_s or 0.0))
     return Observation(
         at_s=at_s,

@@ -59,9 +59,6 @@ class PoolOverview(_Shown):
     estimated_wait_s: Tenths | None = Field(
         None, description="of a job submitted now; null: unknown"
     )
-    told_wait_ratio: Tenths | None = Field(
-        None, description="how long streams waited over what they were told; null: unknown"
-    )
     wait_reason: str = Field("", description="why no worker is ready, if so")
     max_depth: int = Field(0, description="most jobs that may wait in one lane; 0: not known")
     lanes: Sequence[LaneOverview] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -158,7 +157,6 @@ def pools(
                 paused=pool in fleet.switches.paused,
                 intake_stopped=pool in fleet.switches.intake_stopped,
                 estimated_wait_s=_wait_s(fleet, pool, waiting, serving),
-                told_wait_ratio=fleet.told_waits.ratio(pool, time.monotonic()) if waiting else None,
                 wait_reason=fleet.wait_reason(pool),
                 max_depth=max_depth(pool),
                 scale=_scale(fleet, pool),

@@ -54,12 +54,6 @@ class GatewayMetrics:
             "code",
             values=_refusals(),
         )
-        self.wrong_keys = new.counter(
-            "flotilla_wrong_keys_total",
-            "Requests with an unknown API key, by how they were answered",
-            "answer",
-            values=("at_once", "delayed", "refused"),
-        )
 
     def _add_connections(self, new: Families) -> None:
         self.connections = new.gauge("flotilla_connections", "Open client connections")
@@ -70,7 +64,7 @@ class GatewayMetrics:
             "flotilla_connections_closed_total",
             "Connections closed before an answer, by the limit that was reached",
             "limit",
-            values=("time", "write", "address", "descriptors"),
+            values=("time", "write"),
         )
 
     def _add_streams(self, new: Families) -> None:

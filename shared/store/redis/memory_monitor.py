@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterable
 from typing import Any
 
-from shared.fleet.memory_room import MemoryRoom, answer_bytes, job_bytes
+from shared.fleet.memory_room import MemoryRoom, job_bytes
 from shared.job.errors import RedisMemoryFull
 from shared.job.job import NewJob
-from shared.job.lanes import LANES, pool_of
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
-from shared.store.redis import keys
-from shared.store.redis.depths import pool_names
 from shared.store.redis.job_queue import JobQueue
 
 _INTERVAL_S, _LEAST_INTERVAL_S = 5.0, 0.25
@@ -28,16 +23,11 @@ _INTERVAL_S, _LEAST_INTERVAL_S = 5.0, 0.25
 class MemoryMonitor:
     """The room in each server for the jobs of one process. Start `run` as a task."""
 
-    def __init__(
-        self, queue: JobQueue, mark: float, mean_tokens: Callable[[str], float | None]
-    ) -> None:
-        """`mark`: see MemoryRoom. `mean_tokens`: of a pool's last answers; None: not known."""
+    def __init__(self, queue: JobQueue, mark: float) -> None:
+        """`mark`: see MemoryRoom."""
         self._queue = queue
-        self._mean_tokens = mean_tokens
         self._rooms = [MemoryRoom(mark) for _ in queue.servers.groups]
-        self._answers: dict[str, float] = {}  # bytes of a pool's answers
         self._outdated = asyncio.Event()
-        self._is_limited = False  # any server
 
     def room(self, shard: int) -> MemoryRoom:
         """That of the shard's server."""
@@ -53,10 +43,7 @@ class MemoryMonitor:
 
     def take_job(self, job: NewJob) -> bool:
         """Take the room that a job needs; False: there is none."""
-        if not self._is_limited:
-            return True
-        answer = self._answers.get(pool_of(job.pool), answer_bytes(None))
-        return self.take(job.shard, job_bytes(len(job.body)) + answer)
+        return self.take(job.shard, job_bytes(len(job.body)))
 
     def take(self, shard: int, n_bytes: float) -> bool:
         """Take room for so many bytes; False: there is none."""
@@ -87,21 +74,8 @@ class MemoryMonitor:
         clients = [self._queue.servers.of(shards[0]) for shards in groups]
         with contextlib.suppress(StoreError):
             infos = await run_together(*map(_memory, clients))
-            owed = [0.0] * len(groups)
-            self._is_limited = any(limit for _, limit in infos)
-            if self._is_limited:
-                owed = await self._owed()
-            for room, (used, limit), bytes_ in zip(self._rooms, infos, owed, strict=True):
-                room.looked(used, limit, bytes_)
-
-    async def _owed(self) -> list[float]:
-        names = await pool_names(self._queue)
-        pools = {pool_of(name) for name in names}
-        self._answers = {pool: answer_bytes(self._mean_tokens(pool)) for pool in pools}
-        return [
-            sum(self._answers[pool] * count for pool, count in jobs.items())
-            for jobs in await unfinished(self._queue, names)
-        ]
+            for room, (used, limit) in zip(self._rooms, infos, strict=True):
+                room.looked(used, limit)
 
 
 async def _memory(redis: Any) -> tuple[int, int]:
@@ -109,26 +83,3 @@ async def _memory(redis: Any) -> tuple[int, int]:
     info = await redis.info("memory")
     used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
     return used, int(info.get("maxmemory", 0))
-
-
-async def unfinished(queue: JobQueue, pools: Iterable[str]) -> list[Counter[str]]:
-    """Pool -> jobs that wait or run there, for each server as in `queue.servers.groups`.
-
-    `pools`: with the queues of their adapters. Raises StoreError.
-    """
-    pipeline, names = queue.servers.pipeline(), list(pools)
-    for shards in queue.servers.groups:
-        for shard in shards:
-            for pool in names:
-                for lane in LANES:
-                    pipeline.of(shard).xlen(keys.queue(shard, pool, lane))
-    replies = iter(await pipeline.execute(raise_on_error=False, partial=True))
-    found = []
-    for shards in queue.servers.groups:
-        jobs = Counter[str]()
-        for _ in shards:
-            for pool in names:
-                counts = [next(replies) for _ in LANES]
-                jobs[pool_of(pool)] += sum(each for each in counts if isinstance(each, int))
-        found.append(jobs)
-    return found

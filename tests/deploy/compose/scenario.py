@@ -314,7 +314,6 @@ def test_with_keys_a_call_without_one_is_refused(fleet: Fleet, tmp_path: Path) -
         "flotilla_redis_url": "redis://:p4ssw0rd@redis:6379/0\n",
         "api_keys": "# tenants\nalice:sk-alice\n",
         "flotilla_admin_keys": "ops:sk-ops\n",
-        "flotilla_key_peppers": f"{'p' * 64}\n",
     }.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o644)

@@ -20,7 +20,6 @@ def test_readme_tells_which_secrets_to_make() -> None:
     named = {
         "Secret/flotilla-api-keys/admin-keys",
         "Secret/flotilla-api-keys/api-keys",
-        "Secret/flotilla-api-keys/peppers",
         "Secret/flotilla-observer/key",
         "Secret/flotilla-redis/url",
         "Secret/model-hub/token",

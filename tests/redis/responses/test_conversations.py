@@ -59,7 +59,7 @@ class Side:
     def __init__(self, queue: JobQueue, settings: Settings = SETTINGS) -> None:
         self.queue = queue
         self.factory = JobFactory(settings, settings.described, "gw-1", lambda shard: True)
-        self.memory = MemoryMonitor(queue, 0.9, lambda pool: None)
+        self.memory = MemoryMonitor(queue, 0.9)
         self.conversations = Conversations(queue, self.factory.new_shard, settings, self.memory)
         self.responses = ResponseJobs(queue, self.conversations, settings)
 

@@ -169,7 +169,7 @@ def test_all_lanes_are_seen_and_the_states_of_workers() -> None:
 
 
 def test_what_workers_have_announced_is_remembered() -> None:
-    seen = see(worker(start_s=10.0, finished=2, job_seconds=6.0), worker("w-2", start_s=20.0))
+    seen = see(worker(start_s=10.0, finished=2, job_s=3.0), worker("w-2", start_s=20.0))
     assert (seen.slots, seen.start_s, seen.job_s) == (8, 15.0, 3.0)
     loads = see(worker("w-3", state=WorkerState.STARTING, slots=0), before=seen)
     assert (loads.slots, loads.start_s, loads.job_s) == (8, 15.0, 3.0)

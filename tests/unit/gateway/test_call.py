@@ -33,7 +33,7 @@ BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 class Admission:
     """Refuses nothing."""
 
-    async def admit(self, job: NewJob, *, attached: bool = False) -> NewJob:
+    async def admit(self, job: NewJob) -> NewJob:
         return job
 
 

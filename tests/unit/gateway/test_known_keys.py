@@ -9,23 +9,21 @@ import pytest
 
 from gateway.http.known_keys import ANYONE, KnownKeys
 from shared.job.errors import RedisUnavailable, Unauthorized
-from shared.tenants.api_key import ApiKey, new_secret, parse_key
-from shared.tenants.peppers import Peppers
+from shared.tenants.api_key import ApiKey, digest_of, new_secret, parse_key
 from shared.tenants.scopes import ALL_SCOPES, TENANT_SCOPES, Scope
 from shared.tenants.tenant import Tenant
 
-OLD, NEW = "o" * 32, "n" * 32
 SEEDS = {hashlib.sha256(key).hexdigest(): "ops" for key in (b"adm1n", b"flk_seed")}
 SECRET = new_secret()
 
 
-def made(pepper: str = NEW, **changes: object) -> dict[bytes, ApiKey]:
+def made(**changes: object) -> dict[bytes, ApiKey]:
     key = ApiKey("key_1", "team")._replace(**changes)  # type: ignore[arg-type]
-    return {Peppers([pepper]).digest(SECRET): key}
+    return {digest_of(SECRET.encode()): key}
 
 
-def known(*peppers: str, stored: dict[bytes, ApiKey] | None = None, age_s: float = 0) -> KnownKeys:
-    found = KnownKeys(SEEDS, frozenset(list(SEEDS)[:1]), peppers, 60.0)
+def known(stored: dict[bytes, ApiKey] | None = None, age_s: float = 0) -> KnownKeys:
+    found = KnownKeys(SEEDS, frozenset(list(SEEDS)[:1]), 60.0)
     found.replace(made() if stored is None else stored)
     found.checked(time.monotonic() - age_s)
     return found
@@ -34,12 +32,12 @@ def known(*peppers: str, stored: dict[bytes, ApiKey] | None = None, age_s: float
 def test_a_key_has_random_bits_and_a_record_has_all_but_them() -> None:
     assert len({new_secret() for _ in range(100)}) == 100
     assert len(SECRET) == 4 + 43
-    key = ApiKey("key_1", "t", ALL_SCOPES, "n", ("m",), 1.5, "flk_1234", 1.0, "ops", "p")
+    key = ApiKey("key_1", "t", ALL_SCOPES, "n", ("m",), 1.5, "flk_1234", 1.0, "ops")
     assert parse_key(key.packed().encode()) == key
 
 
 def test_settings_give_tenants_and_operators_their_scopes() -> None:
-    keys = known(NEW)
+    keys = known()
     assert keys.find(b"adm1n").scopes == ALL_SCOPES
     assert keys.find(b"flk_seed").scopes == TENANT_SCOPES
     assert keys.find(SECRET.encode()).tenant == "team"
@@ -59,20 +57,13 @@ def test_settings_give_tenants_and_operators_their_scopes() -> None:
 )
 def test_an_unknown_key_is_unauthorized(secret: bytes) -> None:
     with pytest.raises(Unauthorized):
-        known(NEW).find(secret)
-
-
-def test_without_a_pepper_or_with_another_one_a_made_key_is_unknown() -> None:
-    for peppers in ((), (OLD,)):
-        with pytest.raises(Unauthorized):
-            known(*peppers).find(SECRET.encode())
+        known().find(secret)
 
 
 def test_without_keys_in_the_settings_none_are_needed() -> None:
-    keys = KnownKeys({}, peppers=[NEW])
+    keys = KnownKeys({})
     keys.replace(made())
     assert not keys.needed
-    assert not keys.stored  # a Redis that lost its data must not let everybody in
     assert keys.tenants == (Tenant("default", 0, True),)
     assert ANYONE.scopes == frozenset(Scope)
 
@@ -80,37 +71,22 @@ def test_without_keys_in_the_settings_none_are_needed() -> None:
 def test_an_expired_key_is_unauthorized() -> None:
     for expires_at in (0.0, time.time() - 1):
         with pytest.raises(Unauthorized, match="expired"):
-            known(NEW, stored=made(expires_at=expires_at)).find(SECRET.encode())
+            known(stored=made(expires_at=expires_at)).find(SECRET.encode())
     soon = made(expires_at=time.time() + 60)
-    assert known(NEW, stored=soon).find(SECRET.encode()).id == "key_1"
+    assert known(stored=soon).find(SECRET.encode()).id == "key_1"
 
 
 def test_without_redis_known_keys_are_accepted_for_a_while_and_those_of_settings_for_ever() -> None:
-    assert known(NEW, age_s=59).find(SECRET.encode()).id == "key_1"
-    late = known(NEW, age_s=61)
+    assert known(age_s=59).find(SECRET.encode()).id == "key_1"
+    late = known(age_s=61)
     with pytest.raises(RedisUnavailable):
         late.find(SECRET.encode())
     assert late.find(b"adm1n").tenant == "ops"
-    assert known(NEW, age_s=61).find(b"flk_seed").tenant == "ops"
+    assert known(age_s=61).find(b"flk_seed").tenant == "ops"
 
 
 def test_without_redis_an_unknown_key_may_be_a_new_one() -> None:
     with pytest.raises(RedisUnavailable):
-        known(NEW, age_s=3).find(new_secret().encode())
+        known(age_s=3).find(new_secret().encode())
     with pytest.raises(Unauthorized):
-        known(NEW, age_s=3).find(b"guess")
-
-
-def test_a_key_under_the_old_pepper_is_to_be_moved_once_it_is_used() -> None:
-    keys = known(NEW, OLD, stored=made(OLD))
-    before, after = Peppers([OLD]).digest(SECRET), Peppers([NEW]).digest(SECRET)
-    assert keys.moves == {}
-    assert keys.find(SECRET.encode()).id == "key_1"
-    assert keys.moves == {before: after}
-    assert known(OLD, NEW, stored=made(OLD)).find(SECRET.encode()).id == "key_1"
-
-
-def test_a_peppers_name_tells_it_apart() -> None:
-    names = Peppers([OLD, NEW]).names
-    assert len(set(names)) == 2
-    assert not any(name in OLD + NEW for name in names)
+        known(age_s=3).find(b"guess")

@@ -27,7 +27,7 @@ METRICS = GatewayMetrics(CollectorRegistry())
 
 
 def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
-    return Authentication(app, Authenticator(KnownKeys(tenants), 20, METRICS), METRICS)
+    return Authentication(app, Authenticator(KnownKeys(tenants)), METRICS)
 
 
 def request_id(app: ASGIApp) -> RequestId:
@@ -213,7 +213,7 @@ async def test_a_websocket_is_refused() -> None:
     async def receive() -> Message:
         return {"type": "websocket.connect"}
 
-    gate = authentication(inside, {"x": "y"})
+    gate = authentication(inside, {"00": "y"})
     await gate({"type": "websocket", "path": "/jobs", "headers": []}, receive, send)
     assert sent == ["websocket.close"]
 

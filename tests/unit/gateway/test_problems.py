@@ -91,8 +91,6 @@ def test_an_empty_fleet_is_not_a_problem_until_a_job_waits() -> None:
         ([lane(waiting=800)], {}, [("queue_full", "warning")]),
         ([lane(waiting=800), lane("flex", 1000)], {}, [("queue_full", "problem")]),
         ([lane("suspect", waiting=1)], {}, [("suspects", "warning")]),
-        ([lane()], {"told_wait_ratio": 1.9}, []),
-        ([lane()], {"told_wait_ratio": 2.0}, [("told_waits", "warning")]),
         ([lane()], {"workers_ready": 0}, [("no_worker", "problem")]),
         (
             [lane()],

@@ -14,7 +14,7 @@ from shared.job.errors import StreamReset
 from shared.job.job import Job
 
 POSITION = {"x-flotilla-queue-position": "3"}
-START, RANGE = "x-flotilla-estimated-start", "x-flotilla-estimated-start-range"
+START = "x-flotilla-estimated-start"
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ START, RANGE = "x-flotilla-estimated-start", "x-flotilla-estimated-start-range"
         (None, {}),
         (WaitEstimate(None, "no worker runs"), {}),
         (WaitEstimate(1.0, ""), {START: "1.0"}),
-        (WaitEstimate(12.34, "", (8.0, 21.0)), {START: "12.3", RANGE: "8.0-21.0"}),
+        (WaitEstimate(12.34, ""), {START: "12.3"}),
     ],
 )
 def test_headers_tell_the_position_and_what_is_known_of_the_wait(

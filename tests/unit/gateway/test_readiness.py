@@ -62,7 +62,7 @@ def probe(app: Authenticator, address: str, key: str = "") -> Any:
     return SimpleNamespace(app=SimpleNamespace(state=state), scope=scope)
 
 
-WITHOUT_KEYS = Authenticator(KnownKeys({}), 20, GatewayMetrics(CollectorRegistry()))
+WITHOUT_KEYS = Authenticator(KnownKeys({}))
 REQUEST = probe(WITHOUT_KEYS, "127.0.0.1")
 
 
@@ -137,7 +137,7 @@ async def test_who_is_told_models_and_workers(
 ) -> None:
     tenants = {digest("sk-tenant"): "t", digest("sk-operator"): "o"} if keys else {}
     admins = frozenset({digest("sk-operator")}) if keys else frozenset()
-    app = Authenticator(KnownKeys(tenants, admins), 20, GatewayMetrics(CollectorRegistry()))
+    app = Authenticator(KnownKeys(tenants, admins))
     answer = await health.readyz(probe(app, address, key), gateway)
     assert answer.status_code == 200
     body = json.loads(bytes(answer.body))

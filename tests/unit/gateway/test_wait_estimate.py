@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.fleet.recent_work import Pace
 from shared.fleet.scale_decisions import Limits, Observation, Scale
-from shared.fleet.slot_turnover import SlotTurnover
-from shared.fleet.wait_estimate import WaitEstimate, wait_estimate
+from shared.fleet.wait_estimate import WaitEstimate, mean_job_s, wait_estimate
 from shared.job.states import WorkerState
 from tests.unit.worker_info import NOW_S, worker
 
@@ -49,6 +47,7 @@ DRAINS = worker("w-3", state=WorkerState.DRAINING)
         (3, [DRAINS], None, None, "no worker is ready"),
         # with one
         (3, [READY], unknown(job_s=None), None, ""),
+        (4, [READY], SCALE, 2.0, ""),
         (
             12,
             [],
@@ -83,17 +82,17 @@ DRAINS = worker("w-3", state=WorkerState.DRAINING)
 def test_wait_estimate(
     position: int, workers: list[Any], scale: Scale | None, wait_s: float | None, reason: str
 ) -> None:
-    found = wait_estimate(position, workers, scale, NOW_S + 1, None, 0.0)
+    found = wait_estimate(position, workers, scale, NOW_S + 1)
     assert found == WaitEstimate(wait_s, reason)
 
 
 def test_a_stale_decision_of_the_autoscaler_gives_no_estimate() -> None:
     late_s = NOW_S + 95
-    assert wait_estimate(1, [], SCALE, late_s, None, 0.0) == WaitEstimate(
+    assert wait_estimate(1, [], SCALE, late_s) == WaitEstimate(
         None,
         "no worker is ready, and the autoscaler has been silent for 95 s",
     )
-    assert wait_estimate(9, [READY], SCALE, late_s, None, 0.0) == WaitEstimate(None, "")
+    assert wait_estimate(9, [READY], SCALE, late_s) == WaitEstimate(None, "")
 
 
 BUSY = worker(state=WorkerState.BUSY, jobs=8)
@@ -103,17 +102,25 @@ BUSY = worker(state=WorkerState.BUSY, jobs=8)
     ("position", "serving", "scale", "job_s", "wait_s"),
     [
         # another worker is being started, in 40 s
-        (100, [BUSY], replace(SCALE, wanted=2), 100.0, pytest.approx(595, abs=6)),
-        (17, [BUSY], replace(SCALE, wanted=2), 100.0, pytest.approx(76, abs=6)),
+        (100, [BUSY], replace(SCALE, wanted=2), 100.0, 595),
+        (17, [BUSY], replace(SCALE, wanted=2), 100.0, 76.25),
         (9, [BUSY], replace(SCALE, wanted=2), 100.0, 40.0),
         (8, [], replace(SCALE, wanted=1), 100.0, 40.0),
+        (12, [BUSY], None, 4.0, 6.0),
+        (12, [READY, DRAINS], None, 4.0, 6.0),
         # the KV cache is full: only what runs makes room
-        (16, [worker(state=WorkerState.BUSY, jobs=2)], None, 10.0, pytest.approx(77.5, rel=0.02)),
+        (16, [worker(state=WorkerState.BUSY, jobs=2)], None, 10.0, 80.0),
+        (1, [worker(state=WorkerState.BUSY, jobs=0)], None, 10.0, None),
     ],
 )
 def test_workers_that_serve_and_those_to_come(
-    position: int, serving: list[Any], scale: Scale | None, job_s: float, wait_s: float
+    position: int, serving: list[Any], scale: Scale | None, job_s: float, wait_s: float | None
 ) -> None:
-    turnover = SlotTurnover(Pace.of_job(job_s), serving) if serving else None
-    found = wait_estimate(position, serving, scale, NOW_S, turnover, 0.0)
-    assert found.wait_s == wait_s
+    workers = [replace(each, job_s=job_s) for each in serving]
+    assert wait_estimate(position, workers, scale, NOW_S).wait_s == wait_s
+
+
+def test_the_time_of_a_job_is_the_mean_of_the_pools_slots() -> None:
+    workers = [worker(job_s=2.0, slots=8), worker(job_s=6.0, slots=24), LOADS]
+    assert mean_job_s(workers) == 5.0
+    assert mean_job_s([LOADS, READY]) is None

@@ -16,7 +16,6 @@ from shared.job.errors import (
     FlotillaError,
     ModelNotFound,
     QueueFull,
-    TooManyWrongKeys,
     Unauthorized,
 )
 
@@ -49,7 +48,6 @@ def test_the_style_is_that_of_the_row_at_or_above_the_path(path: str, style: Err
         (Unauthorized("who"), "authentication_error"),
         (ModelNotFound("which"), "not_found_error"),
         (BodyTooLarge("large"), "request_too_large"),
-        (TooManyWrongKeys("slow"), "rate_limit_error"),
         (QueueFull("full"), "overloaded_error"),
         (DeadlineExceeded("late"), "timeout_error"),
         (FlotillaError("broken"), "api_error"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from shared.fleet.memory_room import MemoryRoom, answer_bytes, job_bytes
+from shared.fleet.memory_room import MemoryRoom, job_bytes
 
 MB = 1 << 20
 LIMIT = 1000 * MB
 
 
-def room(used: int, owed: float = 0.0) -> MemoryRoom:
+def room(used: int) -> MemoryRoom:
     made = MemoryRoom(0.9)
-    made.looked(used * MB, LIMIT, owed * MB)
+    made.looked(used * MB, LIMIT)
     return made
 
 
@@ -25,7 +25,6 @@ def test_without_a_limit_there_is_room_for_everything() -> None:
 def test_nothing_is_accepted_above_the_mark() -> None:
     assert not room(900).take(1 * MB)
     assert not room(5000).take(1 * MB)
-    assert not room(500, owed=400).take(1 * MB)
     assert room(899).take(1 * MB)
 
 
@@ -77,4 +76,3 @@ def test_eight_gateways_do_not_accept_more_than_there_is() -> None:
 def test_what_a_job_takes() -> None:
     assert job_bytes(0) > 1000
     assert job_bytes(1 << 20) > 1.2 * (1 << 20)
-    assert answer_bytes(0) < answer_bytes(100) < answer_bytes(None) < answer_bytes(1000)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from shared.job.job import Attempt, Job
 from shared.job.states import JobState
@@ -18,8 +14,8 @@ from shared.job.trace_context import SpanRef, new_trace, parse, trace_id
 from shared.platform import request_span, tracing
 from shared.platform.request_span import RequestSpan
 from shared.platform.settings import SettingsError, load_settings
+from tests.harness.collector import Collector, Span
 from tests.harness.settings import Settings, child_environment
-from tests.harness.spans import Span, read_spans
 
 TRACE, PARENT = "a" * 32, "b" * 16
 SAMPLED = f"00-{TRACE}-{PARENT}-01"
@@ -27,18 +23,18 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[Path]:
-    """Where this process writes its spans."""
-    path = tmp_path / "spans.jsonl"
-    tracing.set_up(f"file://{path}", "gateway", "gw-1")
-    yield path
-    tracing.shut_down()
+def collector() -> Iterator[Collector]:
+    """Where this process sends its spans."""
+    with Collector() as collector:
+        tracing.set_up(collector.url, "gateway", "gw-1")
+        yield collector
+        tracing.shut_down()
     request_span._REQUEST.set(None)
 
 
-def written(path: Path) -> list[Span]:
+def written(collector: Collector) -> list[Span]:
     tracing.shut_down()
-    return read_spans(path)
+    return collector.spans
 
 
 def begun(*headers: tuple[bytes, bytes]) -> RequestSpan | None:
@@ -57,9 +53,9 @@ def begun(*headers: tuple[bytes, bytes]) -> RequestSpan | None:
     ],
 )
 def test_a_client_has_no_more_traced_than_the_share_an_operator_has(
-    tmp_path: Path, ratio: float, sampled: bool, is_operator: bool, traced: bool
+    ratio: float, sampled: bool, is_operator: bool, traced: bool
 ) -> None:
-    tracing.set_up(f"file://{tmp_path}/spans.jsonl", "gateway", "gw-1", ratio)
+    tracing.set_up("http://127.0.0.1:9/v1/traces", "gateway", "gw-1", ratio)
     try:
         sent = SAMPLED if sampled else SAMPLED[:-1] + "0"
         request_span.begin([(b"traceparent", sent.encode())], lambda: is_operator)
@@ -113,27 +109,27 @@ def test_the_span_of_an_attempt_has_the_same_id_in_every_process() -> None:
 # --- requests ---
 
 
-def test_names_of_spans_have_no_ids_in_them(file: Path) -> None:
+def test_names_of_spans_have_no_ids_in_them(collector: Collector) -> None:
     for path in ("/jobs/job_00012af/retry", "/nothing/here"):
         span = begun()
         assert span is not None
         span.end("POST", path, 404 if "here" in path else 202, "", {})
-    assert [span.name for span in written(file)] == ["POST /jobs/{id}/retry", "POST"]
+    assert [span.name for span in written(collector)] == ["POST /jobs/{id}/retry", "POST"]
 
 
-def test_a_request_that_only_reads_is_not_written(file: Path) -> None:
+def test_a_request_that_only_reads_is_not_written(collector: Collector) -> None:
     span = begun()
     assert span is not None
     span.end("GET", "/jobs/job_1", 200, "", {})
-    assert written(file) == []
+    assert written(collector) == []
 
 
-def test_a_client_that_resumes_may_have_a_trace_of_its_own(file: Path) -> None:
+def test_a_client_that_resumes_may_have_a_trace_of_its_own(collector: Collector) -> None:
     span = begun((b"traceparent", SAMPLED.encode()))
     assert span is not None
     span.join(new_trace().traceparent)
     span.end("GET", "/jobs/job_1/stream", 200, "", {})
-    (request,) = written(file)
+    (request,) = written(collector)
     assert (request.trace, request.parent) == (TRACE, PARENT)
 
 
@@ -176,37 +172,14 @@ def test_missing_packages_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch
         tracing.check("http://127.0.0.1:4318/v1/traces")
 
 
-@pytest.mark.parametrize("wrong", ["127.0.0.1:4317", "http://", "grpc://c:4317/", "file://"])
+@pytest.mark.parametrize("wrong", ["127.0.0.1:4317", "http://", "grpc://c:4317/", "file:///a"])
 def test_a_wrong_endpoint_is_refused(wrong: str) -> None:
     with pytest.raises(SettingsError, match=r"OTLP_TRACES_ENDPOINT|otlp-traces-endpoint"):
         load_settings(Settings, otlp_traces_endpoint=wrong)
 
 
-def test_a_collector_gets_the_spans_by_http() -> None:
-    requests: list[tuple[str, bytes]] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            requests.append((self.path, body))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Collector) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        endpoint = f"http://127.0.0.1:{server.server_port}/v1/traces"
-        tracing.set_up(endpoint, "worker", "w-1")
-        tracing.write("attempt", new_trace(), None, (1, 2))
-        tracing.shut_down()
-        server.shutdown()
-        thread.join()
-    ((path, body),) = requests
-    assert path == "/v1/traces"
-    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
-    values = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
-    assert values["service.name"] == "flotilla-worker"
-    assert resource.scope_spans[0].spans[0].name == "attempt"
+def test_a_collector_gets_the_spans_with_the_name_of_the_process(collector: Collector) -> None:
+    tracing.set_up(collector.url, "worker", "w-1")
+    tracing.write("attempt", new_trace(), None, (1, 2))
+    (span,) = written(collector)
+    assert (span.name, span.service) == ("attempt", "flotilla-worker")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -11,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 from shared.job.job import Origin
 from shared.job.trace_context import new_trace
 from shared.platform import tracing
+from tests.harness.collector import Collector, Span
 from tests.harness.settings import Settings
-from tests.harness.spans import Span, read_spans
 from tests.unit.worker.bench import Bench
 from worker.core.job_run import JobRun
 from worker.core.run_trace import REVOKED
@@ -23,12 +22,12 @@ TRACED = Origin(REQUEST.traceparent, "req-7")
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[Path]:
-    """Where this process writes its spans."""
-    path = tmp_path / "spans.jsonl"
-    tracing.set_up(f"file://{path}", "worker", "w-1")
-    yield path
-    tracing.shut_down()
+def collector() -> Iterator[Collector]:
+    """Where this process sends its spans."""
+    with Collector() as collector:
+        tracing.set_up(collector.url, "worker", "w-1")
+        yield collector
+        tracing.shut_down()
 
 
 class Engine(SimulatedEngine):
@@ -51,15 +50,15 @@ async def bench() -> AsyncIterator[Bench]:
     await bench.close()
 
 
-def written(path: Path, run: JobRun) -> list[Span]:
+def written(collector: Collector, run: JobRun) -> list[Span]:
     assert run.trace is not None
     run.trace.write(run.buffer, "w-1")
     tracing.shut_down()
-    return read_spans(path)
+    return collector.spans
 
 
 async def test_the_engine_is_not_to_record_a_job_that_is_not_traced(
-    file: Path, bench: Bench
+    collector: Collector, bench: Bench
 ) -> None:
     run = bench.run(max_tokens=2)
     assert run.trace is None
@@ -76,35 +75,35 @@ async def test_without_tracing_a_traced_job_has_no_spans(bench: Bench) -> None:
 
 @pytest.mark.parametrize("state", ["queued", "in_progress", "failed"])
 async def test_an_attempt_that_was_taken_from_the_worker_has_failed(
-    file: Path, bench: Bench, state: str
+    collector: Collector, bench: Bench, state: str
 ) -> None:
     run = bench.run(origin=TRACED)
     assert run.trace is not None
     run.trace.lease_lost(state)
     run.trace.ended("lost", "")
-    (attempt,) = [span for span in written(file, run) if span.name == "attempt"]
+    (attempt,) = [span for span in written(collector, run) if span.name == "attempt"]
     assert (attempt.attributes["flotilla.outcome"], attempt.failed) == ("lost", True)
 
 
 @pytest.mark.parametrize("state", ["cancelled", "expired", REVOKED])
 async def test_a_job_that_was_ended_by_others_has_not_failed(
-    file: Path, bench: Bench, state: str
+    collector: Collector, bench: Bench, state: str
 ) -> None:
     run = bench.run(origin=TRACED)
     assert run.trace is not None
     run.trace.lease_lost(state)
     run.trace.ended("lost", "")
-    (attempt,) = [span for span in written(file, run) if span.name == "attempt"]
+    (attempt,) = [span for span in written(collector, run) if span.name == "attempt"]
     assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (state, False)
 
 
 @pytest.mark.parametrize(("reason", "failed"), [("drained", False), ("engine_died", True)])
 async def test_a_released_attempt_has_the_reason_of_the_history(
-    file: Path, bench: Bench, reason: str, failed: bool
+    collector: Collector, bench: Bench, reason: str, failed: bool
 ) -> None:
     run = bench.run(origin=TRACED)
     assert run.trace is not None
     run.trace.released(reason)
     run.trace.ended("release", "")
-    (attempt,) = [span for span in written(file, run) if span.name == "attempt"]
+    (attempt,) = [span for span in written(collector, run) if span.name == "attempt"]
     assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (reason, failed)

@@ -131,5 +131,4 @@ def test_vllm_gets_the_endpoint_of_traces(monkeypatch: pytest.MonkeyPatch) -> No
     option, url = "--otlp-traces-endpoint", "http://127.0.0.1:4318/v1/traces"
     assert vllm_arguments.tracing_args(url, "") == [option, url]
     assert vllm_arguments.tracing_args(url, f"{option} http://other:4317") == []
-    assert vllm_arguments.tracing_args("file:///tmp/spans.jsonl", "") == []
     assert vllm_arguments.tracing_args("", "") == []

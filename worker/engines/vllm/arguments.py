@@ -126,8 +126,8 @@ def node_problems(args: Any) -> list[str]:
 
 
 def tracing_args(endpoint: str, engine_args: str) -> list[str]:
-    """Have vLLM send its own spans to where the worker's go; it can't write them to a file."""
-    if not endpoint.startswith("http") or _TRACES in engine_args:
+    """Have vLLM send its own spans to where the worker's go."""
+    if not endpoint or _TRACES in engine_args:
         return []
     environment.set_engine_defaults(tracing.ENGINE_VARIABLES)
     return [_TRACES, endpoint]

@@ -15,20 +15,6 @@ from typing import Any
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from shared.platform.fast_paths import FastPath, attributes_missing, parameters_differ
-
-
-def _problem() -> str:
-    if getattr(async_llm, "RequestOutputCollector", None) is not RequestOutputCollector:
-        return "vllm.v1.engine.async_llm makes other collectors than RequestOutputCollector"
-    collector: Any = RequestOutputCollector
-    return attributes_missing(collector, ["output"]) or parameters_differ(
-        collector.put, "self output"
-    )
-
-
-COLLECTOR = FastPath("vLLM's RequestOutputCollector", _problem)
-
 
 class Collector(RequestOutputCollector):  # type: ignore[misc]
     """Replaces vLLM's own once `install` has been called.
@@ -56,6 +42,5 @@ LATEST: ContextVar[Collector | None] = ContextVar("LATEST", default=None)
 
 
 def install() -> None:
-    """Have vLLM make its collectors with `Collector`, where fast paths are enabled."""
-    if COLLECTOR.enabled():
-        async_llm.RequestOutputCollector = Collector
+    """Have vLLM make its collectors with `Collector`."""
+    async_llm.RequestOutputCollector = Collector

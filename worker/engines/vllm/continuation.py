@@ -26,9 +26,8 @@ from vllm.sampling_params import SamplingParams
 
 from shared.platform.tasks import end
 from worker.engines.interface import Generated, Past, PastRefused
-from worker.engines.vllm import forced_replay
+from worker.engines.vllm import forced_replay, prefill_resume
 from worker.engines.vllm import logprobs as vllm_logprobs
-from worker.engines.vllm.prefill_resume import PREFILLS
 from worker.engines.vllm.resume_args import FORCED, PREFILL
 
 # After so many outputs of the past other requests get the event loop.
@@ -155,7 +154,7 @@ class Continuation:
         self._request_id = request_id
         self._past = past
         self._options = options
-        self._by_prefill = PREFILLS.enabled()
+        self._by_prefill = prefill_resume.usable()
         if reason := refusal(engine.model_config, params):
             raise PastRefused(reason)
 
@@ -234,7 +233,7 @@ class Continuation:
 
 def refusal(model: Any, params: SamplingParams) -> str:
     """Why a call with these parameters can't be continued, or an empty string."""
-    if not (PREFILLS.enabled() or forced_replay.installed(model)):
+    if not (prefill_resume.usable() or forced_replay.installed(model)):
         return "this engine takes no custom logits processors."
     return _not_journaled(model, params)
 

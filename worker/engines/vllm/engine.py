@@ -60,7 +60,7 @@ class VllmEngine:
         v = await asyncio.to_thread(release.load)
         self.kind = f"vllm {v.version}"
         args = arguments.parse(v, self._pool, self._settings.otlp_traces_endpoint)
-        v.choose_model_runner(prefills=v.prefills.enabled())
+        v.choose_model_runner(prefills=v.prefill_resume.usable())
         if v.on_cpu():
             # One process for the engine instead of two: a CPU is one device.
             environment.set_engine_defaults({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
@@ -77,7 +77,7 @@ class VllmEngine:
             await self._grammars.start()
         # Before vLLM forks its engine. The logits processor is added only where it is needed: with
         # one, vLLM copies every request's tokens to the host in every step.
-        if not v.install_prefill_resume():
+        if not v.prefill_resume.install():
             v.install_forced_replay(config)
         self._engine = v.AsyncLLM.from_vllm_config(
             config, stat_loggers=[self._stat_logger(v)], disable_log_stats=args.disable_log_stats

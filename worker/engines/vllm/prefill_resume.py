@@ -7,18 +7,20 @@ max_tokens it is as if this engine had generated it.
 vLLM has no public interface for that, so `install` patches classes of vLLM, in each of its
 processes: this one and those that it forks, and through the hook `vllm.general_plugins` those that
 vLLM spawns. The patches do nothing for a request that does not carry the key PREFILL
-(resume_args.py). Where the installed vLLM is not as expected, forced_replay.py is used.
+(resume_args.py). With other releases forced_replay.py is used.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 from shared.platform import settings as environment
-from shared.platform.fast_paths import FastPath, attributes_missing, parameters_differ
 from worker.engines.vllm import prefill_resume_v1
 from worker.engines.vllm.resume_args import prefilled
+
+log = logging.getLogger("flotilla.engine")
 
 TESTED = ("0.32.",)
 """Releases of vLLM with which every class of requests was continued."""
@@ -30,55 +32,17 @@ _PATCHED = "_patched_for_prefill_resume"
 _CONTEXT = 4
 
 
-def _problem() -> str:
+def usable() -> bool:
+    """Whether this release of vLLM can be patched."""
     import vllm
-    from vllm.v1.core.sched import utils
-    from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-    from vllm.v1.engine.output_processor import OutputProcessor, RequestState
-    from vllm.v1.request import Request
-    from vllm.v1.structured_output import StructuredOutputManager
 
-    if not vllm.__version__.startswith(TESTED):
-        return f"tested with vLLM {', '.join(TESTED)}x only, this is {vllm.__version__}"
-    fields = getattr(EngineCoreRequest, "__struct_fields__", ())
-    return (
-        ("" if "abort_immediately" in fields else "EngineCoreRequest has no abort_immediately")
-        or parameters_differ(
-            OutputProcessor.add_request,
-            "self request prompt parent_req request_index queue",
-        )
-        or parameters_differ(
-            OutputProcessor.process_outputs,
-            "self engine_core_outputs engine_core_timestamp iteration_stats weight_version",
-        )
-        or attributes_missing(
-            RequestState,
-            (
-                "detokenizer",
-                "logprobs_processor",
-                "is_prefilling",
-                "stream_interval",
-                "sent_tokens_offset",
-            ),
-        )
-        or parameters_differ(IncrementalDetokenizer.update, "self new_token_ids stop_terminated")
-        or parameters_differ(utils.check_stop, "request max_model_len")
-        or parameters_differ(Request.from_engine_core_request, "request block_hasher")
-        or parameters_differ(Request.append_output_token_ids, "self token_ids")
-        or attributes_missing(Request, ["prefill_stats"])
-        or parameters_differ(StructuredOutputManager._create_grammar, "self request")  # noqa: SLF001
-        or parameters_differ(StructuredOutputManager.accept_tokens, "self request new_token_ids")
-        or prefill_resume_v1.problem()
-    )
-
-
-PREFILLS = FastPath("Continuing answers by prefill", _problem)
+    return str(vllm.__version__).startswith(TESTED)
 
 
 def install() -> bool:
-    """Patch vLLM in this process, where fast paths are enabled; False where they are not."""
-    if not PREFILLS.enabled():
+    """Patch vLLM in this process; False where its release can't be patched."""
+    if not usable():
+        log.warning("answers are continued by forced replay: prefills need vLLM %s", TESTED)
         environment.set_engine_variable(SWITCH, "off")
         return False
     from vllm.v1.engine.output_processor import OutputProcessor

@@ -8,24 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.platform.fast_paths import parameters_differ
 from worker.engines.vllm.resume_args import prefilled
-
-
-def problem() -> str:
-    """Why this release's model runner can't be patched, or an empty string."""
-    from vllm.v1.worker.gpu_input_batch import CachedRequestState
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    missing = {"sampling_params", "generator", "output_token_ids"}.difference(
-        CachedRequestState.__dataclass_fields__
-    )
-    if missing:
-        return f"CachedRequestState has no {', '.join(sorted(missing))}"
-    return parameters_differ(CachedRequestState.__post_init__, "self") or parameters_differ(
-        GPUModelRunner._update_states,  # noqa: SLF001
-        "self scheduler_output",
-    )
 
 
 def patch() -> None:

@@ -23,12 +23,11 @@ def load() -> SimpleNamespace:
     build_app, init_app_state = _application()
     from torch.cpu import _init_amx as init_amx
 
+    from worker.engines.vllm import prefill_resume
     from worker.engines.vllm.collector import install as install_collector
     from worker.engines.vllm.forced_replay import choose_model_runner
     from worker.engines.vllm.forced_replay import install as install_forced_replay
     from worker.engines.vllm.journal import JournalledEngine
-    from worker.engines.vllm.prefill_resume import PREFILLS
-    from worker.engines.vllm.prefill_resume import install as install_prefill_resume
 
     return SimpleNamespace(
         version=vllm.__version__,
@@ -47,8 +46,7 @@ def load() -> SimpleNamespace:
         init_app_state=init_app_state,
         install_collector=install_collector,
         install_forced_replay=install_forced_replay,
-        install_prefill_resume=install_prefill_resume,
-        prefills=PREFILLS,
+        prefill_resume=prefill_resume,
         make_arg_parser=make_arg_parser,
         tensors=_tensors,
         validate_parsed_serve_args=validate_parsed_serve_args,

@@ -17,19 +17,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Any
-
-from shared.platform.fast_paths import FastPath, parameters_differ
-
-log = logging.getLogger("flotilla.engine")
-
-TEMPLATES = FastPath("vLLM's stream generators")
 
 Interceptor = Callable[[Any], str | None]
 """Makes the chunk of one of vLLM's results, empty if it has none; None: the request's task has to
@@ -38,17 +31,11 @@ INTERCEPT: ContextVar[Callable[[Interceptor], None] | None] = ContextVar("INTERC
 """Sets the interceptor of the request's next results, up to the first that it returns None for. Set
 in the context of each request whose outputs can be intercepted, before each output."""
 
-# vLLM's stream generators, with the parameters that they have from 0.24 to 0.33.
-_KNOWN = {
-    "openai_serving_chat.chat_completion_stream_generator": (
-        "request result_generator request_id model_name conversation tokenizer request_metadata "
-        "chat_template_kwargs mm_token_counts"
-    ),
-    "openai_serving_completion.completion_stream_generator": (
-        "request engine_inputs result_generator request_id created_time model_name num_prompts "
-        "tokenizer request_metadata"
-    ),
-}
+# vLLM's stream generators; their parameters are the same from 0.24 to 0.33.
+_GENERATORS = (
+    ("openai_serving_chat", "chat_completion_stream_generator"),
+    ("openai_serving_completion", "completion_stream_generator"),
+)
 
 # Fields that a request may set without a change to the form of its chunks.
 _HARMLESS = (
@@ -67,23 +54,11 @@ _SENTINEL = secrets.token_hex(16)
 
 
 def install(state: Any) -> None:
-    """Make plain streams of vLLM's application this way, where fast paths are enabled.
-
-    `state` is the application's.
-    """
-    if not TEMPLATES.enabled():
-        return
-    for path, parameters in _KNOWN.items():
-        holder, name = path.split(".")
+    """Make plain streams of vLLM's application this way. `state` is the application's."""
+    for holder, name in _GENERATORS:
         serving = getattr(state, holder, None)
-        if serving is None:  # the model has no such endpoint
-            continue
-        own: Any = getattr(serving, name, None)
-        problem = parameters_differ(own, parameters) if callable(own) else "it is missing"
-        if problem:
-            log.warning("vLLM itself makes all chunks of %s: %s", path, problem)
-        else:
-            setattr(serving, name, _templated(serving, own))
+        if serving is not None:  # else the model has no such endpoint
+            setattr(serving, name, _templated(serving, getattr(serving, name)))
 
 
 def is_plain(serving: Any, request: Any) -> bool:

@@ -66,7 +66,6 @@ def test_scale_set(flotilla: Flotilla, stub: StubGateway) -> None:
 API_KEY = {
     "id": "key_1", "object": "api_key", "name": "ci", "tenant": "team", "scopes": ["infer"],
     "models": [], "hint": "flk_AbCd", "created_at": 0, "created_by": "ops", "expires_at": None,
-    "pepper": "current",
 }  # fmt: skip
 
 

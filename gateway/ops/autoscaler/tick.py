@@ -107,7 +107,7 @@ async def _scale(
     store = ScaleStore(queue.servers.primary)
     before = parse(_TICK_STATE, await store.tick_state(name), name, _malformed)
     last, draining = (before.decided, before.draining) if before else (None, [])
-    seen = observe(await queue.servers.time_s(), lanes, heartbeats, last and last.seen)
+    seen = observe(await queue.servers.time_s(), lanes, heartbeats, last.seen if last else None)
     chosen = await store.worker_range(name)
     limits = chosen.applied_to(pool.limits) if chosen else pool.limits
     decided = decide(seen, limits, last)

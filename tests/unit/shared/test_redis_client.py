@@ -20,7 +20,6 @@ from shared.store.redis.redis_client import connect, server_name
 from shared.store.redis.store_errors import (
     OnReplica,
     ScriptsMissing,
-    WrongType,
     refused,
     store_error,
 )
@@ -35,7 +34,7 @@ from tests.harness.servers import free_port
         ("LOADING Redis is loading the dataset in memory", StoreUnwritable),
         ("READONLY You can't write against a read only replica.", OnReplica),
         ("ERR unknown command", StoreRefused),
-        ("WRONGTYPE Operation against a key", WrongType),
+        ("WRONGTYPE Operation against a key", StoreRefused),
         ("ERR no OOM here", StoreRefused),
         ("NOSCRIPT No matching script", ScriptsMissing),
         ("ERR Function not found", ScriptsMissing),
@@ -56,7 +55,7 @@ def test_the_error_for_a_reply(reply: str, kind: type[StoreError]) -> None:
         (OutOfMemoryError("command not allowed", status_code="OOM"), StoreUnwritable),
         (ReadOnlyError("a replica", status_code="READONLY"), OnReplica),
         (ResponseError("MISCONF disk"), StoreUnwritable),
-        (ResponseError("WRONGTYPE Operation"), WrongType),
+        (ResponseError("WRONGTYPE Operation"), StoreRefused),
     ],
 )
 def test_the_error_for_one_of_redis_py(error: Exception, kind: type[StoreError]) -> None:

@@ -32,7 +32,6 @@ _WAIT_S = 30.0
 @gateway_command(
     app,
     "ls",
-    "flotilla jobs ls",
     "flotilla jobs ls state:failed since:1h --limit 50",
     "flotilla jobs ls --error too_many_attempts",
 )

@@ -53,10 +53,11 @@ test-clients: install ## unmodified client libraries on real vLLM; installs them
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
 	@REAL='$(REAL)' tests/deploy/compose/run.sh $(ARGS)
 
-lint: install ## style, types, docstrings
+lint: install ## style, types, docstrings, code without use
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+	.venv/bin/vulture
 
 docs: install ## the documentation as a site, .cache/site/index.html; works without a network
 	@.venv/bin/python -c 'import material' 2>/dev/null || \

@@ -78,8 +78,6 @@ _INPUTS = frozenset(
     | _URL_LISTS
 )
 """Fields whose values may have such parts."""
-MEDIA_FIELDS = _MEDIA | _WITH_UUID | _URL_LISTS
-"""All of these; they are those of vLLM's types."""
 
 
 class Caps(Protocol):

@@ -20,26 +20,16 @@ class Level(StrEnum):
     PROBLEM = "problem"
 
 
-class Unit(StrEnum):
-    """What a limit counts."""
-
-    SECONDS = "s"
-    SHARE = "share of 1"
-    NUMBER = "number"
-
-
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """From `warning` or `problem` on, a value has that level. None: never."""
+    """From `warning` or `problem` on, a value has that level. None: never.
+
+    Values are seconds, shares of 1 or counts, as the text says.
+    """
 
     name: str
-    unit: Unit = Unit.NUMBER
     warning: float | None = None
     problem: float | None = None
-    least: int = 0
-    """With fewer cases it has no level."""
-    within_s: float = 0.0
-    """Cases count for so long; 0: while they last."""
     text: str = ""
     """What is wrong, for people; in braces the words that the overview puts in."""
     do: str = ""
@@ -71,7 +61,7 @@ REDIS_EVICTS = Limit(
     text="Redis may delete jobs: {why}.", do="Set maxmemory-policy to noeviction in Redis.",
 )  # fmt: skip
 REDIS_MEMORY = Limit(
-    "redis_memory", Unit.SHARE, 0.7, 0.8,
+    "redis_memory", 0.7, 0.8,
     text="A Redis server uses {share:.0%} of its memory; soon no new jobs are accepted.",
     do="Raise its maxmemory, or shorten FLOTILLA_RESULT_TTL_S.",
 )  # fmt: skip
@@ -93,12 +83,12 @@ GATEWAY_RELAY = Limit(
     do="Check that the gateway reaches Redis' pub/sub, and its log for the reason.",
 )  # fmt: skip
 GATEWAY_FLEET = Limit(
-    "gateway_fleet", Unit.SECONDS, problem=5 * HEARTBEAT_S,
+    "gateway_fleet", problem=5 * HEARTBEAT_S,
     text="This gateway is not healthy: {why}.",
     do="Check the connection between the gateway and Redis.",
 )  # fmt: skip
 CLOCK = Limit(
-    "clock", Unit.SECONDS, 2, text="this machine and the fleet differ by {seconds:.0f} s",
+    "clock", 2, text="this machine and the fleet differ by {seconds:.0f} s",
     do="Synchronise the clocks (NTP); deadlines are counted by Redis' clock.",
 )  # fmt: skip
 
@@ -118,14 +108,14 @@ NO_WORKER = Limit(
     do="Start a worker of the pool; the log of one that is starting shows how far it is.",
 )  # fmt: skip
 LONG_WAIT = Limit(
-    "long_wait", Unit.SECONDS, 30, 60,
+    "long_wait", 30, 60,
     text="The oldest job of the pool {pool} has waited {wait}: {waiting}, {busy} of {slots} slots "
     "are busy.{estimate}{limit}",
     do="Add workers, or raise the autoscaler's maximum; move what can wait to the lane flex.",
 )  # fmt: skip
 """Of a job that does not wait in the lane flex."""
 QUEUE_FULL = Limit(
-    "queue_full", Unit.SHARE, 0.8, 1,
+    "queue_full", 0.8, 1,
     text="The lane {lane} of the pool {pool} has {jobs} of {most} jobs; when it is full, new "
     "requests get 503.",
     do="Add workers, or raise FLOTILLA_MAX_QUEUE_DEPTH if Redis has memory to spare.",
@@ -137,7 +127,7 @@ SUSPECTS = Limit(
     do="See the logs of the workers that had them: `flotilla jobs why <id>` names them.",
 )  # fmt: skip
 AUTOSCALER_SILENT = Limit(
-    "autoscaler_silent", Unit.SECONDS, 10,
+    "autoscaler_silent", 10,
     text="The autoscaler has decided nothing for {silent} for the pool {pool}.",
     do="See the log of the maintenance process, and restart it.",
 )  # fmt: skip
@@ -151,37 +141,37 @@ STORAGE_UNAVAILABLE = Limit(
     "there.",
 )  # fmt: skip
 STORAGE_FULL = Limit(
-    "storage_full", Unit.SHARE, 0.9, 0.98,
+    "storage_full", 0.9, 0.98,
     text="The disk of the storage is {share:.0%} full; {free} GiB are free.",
     do="Make room, or delete files: `flotilla files ls`, `flotilla files rm`.",
 )  # fmt: skip
 STORAGE_NOT_SWEPT = Limit(
-    "storage_not_swept", Unit.SECONDS, 1800,
+    "storage_not_swept", 1800,
     text="Maintenance runs, but {age} it has not used the storage of the gateways.",
     do="Give maintenance the gateways' FLOTILLA_STORAGE_URL; its log has the reason.",
 )  # fmt: skip
 """Since maintenance has deleted what has expired."""
 BATCHES_LATE = Limit(
-    "batches_late", Unit.SECONDS, problem=60,
+    "batches_late", problem=60,
     text="{age} no maintenance process has worked on batches; {batches} not ended.",
     do="Start `flotilla maintenance` with the gateways' FLOTILLA_STORAGE_URL, or see its log.",
 )  # fmt: skip
 BATCH_STUCK = Limit(
-    "batch_stuck", Unit.SECONDS, 1800,
+    "batch_stuck", 1800,
     text="{batch} has not advanced for {age}, though workers serve its model.",
     do="See the log of maintenance for `pauses`, and the jobs with `lane:flex state:queued`.",
 )  # fmt: skip
 """Since an open batch has advanced: since its owner has changed it."""
 
 WEBHOOKS_LATE = Limit(
-    "webhooks_late", Unit.SECONDS, 60, 600,
+    "webhooks_late", 60, 600,
     text="{events} for webhooks, the oldest for {age}: no maintenance process takes them.",
     do="Start `flotilla maintenance`, or see its log.",
 )  # fmt: skip
 """Since what has ended was written to the outbox."""
 
 USAGE_LATE = Limit(
-    "usage_late", Unit.SECONDS, 120, 600,
+    "usage_late", 120, 600,
     text="The use of {jobs} is in no sum yet, the oldest for {age}: no maintenance process adds it "
     "up.",
     do="Start `flotilla maintenance`, or see its log.",
@@ -197,12 +187,12 @@ WORKER_LOST = Limit(
     do="Start it again, or let its supervisor do it.",
 )  # fmt: skip
 WORKER_SILENT = Limit(
-    "worker_silent", Unit.SECONDS, problem=3 * HEARTBEAT_S,
+    "worker_silent", problem=3 * HEARTBEAT_S,
     text="The worker {worker} has not announced itself for {age}: its process or its machine "
     "stands still. Its jobs move to other workers when their leases end.",
     do="Look at its machine; end it if it does not go on.",
 )  # fmt: skip
 WORKER_LOADS_LONG = Limit(
-    "worker_loads_long", Unit.SECONDS, 1200,
+    "worker_loads_long", 1200,
     text="The worker {worker} has loaded its model for {age}.", do="Its log shows how far it is.",
 )  # fmt: skip

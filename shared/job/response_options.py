@@ -27,8 +27,6 @@ class ResponseOptions(NamedTuple):
     """The conversation's id; empty: none."""
     created_at: int = 0
     """Unix seconds, of a response in the background; 0: vLLM sets it."""
-    n_before: int = 0
-    """Of the items in the body's input, how many are the history's."""
     n_items: int = 0
     """How many items the input has; a text is one."""
     previous_head_bytes: int = 0

@@ -68,7 +68,7 @@ def last(team: httpx.Client) -> str:
 
 
 def forged(response_id: str) -> list[Any]:
-    of_store = {"previous_response_id": response_id, "n_before": 1, "n_items": 2}
+    of_store = {"previous_response_id": response_id, "n_items": 2}
     return [
         {"response": of_store | {"previous_head_bytes": 10, "fields_bytes": 10}},
         {"response": {}},

@@ -93,9 +93,7 @@ class ResponseRequest(NamedTuple):
             else:
                 sent.append(pack_item(item))
                 own.append(stored_item(item, owner, number))
-        options = self.options._replace(
-            n_before=history.n_items, n_items=total, previous_head_bytes=previous_head_bytes
-        )
+        options = self.options._replace(n_items=total, previous_head_bytes=previous_head_bytes)
         text = b",".join([*history.parts, *sent])
         body = b"".join([options.prefix(), self.fields, INPUT, b"[", text, b"]}"])
         return Joined(body, tuple(own), options.head_bytes)

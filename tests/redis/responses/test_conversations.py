@@ -72,7 +72,7 @@ class Side:
         """The job of a request for a response, which is not submitted yet."""
         body = {"model": "m", "input": "x", "stream": False} | fields
         request = response_request(body)
-        checked = CheckedRequest("m", False, "default", PromptSize(0, 0), "", (), request)
+        checked = CheckedRequest("m", False, "default", PromptSize(0, 0), (), request)
         raw = json.dumps(body).encode()
         in_it = request.options.conversation
         idempotency = IdempotencyKey.of(TENANT, ENDPOINT.path, key, raw, in_it) if key else None

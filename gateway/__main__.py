@@ -63,7 +63,7 @@ def main() -> None:
         timeout_keep_alive=settings.idle_connection_s,
         timeout_graceful_shutdown=settings.grace_s + _SEND_S,
     )
-    _Server(config, app, settings.grace_s, settings.loop_stall_s).run(sockets=[listener])
+    _Server(config, app, settings.grace_s).run(sockets=[listener])
     if app.format_mismatch:
         print(f"flotilla gateway: {app.format_mismatch}", file=sys.stderr)
         sys.exit(2)
@@ -77,11 +77,9 @@ class _Server(uvicorn.Server):
     terminal is closed.
     """
 
-    def __init__(
-        self, config: uvicorn.Config, app: FrontDoor, grace_s: float, loop_stall_s: float
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, app: FrontDoor, grace_s: float) -> None:
         super().__init__(config)
-        self._watchdog = LoopWatchdog(loop_stall_s)
+        self._watchdog = LoopWatchdog()
         self._app = app
         self._grace_s = grace_s
 

@@ -15,6 +15,8 @@ from shared.platform.settings import SettingList
 from shared.webhooks.webhook_settings import WebhookSettings
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
+_MAX_KEPT_CONVERSATIONS = 200_000
+"""Of one tenant, at a time."""
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
@@ -57,34 +59,16 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         ge=1000,
         description="JSON values in one request's body; each token id of a prompt is one",
     )
-    max_body_objects: int = Field(
-        30_000,
-        ge=1000,
-        description="JSON objects, lists and strings in one request's body: vLLM reads so many in "
-        "0.1 to 0.2 s, in which its other answers wait",
-    )
-    max_sequences: int = Field(
-        512, ge=1, le=1024, description="prompts times `n`, in one completions request"
-    )
     max_inputs: int = Field(
         2048,
         ge=1,
         description="inputs of one request for embeddings, classes or scores",
-    )
-    max_messages: int = Field(
-        2000,
-        ge=1,
-        description="messages or items of one conversation; 1,000 items of a response take vLLM "
-        "about 0.1 s, in which its other answers wait",
     )
     body_timeout_s: float = Field(
         30.0,
         gt=0,
         description="time limit for receiving a request's body; of a file's upload, for the next "
         "part of it",
-    )
-    max_header_bytes: int = Field(
-        32 << 10, ge=1024, description="size limit of a request line and its headers together"
     )
     header_timeout_s: float = Field(
         10.0,
@@ -120,12 +104,6 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         le=60,
         description="a stream without data begins with a comment after this time. Until then an "
         "error is answered with its own status, afterwards as an event in a 200",
-    )
-    stream_pace_s: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="shortest time between two writes to one stream; 0 writes at once",
     )
     write_timeout_s: float = Field(
         60.0,
@@ -172,11 +150,6 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         "those that have ended and not expired; responses are jobs. 0: no limit. Of several shards "
         "each has an equal share",
     )
-    max_kept_conversations: int = Field(
-        200_000,
-        ge=0,
-        description="conversations of one tenant that are kept at a time; 0: no limit",
-    )
     max_kept_bytes: int = Field(
         4 << 30,
         ge=0,
@@ -204,11 +177,6 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         ge=0,
         description="bytes of the files of one tenant that are stored at a time; 0: no limit",
     )
-    max_stored_files: int = Field(
-        10_000,
-        ge=0,
-        description="files of one tenant that are stored at a time; 0: no limit",
-    )
     access_log: bool = Field(True, description="log a line for each request")
     trace_ratio: float = Field(
         1.0,
@@ -220,31 +188,13 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
     max_choices: int = Field(
         64, ge=1, le=1024, description="`n`; vLLM's own limit is VLLM_MAX_N_SEQUENCES"
     )
-    max_logprobs: int = Field(
-        20, ge=0, description="`logprobs` and the like; vLLM's own limit is --max-logprobs"
-    )
-    max_answer_bytes: int = Field(
-        32 << 20,
-        ge=1,
-        description="bytes of the largest answer that a request may ask for: sequences x tokens x "
-        "log probabilities, estimated (gateway/core/answer_size.py)",
-    )
-    max_stop_strings: int = Field(64, ge=0, description="strings in `stop` or `bad_words`")
-    max_stop_chars: int = Field(1024, ge=1, description="characters of one of them")
-    max_token_list: int = Field(1024, ge=0, description="tokens in `logit_bias`, `stop_token_ids`")
-    max_tools: int = Field(128, ge=0, description="tools of one request")
-    max_schema_values: int = Field(
-        20_000, ge=1, description="values in the tools, or in the response format, of one request"
-    )
-    max_schema_chars: int = Field(262_144, ge=1, description="characters in the same")
-    max_schema_depth: int = Field(64, ge=1, description="levels of nesting in the same")
 
     @property
     def quotas(self) -> Quotas:
         """What is kept of one tenant in Redis, and waits, at most."""
         return Quotas(
             self.max_kept_jobs,
-            self.max_kept_conversations,
+            _MAX_KEPT_CONVERSATIONS,
             self.max_kept_bytes,
             self.max_waiting_jobs,
         )

@@ -50,7 +50,7 @@ async def _run(settings: WorkerSettings, pool: Pool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     # Loading a model may block the loop for minutes.
-    LoopWatchdog(settings.loop_stall_s, lambda: worker.serving).start()
+    LoopWatchdog(active=lambda: worker.serving).start()
     return await worker.run()
 
 

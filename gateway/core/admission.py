@@ -80,7 +80,7 @@ def check_request(
         raise BadRequest(f"`stream` must be true or false, not {sent(stream)}.", "stream")
     lane = lane_of(fields) if policy.service_tier else DEFAULT
     check_input(policy, fields, settings)
-    restricted = check_fields(fields, settings)
+    restricted = check_fields(fields, settings.max_choices)
     size = prompt_size(policy.input, fields)
     return CheckedRequest(model, stream is True, lane, size, restricted, output=most_output(fields))
 

@@ -7,7 +7,6 @@ connection's ChunkWriter directly.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import time
@@ -162,7 +161,7 @@ class JobAnswer:
         """Write the answer as it grows; True once the job has ended, False if the client left."""
         settings = self._context.settings
         had = self._had
-        writer: ChunkWriter | None = None if settings.stream_pace_s or had else self
+        writer: ChunkWriter | None = None if had else self
         if self._opening:
             await self._send_chunk(self._opening)
         while True:
@@ -190,9 +189,7 @@ class JobAnswer:
             if events and events[-1].last:
                 await self._end_stream(events[-1])
                 return True
-            if settings.stream_pace_s:
-                await asyncio.sleep(settings.stream_pace_s)  # what comes meanwhile is one write
-            elif self._reader.last_write_at:
+            if self._reader.last_write_at:
                 writer = self._chunk_writer()
 
     def write(self, data: bytes) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from gateway.core.answer_size import check_answer_size
 from gateway.gateway_settings import GatewaySettings
 from shared.api.endpoint import InputKind, Policy
+from shared.api.field_policy import MAX_LOGPROBS, MAX_LOGPROBS_AT_ONCE
 from shared.job.errors import BadRequest
 
 _CHARS_PER_TOKEN = 16
@@ -40,6 +41,14 @@ _FIELDS: dict[InputKind, tuple[str, ...]] = {
 """The fields that hold the input. vLLM ignores fields that are not an endpoint's."""
 _TRUNCATION = ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per_doc")
 """Fields that ask vLLM to truncate the input."""
+MAX_SEQUENCES = 512
+"""Prompts times `n`, in one completions request."""
+MAX_MESSAGES = 2000
+"""Messages or items of one conversation: 1,000 items of a response take vLLM about 0.1 s, in which
+its other answers wait."""
+MAX_ANSWER_BYTES = 32 << 20
+"""Of the largest answer that a request may ask for: sequences x tokens x log probabilities,
+estimated (answer_size.py)."""
 
 
 class PromptSize(NamedTuple):
@@ -55,23 +64,23 @@ class PromptSize(NamedTuple):
 
 def check_input(policy: Policy, fields: Mapping[str, Any], settings: GatewaySettings) -> None:
     """Raises BadRequest for too many messages, inputs or choices, or too large an answer."""
-    limit = settings.max_sequences if policy.choices else settings.max_inputs
+    limit = MAX_SEQUENCES if policy.choices else settings.max_inputs
     most = 1
     for name in _FIELDS[policy.input]:
         value = fields.get(name)
         if isinstance(value, list) and policy.input is InputKind.RESPONSE:
-            check_messages(name, value, settings.max_messages)
+            check_messages(name, value, MAX_MESSAGES)
         elif isinstance(value, list):
-            most = max(most, count_inputs(name, value, limit, settings.max_messages))
+            most = max(most, count_inputs(name, value, limit, MAX_MESSAGES))
     if policy.choices:
         check_choices(fields, most, limit)
     if policy.choices or policy.input is InputKind.RESPONSE:
         check_answer_size(
             fields,
             most,
-            settings.max_logprobs,
-            settings.max_answer_bytes,
-            settings.max_logprobs_at_once,
+            MAX_LOGPROBS,
+            MAX_ANSWER_BYTES,
+            MAX_LOGPROBS_AT_ONCE,
         )
 
 

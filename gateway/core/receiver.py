@@ -71,6 +71,10 @@ async def received(
         return EarlyAnswer(answer)
 
 
+_MAX_FILES = 10_000
+"""Of one tenant, at a time."""
+
+
 def quota_of(gateway: Gateway) -> StorageQuota:
     """What each tenant may store."""
-    return StorageQuota(gateway.settings.max_stored_bytes, gateway.settings.max_stored_files)
+    return StorageQuota(gateway.settings.max_stored_bytes, _MAX_FILES)

@@ -30,7 +30,8 @@ from shared.job.errors import BadRequest, FlotillaError, HeadersTimeout, Headers
 
 _PARSE_BYTES = 16 << 10
 """Bytes given to the parser at once; the limits are checked in between."""
-_MAX_HEADERS = 200
+_MAX_HEADERS, _MAX_HEADER_BYTES = 200, 32 << 10
+"""Lines and bytes of a request line and its headers together."""
 _BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 _MAX_PIPELINED = 16
 """Requests that may be sent before the first is answered; each takes memory when it arrives."""
@@ -150,7 +151,7 @@ class Connection(HttpToolsProtocol):
                 cause = BadRequest("This is not a valid HTTP request.")
             self._refuse(cause)
             return
-        if self._unparsed > self._all.max_header_bytes or (
+        if self._unparsed > _MAX_HEADER_BYTES or (
             self._in_head and len(self.headers) > _MAX_HEADERS
         ):
             self._refuse(self._too_large())
@@ -171,9 +172,9 @@ class Connection(HttpToolsProtocol):
             return
         if len(self.headers) > _MAX_HEADERS:
             raise self._too_large()
-        if self._unparsed > self._all.max_header_bytes:  # perhaps with a part of the body
+        if self._unparsed > _MAX_HEADER_BYTES:  # perhaps with a part of the body
             size = sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if len(self.url) + size > self._all.max_header_bytes:
+            if len(self.url) + size > _MAX_HEADER_BYTES:
                 raise self._too_large()
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise BadRequest(
@@ -264,9 +265,9 @@ class Connection(HttpToolsProtocol):
     # --- refusing ---
 
     def _too_large(self) -> HeadersTooLarge:
-        limit = self._all.max_header_bytes
         return HeadersTooLarge(
-            f"The headers of the request exceed the limit of {limit} bytes or {_MAX_HEADERS} lines."
+            f"The headers of the request exceed the limit of {_MAX_HEADER_BYTES} bytes or "
+            f"{_MAX_HEADERS} lines."
         )
 
     def send_400_response(self, msg: str) -> None:

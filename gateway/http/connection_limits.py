@@ -54,7 +54,6 @@ class Connections:
 
     def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics, most: int) -> None:
         """`most`: see `most_connections`."""
-        self.max_header_bytes = settings.max_header_bytes
         self._timeout_s = settings.header_timeout_s
         self._write_timeout_s = settings.write_timeout_s
         self._most = most

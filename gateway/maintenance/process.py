@@ -39,7 +39,7 @@ async def run(settings: MaintenanceSettings, stdout: int) -> int:
     if problem := await broker.problem(settings):
         raise SettingsError(problem)
     await refuse_unfit(settings)
-    LoopWatchdog(settings.loop_stall_s).start()
+    LoopWatchdog().start()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -163,7 +163,6 @@ def _shape(load: _Load, row: str, arguments: argparse.Namespace) -> FleetShape:
         "sim_cache_blocks": _BLOCKS,
         "kv_high_watermark": 1.0,
         "api_keys": f"all:{KEY}",
-        "stream_pace_s": 0.1,  # saves CPU time, and does not delay a first token
         "stream_ttl_s": 36_000,  # jobs are read at the end
     }
     return FleetShape(

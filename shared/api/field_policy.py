@@ -9,7 +9,7 @@ One pass over the names of a body's fields finds what has to be looked at; usual
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from shared.job.errors import BadRequest
 
@@ -78,50 +78,25 @@ _INPUTS = frozenset(
     | _URL_LISTS
 )
 """Fields whose values may have such parts."""
+MAX_LOGPROBS = 20
+"""Alternatives for each token; vLLM's own limit is --max-logprobs."""
+MAX_LOGPROBS_AT_ONCE = 6_500
+"""In an answer that is not streamed: vLLM makes so many in about 0.1 s, in which its other answers
+wait."""
+_MAX_STRINGS, _MAX_STRING_CHARS = 64, 1024
+"""Stop strings, or bad words, of one request, and characters of one of them."""
+_MAX_TOKENS = 1024
+"""Tokens in `stop_token_ids` or `logit_bias`."""
+_MAX_TOOLS = 128
+_MAX_SCHEMA_VALUES, _MAX_SCHEMA_CHARS, _MAX_SCHEMA_DEPTH = 20_000, 262_144, 64
+"""Values, characters, and levels of objects and lists, in one field that holds schemas."""
 
 
-class Caps(Protocol):
-    """How large fields may be; the settings have these."""
+def check_fields(fields: Mapping[str, Any], max_choices: int) -> tuple[str, ...]:
+    """The fields of a body that need permission. Raises BadRequest for one that is too large.
 
-    @property
-    def max_choices(self) -> int:
-        """The highest `n`."""
-
-    @property
-    def max_logprobs(self) -> int:
-        """Alternatives for each token."""
-
-    @property
-    def max_stop_strings(self) -> int:
-        """Stop strings, or bad words, of one request."""
-
-    @property
-    def max_stop_chars(self) -> int:
-        """Characters of a stop string or bad word."""
-
-    @property
-    def max_token_list(self) -> int:
-        """Tokens in `stop_token_ids` or `logit_bias`."""
-
-    @property
-    def max_tools(self) -> int:
-        """Tools in one request."""
-
-    @property
-    def max_schema_values(self) -> int:
-        """Values in one field that holds schemas."""
-
-    @property
-    def max_schema_chars(self) -> int:
-        """Characters in one field that holds schemas."""
-
-    @property
-    def max_schema_depth(self) -> int:
-        """Levels of objects and lists in one field that holds schemas."""
-
-
-def check_fields(fields: Mapping[str, Any], caps: Caps) -> tuple[str, ...]:
-    """The fields of a body that need permission. Raises BadRequest for one that is too large."""
+    `max_choices`: the highest `n`.
+    """
     restricted: list[str] = []
     for name in _WATCHED.intersection(fields):
         value = fields[name]
@@ -132,8 +107,10 @@ def check_fields(fields: Mapping[str, Any], caps: Caps) -> tuple[str, ...]:
                 restricted += restricted_parts(value, urls=name in _URL_LISTS)
         elif name == _TEMPLATE_KWARGS:
             restricted += _restricted_kwargs(value)
+        elif name in _CHOICES:
+            _check_number(name, value, max_choices)
         elif name in _CHECKS:
-            _CHECKS[name](name, value, caps)
+            _CHECKS[name](name, value)
         else:
             restricted.append(name)
     return tuple(restricted)
@@ -210,53 +187,46 @@ def _check_number(name: str, value: Any, limit: int) -> None:
         raise BadRequest(f"`{name}` may be at most {limit}, not {value}.", name)
 
 
-def _check_choices(name: str, value: Any, caps: Caps) -> None:
-    _check_number(name, value, caps.max_choices)
+def _check_logprobs(name: str, value: Any) -> None:
+    _check_number(name, value, MAX_LOGPROBS)
 
 
-def _check_logprobs(name: str, value: Any, caps: Caps) -> None:
-    _check_number(name, value, caps.max_logprobs)
-
-
-def _check_strings(name: str, value: Any, caps: Caps) -> None:
+def _check_strings(name: str, value: Any) -> None:
     strings = value if isinstance(value, list) else [value]
-    if len(strings) > caps.max_stop_strings:
+    if len(strings) > _MAX_STRINGS:
         raise BadRequest(
-            f"`{name}` may have at most {caps.max_stop_strings} strings, not {len(strings)}.", name
+            f"`{name}` may have at most {_MAX_STRINGS} strings, not {len(strings)}.", name
         )
     longest = max((len(each) for each in strings if isinstance(each, str)), default=0)
-    if longest > caps.max_stop_chars:
+    if longest > _MAX_STRING_CHARS:
         raise BadRequest(
-            f"A string in `{name}` may have at most {caps.max_stop_chars} characters, "
-            f"not {longest}.",
+            f"A string in `{name}` may have at most {_MAX_STRING_CHARS} characters, not {longest}.",
             name,
         )
 
 
-def _check_tokens(name: str, value: Any, caps: Caps) -> None:
-    if isinstance(value, list | dict) and len(value) > caps.max_token_list:
-        raise BadRequest(
-            f"`{name}` may have at most {caps.max_token_list} tokens, not {len(value)}.", name
-        )
+def _check_tokens(name: str, value: Any) -> None:
+    if isinstance(value, list | dict) and len(value) > _MAX_TOKENS:
+        raise BadRequest(f"`{name}` may have at most {_MAX_TOKENS} tokens, not {len(value)}.", name)
 
 
-def _check_tools(name: str, value: Any, caps: Caps) -> None:
-    if isinstance(value, list) and len(value) > caps.max_tools:
-        raise BadRequest(f"A request may have at most {caps.max_tools} tools.", name)
-    _check_schema(name, value, caps)
+def _check_tools(name: str, value: Any) -> None:
+    if isinstance(value, list) and len(value) > _MAX_TOOLS:
+        raise BadRequest(f"A request may have at most {_MAX_TOOLS} tools.", name)
+    _check_schema(name, value)
 
 
-def _check_object(name: str, value: Any, caps: Caps) -> None:
+def _check_object(name: str, value: Any) -> None:
     if not isinstance(value, dict):
         raise BadRequest(f"`{name}` must be an object.", name)
-    _check_schema(name, value, caps)
+    _check_schema(name, value)
 
 
-def _check_schema(name: str, value: Any, caps: Caps) -> None:
+def _check_schema(name: str, value: Any) -> None:
     """Check what a grammar is made of, level by level, up to the first limit."""
     values = chars = 0
     level = [value]
-    for _ in range(caps.max_schema_depth + 1):
+    for _ in range(_MAX_SCHEMA_DEPTH + 1):
         inner: list[Any] = []
         for node in level:
             if isinstance(node, str):
@@ -268,21 +238,19 @@ def _check_schema(name: str, value: Any, caps: Caps) -> None:
             elif isinstance(node, list):
                 values += len(node)
                 inner += node
-        if values > caps.max_schema_values:
-            raise BadRequest(f"`{name}` has more than {caps.max_schema_values} values.", name)
-        if chars > caps.max_schema_chars:
-            raise BadRequest(f"`{name}` has more than {caps.max_schema_chars} characters.", name)
+        if values > _MAX_SCHEMA_VALUES:
+            raise BadRequest(f"`{name}` has more than {_MAX_SCHEMA_VALUES} values.", name)
+        if chars > _MAX_SCHEMA_CHARS:
+            raise BadRequest(f"`{name}` has more than {_MAX_SCHEMA_CHARS} characters.", name)
         if not inner:
             return
         level = inner
     raise BadRequest(
-        f"`{name}` is nested too deeply: at most {caps.max_schema_depth} levels are allowed.", name
+        f"`{name}` is nested too deeply: at most {_MAX_SCHEMA_DEPTH} levels are allowed.", name
     )
 
 
-_CHECKS: dict[str, Callable[[str, Any, Caps], None]] = {
-    "n": _check_choices,
-    "best_of": _check_choices,
+_CHECKS: dict[str, Callable[[str, Any], None]] = {
     "logprobs": _check_logprobs,
     "top_logprobs": _check_logprobs,
     "prompt_logprobs": _check_logprobs,
@@ -300,4 +268,7 @@ _CHECKS: dict[str, Callable[[str, Any, Caps], None]] = {
     "output_format": _check_schema,
     "output_config": _check_schema,
 }
-_WATCHED = _INPUTS.union(_CHECKS, NEEDS_PERMISSION, {_TEMPLATE_KWARGS}) - _NAMES_OF_ALL.keys()
+_CHOICES = {"n", "best_of"}
+_WATCHED = (
+    _INPUTS.union(_CHECKS, _CHOICES, NEEDS_PERMISSION, {_TEMPLATE_KWARGS}) - _NAMES_OF_ALL.keys()
+)

@@ -73,9 +73,6 @@ class FleetSettings(ProcessSettings):
         description="where traces go: http://collector:4318/v1/traces. Empty: none are made. "
         "Needs the extra `tracing`",
     )
-    loop_stall_s: float = Field(
-        60.0, gt=0, description="a process whose event loop stands still for so long ends"
-    )
     durable: bool = Field(
         False,
         description="refuse a Redis that may lose acknowledged writes when it is killed or its "
@@ -83,12 +80,6 @@ class FleetSettings(ProcessSettings):
     )
     lease_s: float = Field(
         15.0, ge=0.2, le=600, description="a worker that renews no lease for so long loses its jobs"
-    )
-    max_logprobs_at_once: int = Field(
-        6_500,
-        ge=1,
-        description="log probabilities in an answer that is not streamed: vLLM makes so many in "
-        "about 0.1 s, in which its other answers wait",
     )
     silence_s: float = Field(
         1.5,

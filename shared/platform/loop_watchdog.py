@@ -33,7 +33,7 @@ class LoopWatchdog:
 
     def __init__(
         self,
-        limit_s: float,
+        limit_s: float = 60.0,
         active: Callable[[], bool] = lambda: True,
         on_stall: Callable[[], None] = _end_process,
     ) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from gateway.apis.responses.response_items import History, Item, page, stored_item
 from gateway.apis.responses.stored_response import output_items
+from gateway.core.prompt_limits import MAX_MESSAGES
 from gateway.gateway_settings import GatewaySettings
 from shared.job.conversation import (
     ConversationLimits,
@@ -78,7 +79,7 @@ class Conversations:
         self._memory = memory
         self._new_shard = new_shard
         limits = ConversationLimits(
-            settings.max_messages, settings.max_body_bytes, settings.conversation_ttl_s
+            MAX_MESSAGES, settings.max_body_bytes, settings.conversation_ttl_s
         )
         self._max_items = limits.items
         self._stored = StoredConversations(queue, limits)

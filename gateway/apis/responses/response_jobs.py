@@ -15,6 +15,7 @@ from gateway.apis.responses.response_items import (
 )
 from gateway.apis.responses.response_request import ResponseRequest
 from gateway.apis.responses.stored_response import StoredResponse, output_items, previous_response
+from gateway.core.prompt_limits import MAX_MESSAGES
 from gateway.gateway_settings import GatewaySettings
 from shared.job.conversation import Turn
 from shared.job.errors import BadRequest, BodyTooLarge, ConversationLocked, NotFound, StreamReset
@@ -149,9 +150,7 @@ class ResponseJobs:
 
         def join() -> tuple[NewJob, tuple[tuple[str, bytes], ...], int]:
             referred = find_items(history, wanted, owner) if wanted else {}
-            joined = request.behind(
-                history, referred, job.id, settings.max_messages, previous_head_bytes
-            )
+            joined = request.behind(history, referred, job.id, MAX_MESSAGES, previous_head_bytes)
             return job._replace(body=joined.body), joined.own, joined.head_bytes
 
         # In a thread: a long conversation is as much work as a large body.

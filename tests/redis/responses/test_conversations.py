@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from gateway.apis.responses import conversation_store, response_jobs
 from gateway.apis.responses.conversation_store import Conversation, Conversations
 from gateway.apis.responses.response_jobs import ResponseJobs
 from gateway.apis.responses.response_request import response_request
@@ -49,8 +50,18 @@ async def at_once(n_bytes: int) -> None:
     """There is room."""
 
 
-SETTINGS = Settings(max_body_bytes=8 << 20, max_messages=100)
+SETTINGS = Settings(max_body_bytes=8 << 20)
 MANY_OBJECTS = "[" + ",".join(["[]"] * 190_000) + "]"
+
+
+def most_items(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    for module in (conversation_store, response_jobs):
+        monkeypatch.setattr(module, "MAX_MESSAGES", number)
+
+
+@pytest.fixture(autouse=True)
+def hundred_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    most_items(monkeypatch, 100)
 
 
 class Side:
@@ -332,9 +343,10 @@ async def test_an_item_is_stored_once(side: Side) -> None:
     assert await side.texts(conversation) == ["zero", "one!"]
 
 
-async def test_limits_are_in_bytes(queue: JobQueue) -> None:
+async def test_limits_are_in_bytes(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding 6: 32 MB were kept under a limit of 8 MB, which counted characters."""
-    small = Side(queue, Settings(max_body_bytes=2000, max_messages=5))
+    most_items(monkeypatch, 5)
+    small = Side(queue, Settings(max_body_bytes=2000))
     conversation = await small.new()
 
     async def append(*texts: str) -> None:

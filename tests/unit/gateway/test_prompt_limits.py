@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core import prompt_limits
 from gateway.core.prompt_limits import (
     PromptSize,
     check_input,
@@ -20,7 +21,13 @@ from tests.harness.settings import Settings
 
 CHAT = Policy(input=InputKind.MESSAGES, choices=True, service_tier=True)
 COMPLETIONS = Policy(input=InputKind.PROMPT, choices=True, service_tier=True)
-TEN = Settings(max_sequences=10, max_messages=10)
+
+
+@pytest.fixture
+def ten(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(prompt_limits, "MAX_SEQUENCES", 10)
+    monkeypatch.setattr(prompt_limits, "MAX_MESSAGES", 10)
+    return Settings()
 
 
 @pytest.mark.parametrize(
@@ -50,9 +57,9 @@ def test_prompts_are_counted(fields: dict[str, Any], count: int) -> None:
     ],
 )
 def test_input_within_the_limits_of_its_endpoint_is_accepted(
-    policy: Policy, fields: dict[str, Any]
+    policy: Policy, fields: dict[str, Any], ten: Settings
 ) -> None:
-    check_input(policy, fields, TEN)
+    check_input(policy, fields, ten)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +70,9 @@ def test_input_within_the_limits_of_its_endpoint_is_accepted(
         ({"prompt": ["a"] * 4, "n": 3}, "n"),
     ],
 )
-def test_too_many_sequences_are_refused(fields: dict[str, Any], param: str) -> None:
+def test_too_many_sequences_are_refused(fields: dict[str, Any], param: str, ten: Settings) -> None:
     with pytest.raises(BadRequest, match="at most 10") as caught:
-        check_input(COMPLETIONS, fields, TEN)
+        check_input(COMPLETIONS, fields, ten)
     assert caught.value.param == param
 
 
@@ -94,7 +101,13 @@ def test_the_size_of_the_longest_prompt(fields: dict[str, Any], tokens: int, cha
 
 
 INPUTS = Policy(InputKind.INPUT)
-THREE = Settings(max_sequences=2, max_inputs=3, max_messages=3)
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(prompt_limits, "MAX_SEQUENCES", 2)
+    monkeypatch.setattr(prompt_limits, "MAX_MESSAGES", 3)
+    return Settings(max_inputs=3)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +128,8 @@ THREE = Settings(max_sequences=2, max_inputs=3, max_messages=3)
         (InputKind.QUESTIONS, {"state": ["a"] * 99}),
     ],
 )
-def test_inputs_within_the_limits(kind: InputKind, fields: dict[str, Any]) -> None:
-    check_input(Policy(kind), fields, THREE)
+def test_inputs_within_the_limits(kind: InputKind, fields: dict[str, Any], three: Settings) -> None:
+    check_input(Policy(kind), fields, three)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +149,11 @@ def test_inputs_within_the_limits(kind: InputKind, fields: dict[str, Any]) -> No
         (Policy(InputKind.ANY, choices=True), {"input": ["a"] * 3}, "input"),
     ],
 )
-def test_too_many_inputs_are_refused(policy: Policy, fields: dict[str, Any], param: str) -> None:
+def test_too_many_inputs_are_refused(
+    policy: Policy, fields: dict[str, Any], param: str, three: Settings
+) -> None:
     with pytest.raises(BadRequest, match="at most") as caught:
-        check_input(policy, fields, THREE)
+        check_input(policy, fields, three)
     assert caught.value.param == param
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from shared.api.field_policy import MAX_LOGPROBS_AT_ONCE
 from shared.fleet.pool import Pool
 from shared.platform import settings as environment
 from worker.engines.interface import Capacity, Load
@@ -96,7 +97,7 @@ class VllmEngine:
             config.scheduler_config.max_num_seqs,
             contexts,
             cache_per_tenant=not self._settings.share_prompt_cache,
-            max_logprobs_at_once=self._settings.max_logprobs_at_once,
+            max_logprobs_at_once=MAX_LOGPROBS_AT_ONCE,
         )
         await v.init_app_state(engine, app.state, args, tasks)
         stream_chunks.install(app.state)

@@ -21,7 +21,7 @@ REFUSED = {
 _ADDRESS = "workers open no port for clients; the gateway's is FLOTILLA_HOST and FLOTILLA_PORT"
 _ORIGINS = "the gateway has no CORS: pages of other sites can't read its answers"
 _LOG = "the gateway's log of requests is FLOTILLA_ACCESS_LOG"
-_HEADERS = "the gateway's limit is FLOTILLA_MAX_HEADER_BYTES"
+_HEADERS = "the gateway's limit is 32 KiB"
 _PROCESSES = "start more workers instead"
 IGNORED = {
     "host": _ADDRESS,

@@ -59,7 +59,7 @@ def tab_through(page: Page, count: int) -> dict[int, bool]:
 @pytest.mark.parametrize(
     ("keys", "view"),
     [
-        *((f"g{view[0]}", f"#{view}") for view in ("jobs", "batches", "workers", "dead")),
+        *((f"g{view[0]}", f"#{view}") for view in ("jobs", "batches", "workers")),
         ("gh", "#webhooks"),
         ("gp", "#playground"),
     ],

@@ -114,7 +114,7 @@ class Walk:
         expect(lost).to_be_visible(timeout=60_000)
         self._picture(page, "05-worker-lost")
         output = self._terminals.end(running, kill)
-        assert output.split() == ["240", "200"], output
+        assert output.split() == ["120", "200"], output
         return output
 
     def _stop(self, minute: Minute) -> str:

@@ -266,7 +266,7 @@ def test_an_unknown_query_parameter_is_refused(api: httpx.Client, url: str) -> N
     assert error["type"] == "invalid_request_error"
     assert error["param"] in {"foo", "metadata.a"}
     if url.startswith("/jobs?"):
-        assert "cursor, filter, limit, model, state" in error["message"]
+        assert "cursor, error, filter, limit, model, state" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_every_answer_carries_its_ids(fleet: tuple[Process, Process]) -> None:
         (b'{"model": "simulated", "temperature": NaN}', 400),
         (b'{"model": 5}', 400),
         (b'{"model": "simulated", "stream": "yes"}', 400),
-        (b"[" * 100_000, 400),
+        (b"[" * 20_000, 400),
         (b'{"model": "simulated", "x": "' + b"a" * (33 << 20) + b'"}', 413),
     ],
 )

@@ -22,6 +22,11 @@ from tests.harness.waiting import wait_for
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
+def heed_interrupts() -> None:
+    """Of a process that was started in the background, children ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def gateway(stack: Stack) -> Process:
     stack.worker(worker_id="w-1")
@@ -41,7 +46,7 @@ def start(gateway: Process, tmp_path: Path) -> Iterator[Start]:
         command = [FLOTILLA, "status", "--watch", *options]
         process = subprocess.Popen(
             command, stdin=output, stdout=output, stderr=output, env=environment, cwd=tmp_path,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=heed_interrupts,
         )  # fmt: skip
         started.append(process)
         return process

@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
-from tests.harness.keys import MANAGED_KEYS, OPERATOR, bearer
+from tests.harness.keys import KEYS, OPERATOR, bearer
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
@@ -92,7 +92,7 @@ def test_batches_without_maintenance(
 
 
 def test_many_keys_and_budgets(stack: Stack) -> None:
-    gateway = stack.gateway(**MANAGED_KEYS)
+    gateway = stack.gateway(**KEYS)
     stack.worker()
     stack.maintenance()
     keys = f"{gateway.url}/admin/keys"

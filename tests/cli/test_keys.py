@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.cli import run_flotilla
 from tests.harness.fleet import Stack
-from tests.harness.keys import MANAGED_KEYS
+from tests.harness.keys import KEYS
 
 Flotilla = Callable[..., Any]
 
@@ -21,7 +21,7 @@ Flotilla = Callable[..., Any]
 def flotilla(stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flotilla:
     """Run a command as an operator."""
     monkeypatch.chdir(tmp_path)
-    url = stack.gateway(**MANAGED_KEYS).url
+    url = stack.gateway(**KEYS).url
     environment = {"FLOTILLA_URL": url, "FLOTILLA_API_KEY": "adm1n"}
     return functools.partial(run_flotilla, environment=environment)
 

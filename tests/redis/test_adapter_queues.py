@@ -197,7 +197,7 @@ async def test_what_is_remembered_of_adapters_ends_with_them(
     async def fails(*_: object) -> WorkerAnswer:
         return WorkerAnswer(400, "no such path")
 
-    monkeypatch.setattr("worker.core.adapters.operate", fails)
+    monkeypatch.setattr("worker.core.loop.operate", fails)
     async with serving(queue, slots=2) as loop:
         member, unused = Membership(queue, POOL, WORKER, LEASE_S), cast(Registration, None)
         adapters = Adapters(member, loop._engine, loop, unused)

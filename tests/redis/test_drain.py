@@ -115,11 +115,6 @@ async def test_room_is_what_other_workers_advertise(queue: JobQueue, store: Redi
     assert await free_slots(queue, POOL, but_of=WORKER) == FreeSlots(3, 1)
 
 
-async def test_a_key_of_the_wrong_type_means_no_room(queue: JobQueue, store: Redis) -> None:
-    store.set(keys.advertised(0, POOL), "x")
-    assert await free_slots(queue, POOL, but_of=WORKER) == FreeSlots(0, 0)
-
-
 async def advertises(queue: JobQueue, slots: int) -> None:
     async def check() -> bool:
         return (await free_slots(queue, POOL, but_of=WORKER)).slots == slots

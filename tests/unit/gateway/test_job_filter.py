@@ -96,7 +96,7 @@ def test_an_error_names_the_word(text: str, named: str) -> None:
 
 
 def test_the_old_parameters_are_exact() -> None:
-    both = parse_filter("", NOW).also(JobState.QUEUED, "qwen3-8b")
+    both = parse_filter("", NOW).also(JobState.QUEUED, "qwen3-8b", None)
     assert both.matches(job())
     assert not both.matches(job(model="qwen3-8b-awq"))
     assert not both.matches(job(**FAILED))

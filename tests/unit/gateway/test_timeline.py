@@ -104,8 +104,7 @@ def test_a_job_that_expired_in_the_queue_or_failed_after_a_loss() -> None:
 def test_why_a_job_waits() -> None:
     for fact in ("4 slots", "2 jobs", "4.2 s"):
         assert fact in why(job(), POOL, 3, 1, 4.2)
-    for fact in ("5 tenants", "3.0 s to 9.0 s"):
-        assert fact in why(job(), POOL, 3, 5, 4.2, (3.0, 9.0))
+    assert "5 tenants" in why(job(), POOL, 3, 5, 4.2)
     paused = PoolSituation(0, 4, 2, paused=True)
     assert "an operator has paused the pool qwen" in why(job(), paused, 1)
     none = PoolSituation(0, 0, 0, wait_reason="no worker runs")

@@ -6,10 +6,13 @@ import re
 
 import pytest
 
-from shared.api.field_policy import MEDIA_FIELDS, NEEDS_PERMISSION
+from shared.api import field_policy
+from shared.api.field_policy import NEEDS_PERMISSION
 from tests.unit.worker.request_types import PATHS, names_of, request_type
 
 pytestmark = pytest.mark.vllm
+
+MEDIA_FIELDS = field_policy._MEDIA | field_policy._WITH_UUID | field_policy._URL_LISTS
 
 MAY_HOLD_MEDIA = re.compile(
     r"url|uri|image|audio|video|embed|tensor|pil$|media|source|uuid|file|data|path|bytes|mm_"

@@ -51,7 +51,6 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
         "worker.worker_settings:WorkerSettings",
         "worker.engines.vllm.vllm_settings:VllmSettings",
         "worker.engines.simulated.simulated_settings:SimulatedSettings",
-        "worker.plugins.hooks.hook_settings:HookSettings",
     ),
     "maintenance": ("gateway.maintenance.maintenance_settings:MaintenanceSettings",),
     "up": ("gateway.launcher.launcher_settings:LauncherSettings",),

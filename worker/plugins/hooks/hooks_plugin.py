@@ -12,17 +12,19 @@ import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from shared.fleet.pool import Pool
-from shared.platform.settings import load_settings
 from worker.core.plugin import Check, EngineAnswer
 from worker.plugins.hooks.answer_parts import parts_of
 from worker.plugins.hooks.hook_calls import HookCalls, failed, import_hooks
-from worker.plugins.hooks.hook_settings import HookSettings
 from worker.plugins.hooks.hook_types import Answer, Request
+
+
+_TIMEOUT_S = 30.0
+"""Time limit of one call of a hook."""
 
 
 def hooks_of(pool: Pool) -> HooksPlugin | None:
     """The plug-in of a worker of this pool. Raises as `load_hooks`."""
-    return load_hooks(pool.hooks, load_settings(HookSettings).hook_timeout_s, REGISTRY)
+    return load_hooks(pool.hooks, _TIMEOUT_S, REGISTRY)
 
 
 def load_hooks(

@@ -17,7 +17,6 @@ from worker.plugins.hooks.answer_parts import parts_of
 from worker.plugins.hooks.hook_calls import HookCalls, failed, import_hooks
 from worker.plugins.hooks.hook_types import Answer, Request
 
-
 _TIMEOUT_S = 30.0
 """Time limit of one call of a hook."""
 

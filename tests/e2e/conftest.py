@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests.e2e.shared_engine import close
 from tests.harness.settings import Settings
 from worker.engines.interface import Engine
 
@@ -36,7 +37,7 @@ async def vllm_engine() -> AsyncIterator[Engine]:
     engine = VllmEngine(settings, settings.described.own)
     await engine.start()
     yield engine
-    engine.close()
+    await close(engine)
 
 
 @pytest.fixture(scope="session", params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from worker.engines.interface import Engine
+
+if TYPE_CHECKING:
+    from worker.engines.vllm.engine import VllmEngine
+
+
+async def close(engine: VllmEngine) -> None:
+    """Close an engine of this process, and wait for the process that tries its grammars."""
+    engine.close()
+    grammars = engine._grammars
+    if grammars is not None and grammars._process is not None:
+        await grammars._process.communicate()
+        await asyncio.sleep(0.1)  # the event loop forgets its pipes
 
 
 class SharedEngine:

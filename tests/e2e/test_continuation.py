@@ -36,6 +36,7 @@ from tests.e2e.continuation_classes import (
     same,
     summary,
 )
+from tests.e2e.shared_engine import close
 from tests.harness.asgi_client import Reply
 from tests.harness.settings import Settings
 from worker.engines.interface import Engine
@@ -88,7 +89,7 @@ async def reasoning_engine(vllm_engine: Engine) -> AsyncIterator[Engine]:
     for collector in before - after:
         REGISTRY.register(collector)
     yield engine
-    engine.close()
+    await close(engine)
 
 
 async def in_own_context(coroutine: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import httpx
@@ -237,14 +238,19 @@ def test_the_list_and_the_job_agree(api: httpx.Client) -> None:
     assert cancelled["usage_so_far"]["completion_tokens"] > 0
     url = f"/jobs/{refused['id']}"
     wait_for(lambda: api.get(url).json()["state"] == "failed", "it is refused")
-    listed = {job["id"]: job for job in api.get("/jobs", params={"limit": 10}).json()["data"]}
-    for job_id, shown in listed.items():
-        job = api.get(f"/jobs/{job_id}").json()
-        assert shown.keys() <= job.keys()
-        if shown["state"] == job["state"] == "queued":
-            assert shown["position"] == job["position"] is not None
-        elif shown["state"] == job["state"]:
-            assert shown == {name: job[name] for name in shown}
+
+    def listed_jobs() -> dict[str, Any]:
+        return {job["id"]: job for job in api.get("/jobs", params={"limit": 10}).json()["data"]}
+
+    def agree(job_id: str) -> bool:
+        shown, job = listed_jobs()[job_id], api.get(f"/jobs/{job_id}").json()
+        if shown["state"] == "queued":
+            return bool(shown["position"] == job["position"] is not None)
+        return shown == {name: job.get(name) for name in shown}
+
+    listed = listed_jobs()
+    for job_id in listed:  # a job may change between the two calls
+        wait_for(partial(agree, job_id), f"the list and the job {job_id} agree")
     assert "max_tokens" in listed[refused["id"]]["error"]["message"]
     for job in [*running, *waiting]:
         api.post(f"/jobs/{job['id']}/cancel")

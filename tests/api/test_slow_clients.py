@@ -160,7 +160,7 @@ def assert_cancelled(gateway: Process, job_id: str) -> None:
 
 
 def test_a_slow_reader_is_served_to_the_end(fleet: Stack, connect: Connect) -> None:
-    timeout_s = 3
+    timeout_s = 10
     gateway = fleet.gateway(**patience(write_s=timeout_s))
     client = connect(gateway, large(800))
     data, began = b"", time.monotonic()

@@ -103,23 +103,14 @@ def test_the_answer_is_vllms(demo: ServedModel, name: str) -> None:
     assert difference(ours, theirs) == ""
 
 
-@pytest.mark.parametrize(
-    ("item", "param"),
-    [
-        ({"type": "nothing"}, "input[0].type"),
-        ({"role": "stranger", "content": "x"}, "input[0].role"),
-    ],
-)
-def test_a_wrong_item_is_refused_before_the_request_is_queued(
-    demo: ServedModel, item: dict[str, Any], param: str
-) -> None:
+@pytest.mark.parametrize("item", [{"type": "nothing"}, {"role": "stranger", "content": "x"}])
+def test_a_wrong_item_is_refused(demo: ServedModel, item: dict[str, Any]) -> None:
     body = {"model": demo.name, "input": [item]}
     ours, theirs = (
         http.post(url + PATH, json=body, timeout=120) for url in (demo.gateway_url, demo.direct_url)
     )
     assert ours.status_code == theirs.status_code == 400
-    assert ours.json()["error"]["param"] == param
-    assert "x-flotilla-job-id" not in ours.headers
+    assert ours.json()["error"]["param"] == theirs.json()["error"]["param"]
 
 
 def events(answer: httpx.Response) -> list[Any]:

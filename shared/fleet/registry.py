@@ -41,7 +41,6 @@ class WorkerInfo:
     host: str
     pid: int
     version: str
-    metrics_port: int
     format: int = 1
     """Format version of the worker's release (format_version.py); old ones wrote none."""
     reason: str = ""

@@ -51,7 +51,6 @@ def info(**changes: Any) -> WorkerInfo:
         "host": "h",
         "pid": 1,
         "version": "0",
-        "metrics_port": 0,
     }
     return WorkerInfo(**(fields | changes))
 

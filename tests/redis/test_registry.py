@@ -30,7 +30,6 @@ INFO = WorkerInfo(
     host="höst",
     pid=1,
     version="0.1.0",
-    metrics_port=8100,
     reason="5 of 8 slots are free",
 )
 

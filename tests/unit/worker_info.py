@@ -24,6 +24,5 @@ def worker(worker_id: str = "w-1", **changes: Any) -> WorkerInfo:
         "host": "host",
         "pid": 1,
         "version": "0.1.0",
-        "metrics_port": 1,
     }
     return WorkerInfo(**values | changes)

@@ -107,7 +107,6 @@ class Registration:
             host=socket.gethostname(),
             pid=os.getpid(),
             version=_VERSION,
-            metrics_port=self._health.port,
             reason=reason,
             start_s=self._start_s,
             job_ids=tuple(islice(loop.runs, _JOB_IDS)) if loop else (),

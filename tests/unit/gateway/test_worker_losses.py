@@ -25,7 +25,6 @@ def heartbeat(worker_id: str, age_s: float = 0.5, **changes: Any) -> Heartbeat:
         "host": "h",
         "pid": 1,
         "version": "0",
-        "metrics_port": 0,
     }
     return Heartbeat(WorkerInfo(**(fields | changes)), age_s)
 

@@ -57,7 +57,7 @@ def running(folder: Path = FOLDER) -> Running | None:
 
 
 def _is_own(file: TextIO) -> bool:
-    """Whether nobody else can have written the file: commands send the API key to its address."""
+    """Whether only this user can have written it: commands send the API key to its address."""
     stat = os.fstat(file.fileno())
     return stat.st_uid == os.getuid() and not stat.st_mode & 0o077
 

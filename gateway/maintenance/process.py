@@ -107,9 +107,9 @@ async def watch(
 
 
 async def _is_overdue(settings: MaintenanceSettings, tasks: MaintenanceTasks) -> bool:
-    """Whether nobody tries to do REPAIR although both Redis databases answer.
+    """Whether no process has begun REPAIR lately although both Redis databases answer.
 
-    One that fails is tried: a restart does not bring back a server of the fleet that is away.
+    A REPAIR that has begun and fails counts: a restart brings back no Redis server.
     """
     try:
         if await tasks.has_begun(REPAIR):

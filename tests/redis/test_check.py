@@ -1,4 +1,4 @@
-"""The reaper's check of unfinished jobs: those that nobody would find any more are requeued."""
+"""The reaper's check of unfinished jobs: those that no worker would get are requeued."""
 
 from __future__ import annotations
 

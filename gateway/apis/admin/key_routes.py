@@ -49,7 +49,7 @@ _ONLY_REASON = takes(
     {"type": "object", "properties": {"reason": {"type": "string"}}}, required=False
 )
 _TRIES = 5
-"""Somebody else may rotate a key meanwhile."""
+"""Another operator may rotate the key between reading and writing it."""
 
 
 def _body(model: type[BaseModel]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def check_configured(gateway: Gateway) -> None:
     """Raises KeysNotConfigured."""
     if not gateway.keys.needed:
         raise errors.KeysNotConfigured(
-            "This gateway needs no keys, so one would bind nobody: set FLOTILLA_ADMIN_KEYS first."
+            "This gateway asks no client for a key: set FLOTILLA_ADMIN_KEYS first."
         )
 
 

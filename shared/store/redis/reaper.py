@@ -1,5 +1,5 @@
 """The reaper: takes jobs from silent workers, expires jobs past their deadline, cancels those that
-no client follows any more, requeues those that nobody would find, sweeps the index.
+no client follows any more, requeues those that are in no queue, sweeps the index.
 
 Every gateway and every worker runs one; a short lock in Redis lets one of them work at a time. All
 it does is idempotent, so the lock saves effort and is not needed for correctness.

@@ -1,5 +1,5 @@
--- Look at some unfinished jobs, behind those of the call before, and requeue those that nobody would find any more: what waits
--- and is in no line, what runs and is held by no worker. No script leaves such a job behind, but a person who deletes keys does.
+-- Look at some unfinished jobs, behind those of the call before. Requeue those that no worker would get: jobs that wait and
+-- are in no line, jobs that run and are held by no worker. No script leaves such a job behind; a person who deletes keys does.
 -- KEYS: base
 -- ARGV: limit, lane...
 -- Reply: flat id, new state, ...

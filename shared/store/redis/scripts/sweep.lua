@@ -1,5 +1,5 @@
 -- Delete what is not needed any more: index entries and counts of jobs and conversations that are gone, consumers and
--- advertised slots of workers that are gone, queues of adapters that nobody uses; of the ledger (usage.lua) what is too
+-- advertised slots of workers that are gone, queues of adapters without jobs and free slots; of the ledger (usage.lua) what is too
 -- much, where no maintenance process adds it up.
 -- KEYS: base
 -- ARGV: limit, dead_consumer_ms, most_usage, lane...

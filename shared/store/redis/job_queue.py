@@ -278,8 +278,10 @@ class JobQueue(JobReader, Store):
     ) -> int:
         """Remove expired jobs, at most `limit`, from the index, dead workers from the consumer
         groups: those without jobs that were silent for so long, of the ledger what is more than
-        `most_usage` entries, and queues of adapters without jobs and free slots. Returns how many jobs and
-        conversations were looked at: with `limit` there may be more."""
+        `most_usage` entries, and queues of adapters without jobs and free slots.
+
+        Returns how many jobs and conversations were looked at: with `limit` there may be more.
+        """
         arguments = (limit, int(dead_consumer_s * 1000), most_usage, *LANES)
         return int(await self.run("sweep", shard, arguments))
 

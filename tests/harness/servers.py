@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import random
 import resource
@@ -342,6 +343,27 @@ class RedisCluster:
 
         wait_for(elsewhere, "another node has the slot")
         return time.monotonic()
+
+    def fail_over(self, slot: int) -> None:
+        """Have a replica take the slot from its master, which goes on as its replica.
+
+        Redis gives a manual failover up after five seconds, on a busy machine unfinished: then the
+        replica is asked again.
+        """
+        master, replica = self.master_of(slot), self.replica_of(slot)
+        asked_s = -math.inf
+
+        def taken() -> bool:
+            nonlocal asked_s
+            if self.master_of(slot, replica) is replica:
+                return True
+            if (now := time.monotonic()) > asked_s + 6:
+                asked_s = now
+                call(replica, "CLUSTER FAILOVER")
+            return False
+
+        wait_for(taken, "the replica has the slot")
+        self.wait_for_master(slot, master)
 
     def close(self) -> None:
         """End all nodes."""

@@ -208,13 +208,12 @@ async def test_a_slot_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("how", ["failover", "kill", "stop"])
 async def test_a_successor_of_the_master_is_found(replicated: RedisCluster, how: str) -> None:
     master = replicated.master_of(SLOT)
-    replica = replicated.replicas[replicated.masters.index(master)]
     async with opened(replicated.url) as (_, redis), pipelined(redis) as connection:
         assert await connection.call("SET", KEY, "value") == b"OK"
         call(master, "WAIT", 1, 5000)
         blocked = connection.send("BLPOP", f"{{{TAG}}}:list", 0)
         if how == "failover":
-            call(replica, "CLUSTER FAILOVER")
+            replicated.fail_over(SLOT)
         elif how == "kill":
             master.kill()
         else:

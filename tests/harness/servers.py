@@ -345,12 +345,13 @@ class RedisCluster:
         return time.monotonic()
 
     def fail_over(self, slot: int) -> None:
-        """Have a replica take the slot from its master, which goes on as its replica.
+        """Have the master's replica take the slot; the master goes on as a replica of it.
 
         Redis gives a manual failover up after five seconds, on a busy machine unfinished: then the
         replica is asked again.
         """
-        master, replica = self.master_of(slot), self.replica_of(slot)
+        master = self.master_of(slot)
+        replica = self.replicas[self.masters.index(master)]
         asked_s = -math.inf
 
         def taken() -> bool:

@@ -27,6 +27,9 @@ from typing import Any
 
 import msgpack
 
+from shared.job.log import DeltaDecoder as DeltaDecoder
+from shared.job.log import DeltaEncoder as DeltaEncoder
+from shared.job.log import Item as Item
 from shared.job.packing import pack
 
 
@@ -122,113 +125,3 @@ def decode(message: bytes) -> Iterator[Frame]:
     unpacker: Any = msgpack.Unpacker(raw=True, use_list=False, max_buffer_size=0)
     unpacker.feed(message)
     return iter(unpacker)
-
-
-Item = bytes | tuple[int, int]
-
-# How many chunks of a job may improve a template that fits already: a stream's second chunk shares
-# less with its first, which names a role, than its third with its second. The same holds for chunks
-# after one that did not fit, such as the name of a tool before its arguments.
-_IMPROVE = 6
-_IMPROVE_AGAIN = 2
-
-
-class DeltaEncoder:
-    """Encodes the chunks of one job, in its worker."""
-
-    __slots__ = ("_before", "_head", "_improvable", "_length", "_n_head", "_n_tail", "_tail")
-
-    def __init__(self, before: DeltaDecoder | None = None) -> None:
-        """`before` has decoded what earlier attempts at the job have encoded: this one goes on."""
-        self._before, self._head, self._tail = before.state if before else (b"", b"", b"")
-        self._n_head, self._n_tail = len(self._head), len(self._tail)
-        self._length = self._n_head + self._n_tail
-        self._improvable = _IMPROVE
-
-    def text(self, chunk: bytes) -> bytes | None:
-        """The next chunk as its text, as with nearly every token; None: call `encode` for it."""
-        n = len(chunk)
-        if (
-            self._improvable
-            or n < self._length
-            or not (chunk.startswith(self._head) and chunk.endswith(self._tail))
-        ):
-            return None
-        self._before = chunk
-        return chunk[self._n_head : n - self._n_tail]
-
-    def encode(self, chunks: Sequence[bytes]) -> list[Item]:
-        """The next chunks of the job, as items."""
-        items: list[Item] = []
-        for chunk in chunks:
-            fits = (
-                len(chunk) >= self._length
-                and chunk.startswith(self._head)
-                and chunk.endswith(self._tail)
-            )
-            if self._improvable or not fits:
-                n, m = _shared(self._before, chunk)
-                self._improvable = max(self._improvable - 1, 0 if fits else _IMPROVE_AGAIN)
-                if not fits or n + m > self._length:
-                    items.append((n, m))
-                    self._head, self._tail = chunk[:n], chunk[len(chunk) - m :]
-                    self._n_head, self._n_tail, self._length = n, m, n + m
-            items.append(chunk[self._n_head : len(chunk) - self._n_tail])
-            self._before = chunk
-        return items
-
-
-class DeltaDecoder:
-    """Decodes the chunks of one job, in a gateway: it needs every step, from the first."""
-
-    __slots__ = ("before", "head", "tail")
-
-    def __init__(self) -> None:
-        self.before = b""
-        """The last chunk."""
-        self.head = b""
-        """Of the template, as `tail`."""
-        self.tail = b""
-
-    @property
-    def state(self) -> tuple[bytes, bytes, bytes]:
-        """The chunk before, and the head and the tail of the template."""
-        return self.before, self.head, self.tail
-
-    def decode(self, items: Sequence[Item]) -> bytes:
-        """The chunks of one step, back to back."""
-        chunks = []
-        for item in items:
-            if isinstance(item, bytes):
-                self.before = self.head + item + self.tail
-                chunks.append(self.before)
-            else:
-                n, m = item
-                self.head = self.before[:n]
-                self.tail = self.before[len(self.before) - m :]
-        return b"".join(chunks)
-
-
-def _shared(before: bytes, chunk: bytes) -> tuple[int, int]:
-    """How many bytes two chunks share at their beginning and at their end, up to a quote.
-
-    A JSON string changes as a whole, even if two texts begin with the same letter.
-    """
-    n = _common(before, chunk)
-    n = chunk.rfind(b'"', 0, n) + 1
-    most = min(len(before), len(chunk)) - n
-    m = _common(before[::-1], chunk[::-1], most)
-    quote = chunk.find(b'"', len(chunk) - m) if m else -1
-    return n, 0 if quote < 0 else len(chunk) - quote
-
-
-def _common(a: bytes, b: bytes, most: int | None = None) -> int:
-    """The length of the common prefix of `a` and `b`, at most `most`."""
-    low, high = 0, min(len(a), len(b)) if most is None else most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -97,6 +97,19 @@ class LastLease(NamedTuple):
     """Number of the last entry in the job's log when this lease was made."""
 
 
+class Lease(NamedTuple):
+    """As LastLease, in the new queue (queue_scripts/common/job.lua)."""
+
+    worker: str
+    generation: int
+    number: int
+    start: int
+    best: int
+    attempts: int
+    claims: int
+    started_us: int
+
+
 class ResponseInfo(NamedTuple):
     """The response that a worker reported."""
 
@@ -168,7 +181,7 @@ def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         return parse(value) if value else None
 
     request = _read_request(raw[b"request"])
-    lease: LastLease | None = read("lease", _checked_lease)
+    lease: LastLease | Lease | None = read("lease", _checked_lease)
     response: ResponseInfo | None = read("response", _read_response)
     state = JobState(raw[b"state"].decode())
     if state is JobState.IN_PROGRESS and lease is None:
@@ -231,8 +244,9 @@ def _read_request(packed: bytes) -> Request:
     return request
 
 
-def _checked_lease(packed: bytes) -> LastLease:
-    lease = read_lease(packed)
+def _checked_lease(packed: bytes) -> LastLease | Lease:
+    words = msgpack.unpackb(packed)
+    lease = Lease(*words) if len(words) == len(Lease._fields) else LastLease(*words)
     int(lease.generation), int(lease.attempts)
     if not isinstance(lease.worker, str):
         raise ValueError("not a lease")
@@ -261,6 +275,11 @@ def _read_headers(packed: bytes) -> dict[str, str]:
 
 def _read_history(packed: bytes) -> list[Attempt]:
     """From the record's field."""
+    if not packed.startswith(b"["):
+        return [
+            Attempt(worker, started_us / 1e6, ended_us / 1e6, reason, entries)
+            for worker, started_us, ended_us, reason, entries in msgpack.unpackb(packed)
+        ]
     return [
         Attempt(
             a["worker"],
@@ -273,7 +292,7 @@ def _read_history(packed: bytes) -> list[Attempt]:
     ]
 
 
-def _seconds(us: bytes | str) -> float:
+def _seconds(us: bytes | str | int) -> float:
     return int(us) / 1e6
 
 

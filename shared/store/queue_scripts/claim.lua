@@ -1,0 +1,176 @@
+-- Jobs for a worker with room: interrupted ones first, then by lane and turn. With fewer than it has room for it is noted as idle.
+-- ARGV: pool, worker, room, known, most, yields, expected_cost, half_life_us, window, overtake_us, charges
+--       known: how many jobs of this shard it knows that it has; most: jobs in this call; yields: jobs of the lane flex that it would
+--       hand over for better ones; expected_cost: of a job, charged for each where several tenants wait (fair_shares.py);
+--       half_life_us: of levels, 0: they never halve; window, overtake_us: see PlacementRules; charges: msgpack of flat lane, tenant,
+--       cost to add to its level, '' if there is none.
+-- Reply: {now_us, job...}; a job: {id, generation, number of the claim's entry, claims, created_us, stream, endpoint, body, watchers,
+--       watched, origin, tenant, lane, weight or '', charged or '', 1 if it has a deadline that goes on while it waits again, else 0,
+--       leading blocks of its prompt that the worker may hold, nil: it is short}; nil if the worker has jobs that it does not know, as
+--       a reply was lost: it has to `reconcile` first
+local pool, worker, room, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[3]), tonumber(ARGV[5]))
+local expected_cost, half_life_us = tonumber(ARGV[7]), tonumber(ARGV[8])
+local window, overtake_us = tonumber(ARGV[9]), tonumber(ARGV[10])
+local MOST_AT_ONCE = 4 -- of one tenant, where others wait
+local LOWER = 10 -- one of so many claims is for a lower lane
+if count_held(worker) > tonumber(ARGV[4]) then return nil end
+
+local reply, entries, looks, n_flex, growth = {int(now_us())}, {}, 0, 0, nil
+local function free() return most - #entries end
+local function may_look() return free() > 0 and looks - #entries < MOST end
+local function current_growth()
+  growth = growth or charge_growth(half_life_us)
+  return growth
+end
+
+-- The first start of a job. Later ones change nothing: a run deadline counts from the first.
+local function start_run_deadline(id, job)
+  local due = math.huge
+  if job.run_ms ~= '' then due = now_us() + job.run_ms * 1000 end
+  if job.total_ms ~= '' then due = math.min(due, job.created_us + job.total_ms * 1000) end
+  if due == math.huge then
+    redis.call('HDEL', key('job', id), 'deadline_us')
+    redis.call('ZREM', base .. 'deadlines', id)
+  else
+    redis.call('HSET', key('job', id), 'deadline_us', int(due))
+    redis.call('ZADD', base .. 'deadlines', int(due), id)
+  end
+end
+
+-- Hand out a job that leaves its line. `charge_of`: returns what its tenant is charged; `known`: blocks of its prompt, nil: not known.
+local function hand_out(id, charge_of, known)
+  looks = looks + 1
+  local job = load_job(id, true)
+  if not job or job.state ~= 'queued' then
+    for _, lane in ipairs(LANES) do defer('ZREM', key('waiting', pool .. ':' .. lane), id) end
+    return defer('HDEL', key('prefixes', pool), id)
+  end
+  if job.deadline_us ~= '' and tonumber(job.deadline_us) <= now_us() then
+    return take(id, job, 'expired', deadline_code(job))
+  end
+  local generation, number, length = 0, 0, 0
+  if job.generation > 0 then generation, number, length = last_of(id) end
+  if not is_whole(job, generation, number, length) then return take(id, job, 'failed', 'log_lost') end
+  local charged = charge_of and charge_of(job)
+  if job.claims == 0 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job) end
+  local marker = mark(id, job, generation, number, event_entry('claimed', worker))
+  job.worker, job.number, job.claims, job.started_us = worker, number + 1, job.claims + 1, now_us()
+  redis.call('HSET', key('job', id), 'state', 'in_progress', 'lease', pack_lease(job))
+  if job.prefixes ~= '' then
+    known = known or warm_of(pool, job.prefixes)[worker] or 0
+    note_warm(pool, worker, job.prefixes)
+    defer('HDEL', key('prefixes', pool), id)
+  end
+  defer('ZREM', key('waiting', lane_of(job)), id)
+  if job.watched == '1' then tell(job.watchers, marker) end
+  if job.lane == LANES[#LANES] then n_flex = n_flex + 1 end
+  local has_deadline = (job.run_ms ~= '' or job.total_ms ~= '') and 1 or 0
+  entries[#entries + 1] = job.entry
+  reply[#reply + 1] = {id, int(job.generation), job.number, job.claims, job.created_us, job.stream, job.endpoint, job.body,
+                       job.watchers, job.watched, job.origin, job.tenant, job.lane, job.weight, charged and tostring(charged) or '',
+                       has_deadline, known}
+end
+
+-- Of the first jobs of a line those that this worker takes: first those of whose prompts it may hold most, then the oldest. Also what
+-- it may hold of each.
+local some_have_prefixes = window > 0 and redis.call('EXISTS', key('prefixes', pool)) == 1
+local function choose(line, count)
+  local flat = redis.call('ZRANGE', line, 0, some_have_prefixes and math.max(count, window) - 1 or count - 1, 'WITHSCORES')
+  local ids, chosen, blocks = {}, {}, {}
+  for i = 1, #flat, 2 do ids[#ids + 1] = flat[i] end
+  local all = some_have_prefixes and #ids > 0 and redis.call('HMGET', key('prefixes', pool), unpack(ids))
+  local known = all and known_blocks(pool, worker, all)
+  if not known then return {unpack(ids, 1, math.min(count, #ids))}, blocks end
+  local latest = tonumber(flat[2]) + overtake_us
+  while #chosen < math.min(count, #ids) do
+    local best
+    for n = 1, #ids do
+      if known[n] and (not best or known[n] > known[best] and tonumber(flat[2 * n]) <= latest) then best = n end
+    end
+    chosen[#chosen + 1], blocks[ids[best]] = ids[best], all[best] and known[best]
+    known[best] = false
+  end
+  return chosen, blocks
+end
+
+-- A turn: some jobs of the tenant with the lowest level in a lane. Returns false if no tenant waits.
+local function take_turn(name, count)
+  local turns = key('turns', name)
+  local tenant, level, other, limit = unpack(redis.call('ZRANGE', turns, 0, 1, 'WITHSCORES'))
+  if not tenant then return false end
+  level, limit = tonumber(level), tonumber(limit or '')
+  local line = key('line', name .. ':' .. tenant)
+  local ids, blocks = choose(line, other and math.min(count, MOST_AT_ONCE) or count)
+  local charged, done = 0, 0
+  for n, id in ipairs(ids) do
+    if other and n > 1 and level > limit then break end
+    done = n
+    hand_out(id, other and function(job)
+      local cost = expected_cost / (tonumber(job.weight) or 1)
+      local added = charge_of_claim(level, cost, current_growth(), half_life_us) * current_growth()
+      level, charged = level + added, charged + added
+      return cost
+    end, blocks[id])
+  end
+  if done > 0 then redis.call('ZREM', line, unpack(ids, 1, done)) end
+  if charged > 0 then charge(name, tenant, charged) end
+  if redis.call('EXISTS', line) == 0 then redis.call('ZREM', turns, tenant) end
+  return true
+end
+
+-- Lanes with waiting jobs, best first.
+local function waiting_lanes()
+  local names = {}
+  for _, lane in ipairs(LANES) do
+    local name = pool .. ':' .. lane
+    if redis.call('EXISTS', key('turns', name)) == 1 then names[#names + 1] = name end
+  end
+  return names
+end
+
+local function take_lanes()
+  local names = waiting_lanes()
+  while #names > 0 and may_look() do
+    if #names == 1 then
+      while may_look() and take_turn(names[1], free()) do end
+    else
+      local n, before = tonumber(redis.call('HGET', base .. 'lane_claims', pool) or 0), #entries
+      if n % LOWER == LOWER - 1 then
+        take_turn(names[2 + math.floor(n / LOWER) % (#names - 1)], 1)
+      else
+        take_turn(names[1], math.min(free(), LOWER - 1 - n % LOWER))
+      end
+      redis.call('HINCRBY', base .. 'lane_claims', pool, #entries - before)
+    end
+    names = waiting_lanes()
+  end
+end
+
+-- Levels change before they are read.
+if ARGV[11] ~= '' then
+  local charges = cmsgpack.unpack(ARGV[11])
+  for i = 1, #charges, 3 do charge(pool .. ':' .. charges[i], charges[i + 1], charges[i + 2] * current_growth()) end
+end
+if most > 0 then
+  if redis.call('EXISTS', key('first', pool)) == 1 then
+    while may_look() do
+      local popped = redis.call('ZPOPMIN', key('first', pool), free())
+      if #popped == 0 then break end
+      for i = 1, #popped, 2 do hand_out(popped[i]) end
+    end
+  end
+  take_lanes()
+  if #entries > 0 then hold(pool, worker, entries) end
+end
+-- The message that woke it may have been for a job that it has no room for any more.
+if room == 0 and #waiting_lanes() > 0 then woken[pool] = 1 end
+beat(worker)
+if room > #entries then
+  redis.call('ZADD', key('idle', pool), room - #entries, worker)
+else
+  redis.call('ZREM', key('idle', pool), worker)
+end
+local yields = ARGV[6] + n_flex
+if yields > 0 then redis.call('ZADD', key('yields', pool), yields, worker) else redis.call('ZREM', key('yields', pool), worker) end
+defer('SADD', base .. 'pools', pool)
+return reply

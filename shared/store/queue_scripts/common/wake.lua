@@ -1,0 +1,85 @@
+-- Idle workers are told, at the end of the call, of jobs that wait: `idle:<pool>` has their room. A worker with room is in there, or is
+-- about to claim. Those of which no worker is told wait for the next claim; one of the lane flex may make room for a better one.
+
+-- One more job waits in a pool.
+local function wake_for(pool, lane)
+  woken[pool] = (woken[pool] or 0) + 1
+  if lane ~= LANES[#LANES] then urgent[pool] = (urgent[pool] or 0) + 1 end
+end
+
+-- One more job waits for which this idle worker is warm. Returns whether there is such a worker.
+local function wake_warm(pool, prefixes)
+  local idle, best, most_blocks = key('idle', pool), nil, 0
+  local most = tonumber(redis.call('ZREVRANGE', idle, 0, 0, 'WITHSCORES')[2] or '') or 0
+  for worker, blocks in pairs(most >= 1 and warm_of(pool, prefixes) or {}) do
+    local room = tonumber(redis.call('ZSCORE', idle, worker) or '') or 0
+    if room >= 1 and blocks > most_blocks and prefers(blocks, room, most) then best, most_blocks = worker, blocks end
+  end
+  if not best then return false end
+  redis.call('ZINCRBY', idle, -1, best)
+  warm[pool] = warm[pool] or {}
+  warm[pool][best] = (warm[pool][best] or 0) + 1
+  return true
+end
+
+-- Tell idle workers of so many jobs, so that their rooms are even. Returns of how many jobs nobody was told.
+local function wake_idle(pool, count)
+  local idle = redis.call('ZREVRANGE', key('idle', pool), 0, 63, 'WITHSCORES')
+  local level, n, total, lost = -1, 0, 0, false
+  while 2 * n < #idle and level < tonumber(idle[2 * n + 2]) do
+    n, total = n + 1, total + idle[2 * n + 2]
+    level = math.max(0, (total - count) / n)
+  end
+  for i = 1, 2 * n, 2 do
+    local share = math.min(count, math.ceil(idle[i + 1] - level))
+    if share > 0 then
+      if control(idle[i], CONTROL.claim, share) then
+        redis.call('ZINCRBY', key('idle', pool), -share, idle[i])
+        count = count - share
+      else
+        redis.call('ZREM', key('idle', pool), idle[i])
+        lost = true
+      end
+    end
+  end
+  return lost and wake_idle(pool, count) or count
+end
+
+-- Have workers hand over so many jobs of the lane flex: `yields:<pool>` has how many each would.
+local function ask_to_yield(pool, count)
+  while count > 0 do
+    local worker, most = unpack(redis.call('ZREVRANGE', key('yields', pool), 0, 0, 'WITHSCORES'))
+    if not worker then return end
+    local share = math.min(count, tonumber(most))
+    local received = share > 0 and control(worker, CONTROL.yield, share)
+    if received then count = count - share end
+    if received and share < tonumber(most) then
+      redis.call('ZINCRBY', key('yields', pool), -share, worker)
+    else
+      redis.call('ZREM', key('yields', pool), worker)
+    end
+  end
+end
+
+local function wake_workers()
+  for pool, workers in pairs(warm) do
+    for worker, count in pairs(workers) do
+      if not control(worker, CONTROL.claim, count) then
+        redis.call('ZREM', key('idle', pool), worker)
+        woken[pool] = (woken[pool] or 0) + count
+      end
+    end
+  end
+  for pool, count in pairs(woken) do
+    local left = wake_idle(pool, count)
+    if left > 0 and urgent[pool] then ask_to_yield(pool, math.min(left, urgent[pool])) end
+  end
+end
+
+local function finish_call()
+  flush_writes()
+  flush_drops()
+  wake_workers()
+  publish_frames()
+  for worker, ids in pairs(hints) do control(worker, CONTROL.lost, unpack(ids)) end
+end

@@ -1,0 +1,17 @@
+-- A gateway follows a job; then it reads the log. The holder learns it with its next emit.
+-- ARGV: id, gateway, follow ('1' if a client of the gateway sees the answer grow: the job can't begin anew then)
+-- Reply: {state, generation of the worker that has it ('': nobody has it), 1 if it has a log, else 0}; nil: there is no such job
+local id, gateway, follow = ARGV[1], ARGV[2], ARGV[3] == '1'
+local job = load_job(id)
+if not job then return nil end
+if not ENDS[job.state] then
+  if job.keep_ms ~= '' then redis.call('ZREM', base .. 'unattended', id) end
+  local known = is_watcher(job.watchers, gateway)
+  if not known then job.watchers = job.watchers == '' and gateway or job.watchers .. ' ' .. gateway end
+  if not known or follow and job.watched ~= '1' then
+    if follow then job.watched = '1' end
+    redis.call('HSET', key('job', id), 'watchers', job.watchers, 'watched', job.watched)
+    note_followers(id, job)
+  end
+end
+return {job.state, job.state == 'in_progress' and int(job.generation) or '', job.generation > 0 and 1 or 0}

@@ -352,31 +352,24 @@ class Reader:
         """Read what follows, or a part of it. Raises StoreError."""
         after = Position(self.generation, self.number)
         asked, self._state = self._page_entries, _State.READING
-        kept = self._kept = []
+        kept: list[Frame] = []
+        self._kept = kept
         try:
             entries = await self._relay.queue.read(self.job_id, after, asked)
-        except BaseException:
-            if self._state is _State.READING:
-                self._state = _State.BEHIND
-            raise
-        self._failing_since = None
-        if self._state is not _State.READING or self._kept is not kept:
-            return  # what was read is of before a loss
-        self._state = _State.BEHIND
-        try:
-            self._take_page(after, entries)
+            self._failing_since = None
+            if self._state is not _State.READING or self._kept is not kept:
+                return  # what was read is of before a loss
+            self._state = _State.BEHIND
+            self._take_page(after, entries, asked)
         except StreamReset as error:
             self.fail(error)
         except MALFORMED as error:
             self._malformed(error)
-        if self._buffered_bytes > _PAGE_BYTES:
-            self._page_entries = max(2, asked // 2)
-        elif self._buffered_bytes < _PAGE_BYTES // 2:
-            self._page_entries = min(_MOST_ENTRIES, asked * 2)
-        if self._state is _State.BEHIND and len(entries) < asked:
-            self._go_live()
+        finally:
+            if self._state is _State.READING and self._kept is kept:
+                self._state = _State.BEHIND
 
-    def _take_page(self, after: Position, entries: Sequence[Entry]) -> None:
+    def _take_page(self, after: Position, entries: Sequence[Entry], asked: int) -> None:
         if not entries:
             # It was removed just now, or Redis has lost it: a worker that has the job under the
             # same generation sends it again, or loses the job.
@@ -387,16 +380,23 @@ class Reader:
             self._relay.watch(self, after_s=_RETRY_S)
             return
         self._doubts = False
-        if self.number:
+        if after != START:
             if entries[0].position != after:
                 raise lacks_entries()
             entries = entries[1:]
+            asked -= 1
         for (generation, number), journal, items, event, details in entries:
             if not self._follows(generation, number, event):
                 raise StreamReset("The log of this job has lost entries.")
             self._take(generation, number, journal, items, event, details)
             if self._state is _State.DONE:
                 return
+        if len(entries) < asked:
+            self._go_live()
+        elif self._buffered_bytes > _PAGE_BYTES:
+            self._page_entries = max(2, self._page_entries // 2)
+        elif self._buffered_bytes < _PAGE_BYTES // 2:
+            self._page_entries = min(_MOST_ENTRIES, 2 * self._page_entries)
 
     def _fall_behind(self) -> None:
         self._state = _State.BEHIND

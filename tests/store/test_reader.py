@@ -66,7 +66,8 @@ async def relay(
 
 
 def subscription_of(relay: LogRelay) -> Subscription:
-    subscription: Any = relay._groups[0].subscription
+    subscription = relay._groups[0].subscription
+    assert isinstance(subscription, Subscription)
     return subscription
 
 

@@ -28,8 +28,6 @@ from shared.job.log import (
     Entry,
     EventName,
     Frame,
-    Item,
-    Journal,
     Position,
     read_journal,
 )
@@ -168,7 +166,7 @@ class Reader:
         self._state = _State.LIVE if is_new else _State.UNWATCHED
         self._decoder = DeltaDecoder()  # as it is behind entry `number`
         self._had_output = False  # of what was taken
-        self._kept: list[Frame] = []  # frames that came while a page was read
+        self._kept: list[Entry] = []  # what came while a page was read
         self._page_entries = _PAGE_ENTRIES
         self._holder: int | None = None  # generation of the worker that has the job
         self._doubts = False  # a page had nothing
@@ -233,8 +231,8 @@ class Reader:
     def _on_other_frame(self, frame: Frame) -> None:
         """Any frame but the next chunk of a live stream."""
         _, generation, number, journal, items, event = frame
-        name = "" if event is None else event[0].decode()
-        details = () if event is None else event[1:]
+        name, details = (event[0].decode(), event[1:]) if event else ("", ())
+        entry = Entry(Position(generation, number), journal, items or (), name, details)
         state = self._state
         if state is _State.DONE:
             return
@@ -243,39 +241,43 @@ class Reader:
                 self._end(LogEvent(number, name, b"", details))
         elif state is _State.READING or state is _State.UNWATCHED:
             if len(self._kept) <= _MOST_KEPT:
-                self._kept.append(frame)
-        elif state is _State.LIVE and (generation, number) > (self.generation, self.number):
-            if not self._follows(generation, number, name):
-                self._relay.count_gap()
-                self._fall_behind()
-                return
-            try:
-                self._take(generation, number, journal, items or (), name, details)
-            except StreamReset as error:
-                self.fail(error)
-            except MALFORMED as error:
-                self._malformed(error)
+                self._kept.append(entry)
+        elif state is _State.LIVE:
+            self._on_entry(entry)
+
+    def _on_entry(self, entry: Entry) -> None:
+        """A live entry."""
+        if entry.position <= self.position:
+            return  # a repetition, or of an earlier attempt
+        if not self._follows(entry):
+            self._relay.count_gap()
+            self._fall_behind()
+            return
+        try:
+            self._take(entry)
+        except StreamReset as error:
+            self.fail(error)
+        except MALFORMED as error:
+            self._malformed(error)
 
     def _malformed(self, error: Exception) -> None:
         self._relay.report_malformed(self.job_id, error)
         self.fail(StreamReset("The log of this job can't be decoded."))
 
-    def _follows(self, generation: int, number: int, event: str) -> bool:
-        same = generation == self.generation
-        return number == self.number + 1 and (
-            same or (event != "" and generation > self.generation)
-        )
+    @property
+    def position(self) -> Position:
+        """Of the last entry that was taken."""
+        return Position(self.generation, self.number)
 
-    def _take(
-        self,
-        generation: int,
-        number: int,
-        journal: Journal,
-        items: Sequence[Item],
-        event: str,
-        details: Sequence[Any],
-    ) -> None:
+    def _follows(self, entry: Entry) -> bool:
+        generation, number = entry.position
+        is_same = generation == self.generation
+        is_next = is_same or (entry.event != "" and generation > self.generation)
+        return number == self.number + 1 and is_next
+
+    def _take(self, entry: Entry) -> None:
         """Take the next entry. Raises StreamReset, or one of MALFORMED."""
+        (generation, number), journal, items, event, details = entry
         was_sent = number <= self._skip
         if event == EventName.RESTARTED:
             if self._had_output and not was_sent:
@@ -350,9 +352,9 @@ class Reader:
 
     async def read_page(self) -> None:
         """Read what follows, or a part of it. Raises StoreError."""
-        after = Position(self.generation, self.number)
+        after = self.position
         asked, self._state = self._page_entries, _State.READING
-        kept: list[Frame] = []
+        kept: list[Entry] = []
         self._kept = kept
         try:
             entries = await self._relay.queue.read(self.job_id, after, asked)
@@ -385,10 +387,10 @@ class Reader:
                 raise lacks_entries()
             entries = entries[1:]
             asked -= 1
-        for (generation, number), journal, items, event, details in entries:
-            if not self._follows(generation, number, event):
+        for entry in entries:
+            if not self._follows(entry):
                 raise StreamReset("The log of this job has lost entries.")
-            self._take(generation, number, journal, items, event, details)
+            self._take(entry)
             if self._state is _State.DONE:
                 return
         if len(entries) < asked:
@@ -409,8 +411,9 @@ class Reader:
             return
         self._state = _LIVE
         kept, self._kept = self._kept, []
-        for frame in kept:
-            self.on_frame(frame)
+        for entry in kept:
+            if self._state is _LIVE:
+                self._on_entry(entry)
         if len(kept) > _MOST_KEPT and self._state is _LIVE:
             self._fall_behind()
 
@@ -420,7 +423,7 @@ class Reader:
         """Whether to ask for the job's position now: no frame has come for a while."""
         if self._state is not _LIVE or (self.queued is not None and not self.queued.done()):
             return False
-        position = Position(self.generation, self.number)
+        position = self.position
         if position != self._looked_at or not self._look_at:
             self._looked_at, self._look_s = position, _FIRST_LOOK_S
             self._look_at = now + _FIRST_LOOK_S
@@ -433,7 +436,7 @@ class Reader:
 
     def on_position(self, position: Position | None) -> None:
         """The id of the log's last entry, as it was asked for; None: there is no such job."""
-        own = Position(self.generation, self.number)
+        own = self.position
         if self._state is not _LIVE or own != self._looked_at or position == own:
             return
         if self._mode is ReadMode.END and position is not None:

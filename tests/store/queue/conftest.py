@@ -149,16 +149,16 @@ class GatewayChannel:
 def _shown(
     job_id: bytes, generation: int, number: int, journal: Any, items: Any, event: Any
 ) -> tuple[str, int, str]:
-    text = b"".join(item for item in items or () if isinstance(item, bytes)).decode()
+    text = b"".join(item for item in items or () if isinstance(item, bytes)).decode(
+        errors="replace"
+    )
     return job_id.decode(), number, text + (event[0].decode() if event else "")
 
 
 class Holder:
     """A worker: it claims, and writes what a test says."""
 
-    def __init__(
-        self, case: Case, name: str, room: int, channel: ChannelSubscriber | None
-    ) -> None:
+    def __init__(self, case: Case, name: str, room: int, channel: ChannelSubscriber | None) -> None:
         self._queue, self._channel = case.queue, channel
         self.name, self.room = name, room
         self.jobs: dict[str, HeldJob] = {}
@@ -234,9 +234,24 @@ class Holder:
             for kind, words in map(parse_control, self._channel.messages())
         ]
 
+    def lost(self) -> list[Any]:
+        """What messages name as taken away from it since the last call."""
+        return [word for kind, words in self.told() if kind is Control.LOST for word in words]
+
     def told_to(self, kind: Control) -> int:
         """The sum of the numbers in messages of a kind since the last call."""
         return sum(words[0] for each, words in self.told() if each is kind)
+
+
+async def beat(case: Case, *workers: Holder, seconds: float) -> dict[str, str]:
+    """So much time passes, with heartbeats and ticks."""
+    taken: dict[str, str] = {}
+    for _ in range(round(seconds / 0.1)):
+        for worker in workers:
+            await case.queue.heartbeat(0, worker.name)
+        taken |= (await case.queue.tick(0)).taken
+        case.sleep(0.1)
+    return taken
 
 
 def make_job(**changes: Any) -> NewJob:

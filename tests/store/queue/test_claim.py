@@ -49,7 +49,11 @@ async def test_a_better_lane_goes_first_and_a_lower_one_gets_a_tenth(case: Case)
         await case.submit_all([make_job(lane=lane) for _ in range(60)])
     worker = case.worker(room=1000)
     claimed = [await worker.claim(10) for _ in range(6)]
-    assert Counter(job.share.lane for jobs in claimed for job in jobs) == {PRIORITY: 54, DEFAULT: 3, FLEX: 3}
+    assert Counter(job.share.lane for jobs in claimed for job in jobs) == {
+        PRIORITY: 54,
+        DEFAULT: 3,
+        FLEX: 3,
+    }
     rest = [job.share.lane for job in await worker.claim()]
     assert rest[:6] == [PRIORITY] * 6
     assert Counter(rest) == {PRIORITY: 6, DEFAULT: 57, FLEX: 57}

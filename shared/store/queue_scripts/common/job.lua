@@ -116,7 +116,7 @@ local function take(id, job, event, why)
       state, why = 'failed', 'too_many_attempts'
     end
   end
-  local ends, held_as = ENDS[state], int(job.generation)
+  local ends, held_as = ENDS[state], job.generation
   tell(job.watchers, mark(id, job, last, number, ends and end_entry(state) or event_entry(event, why)))
   if job.state == 'in_progress' then
     drop_pieces(id)

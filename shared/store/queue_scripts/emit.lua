@@ -42,12 +42,16 @@ local function check(id, generation, number)
   end
 end
 
+-- Whether the first call has appended the entry.
+local function is_repeated(id, entry_id)
+  return #acknowledged > 0 and #redis.call('XRANGE', key('log', id), entry_id, entry_id) == 1
+end
+
 -- Returns whether the entry was appended now.
 local function append(id, entry_id, entry)
-  local log = key('log', id)
-  local reply = redis.pcall('XADD', log, 'NOMKSTREAM', entry_id, 'd', entry)
+  local reply = redis.pcall('XADD', key('log', id), 'NOMKSTREAM', entry_id, 'd', entry)
   if type(reply) == 'string' then return true end
-  if reply and #acknowledged > 0 and #redis.call('XRANGE', log, entry_id, entry_id) == 1 then return false end -- by the first call
+  if reply and is_repeated(id, entry_id) then return false end
   if not reply then check(id, split(entry_id)) end -- there is no log
   refuse(id)
   return false
@@ -57,6 +61,7 @@ end
 local function restart(id, entry_id, code)
   local job, generation, number = load_job(id), split(entry_id)
   if not job or job.generation ~= generation or ENDS[job.state] then return refuse(id) end
+  if is_repeated(id, entry_id) then return end
   if job.stream == '1' or job.watched == '1' then
     take(id, job, 'failed', code)
     return refuse(id)

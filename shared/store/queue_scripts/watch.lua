@@ -11,7 +11,7 @@ if not ENDS[job.state] then
   if not known or follow and job.watched ~= '1' then
     if follow then job.watched = '1' end
     redis.call('HSET', key('job', id), 'watchers', job.watchers, 'watched', job.watched)
-    note_followers(id, job)
   end
+  note_followers(id, job) -- Redis may have lost what it had told the holder
 end
 return {job.state, job.state == 'in_progress' and int(job.generation) or '', job.generation > 0 and 1 or 0}

@@ -1,4 +1,4 @@
-"""The queue on each kind of server, with a clock that tests set, and a worker that has no engine."""
+"""The queue on each kind of server, with a clock that tests set, and a worker without engine."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Case:
         raw = self.server.hgetall(keys.job(0, job_id))
         return {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
 
-    def keys(self) -> set[str]:
-        """What Redis holds, without what belongs to the shard as a whole."""
+    def names(self) -> set[str]:
+        """The keys that there are, without what belongs to the shard as a whole."""
         names = {key.decode().removeprefix(self.base) for key in self.server.scan_iter("*")}
         return names - {"clock", "alive", "place", "probe", "pools", "follows"}
 
@@ -149,10 +149,9 @@ class GatewayChannel:
 def _shown(
     job_id: bytes, generation: int, number: int, journal: Any, items: Any, event: Any
 ) -> tuple[str, int, str]:
-    text = b"".join(item for item in items or () if isinstance(item, bytes)).decode(
-        errors="replace"
-    )
-    return job_id.decode(), number, text + (event[0].decode() if event else "")
+    text = b"".join(item for item in items or () if isinstance(item, bytes))
+    shown = text + (event[0] if event else b"")
+    return job_id.decode(), number, shown.decode(errors="replace")
 
 
 class Holder:
@@ -225,6 +224,11 @@ class Holder:
     async def restart(self, job: HeldJob, code: str = "worker_lost") -> Emitted:
         """Have the answer begin anew."""
         return await self.send(Step(restarts=[job.id, self.next_id(job), code]))
+
+    def close(self) -> None:
+        """It has no connection any more."""
+        assert self._channel is not None
+        self._channel.close()
 
     def told(self) -> list[tuple[Control, list[Any]]]:
         """The control messages since the last call."""

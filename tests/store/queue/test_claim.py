@@ -49,11 +49,8 @@ async def test_a_better_lane_goes_first_and_a_lower_one_gets_a_tenth(case: Case)
         await case.submit_all([make_job(lane=lane) for _ in range(60)])
     worker = case.worker(room=1000)
     claimed = [await worker.claim(10) for _ in range(6)]
-    assert Counter(job.share.lane for jobs in claimed for job in jobs) == {
-        PRIORITY: 54,
-        DEFAULT: 3,
-        FLEX: 3,
-    }
+    lanes = Counter(job.share.lane for jobs in claimed for job in jobs)
+    assert lanes == {PRIORITY: 54, DEFAULT: 3, FLEX: 3}
     rest = [job.share.lane for job in await worker.claim()]
     assert rest[:6] == [PRIORITY] * 6
     assert Counter(rest) == {PRIORITY: 6, DEFAULT: 57, FLEX: 57}
@@ -68,7 +65,7 @@ async def test_what_waits_no_more_is_cleared(case: Case) -> None:
     assert [held.id for held in await worker.claim()] == [job.id]
     assert await case.state(expired) == "expired"
     await worker.end(worker.jobs[job.id])
-    assert not [key for key in case.keys() if key.startswith(("line", "turns", "waiting"))]
+    assert not [key for key in case.names() if key.startswith(("line", "turns", "waiting"))]
 
 
 async def test_a_vanished_job_or_group_stops_no_other(case: Case) -> None:

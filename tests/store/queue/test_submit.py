@@ -52,10 +52,10 @@ async def test_a_repeated_call_makes_nothing_twice(case: Case) -> None:
 async def test_a_full_lane_refuses_and_stores_nothing(case: Case) -> None:
     first, second = make_job(), make_job()
     await case.submit_all([first], max_depth=1)
-    before = case.keys()
+    before = case.names()
     with pytest.raises(QueueFull):
         await case.submit_all([second], max_depth=1)
-    assert case.keys() == before
+    assert case.names() == before
     await case.submit_all([make_job(lane=FLEX)], max_depth=1)  # another lane
     await case.queue.cancel(TENANT, first.id)
     await case.submit_all([second], max_depth=1)

@@ -1,4 +1,4 @@
-"""Jobs that are taken away: cancels, deadlines, lost workers, hand-overs, and what nobody follows."""
+"""Jobs that are taken away: cancels, deadlines, lost workers, hand-overs; followers."""
 
 from __future__ import annotations
 

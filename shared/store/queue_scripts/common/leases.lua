@@ -55,7 +55,8 @@ end
 local function held_by(worker, most)
   local found = {}
   for _, pool in ipairs(redis.call('SMEMBERS', base .. 'pools')) do
-    local rows = redis.pcall('XPENDING', stream(pool), GROUP, '-', '+', most, worker)
+    if #found >= most then break end
+    local rows = redis.pcall('XPENDING', stream(pool), GROUP, '-', '+', most - #found, worker)
     for i = 1, rows.err and 0 or #rows do
       local entry = redis.call('XRANGE', stream(pool), rows[i][1], rows[i][1])[1]
       if entry then

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.job.frames import DeltaDecoder
-from shared.job.job_log import Delta, Entry, Prompt, read_journal
+from shared.job.job_log import Entry
+from shared.job.log import Delta, DeltaDecoder, Item, Journal, Prompt, read_journal
 from worker.engines.interface import Generated, Logprobs, Past
 
 _INDEX = re.compile(rb'"choices": ?\[\{"index": ?(\d+)')
@@ -68,15 +68,19 @@ class ContinuationReader:
             self.continuation.last_seq += 1
             if entry.lost or entry.seq != self.continuation.last_seq:
                 raise UnusableLog(f"entry {self.continuation.last_seq} of the log is lost")
-            try:
-                self._add_chunks(entry)
-                for record in read_journal(entry.journal, entry.items):
-                    self._add_record(record)
-            except (ValueError, TypeError, LookupError, AttributeError) as error:
-                raise UnusableLog(f"entry {entry.seq} of the log can't be read") from error
+            self.add_step(entry.journal, entry.items)
 
-    def _add_chunks(self, entry: Entry) -> None:
-        for item in entry.items:
+    def add_step(self, journal: Journal, items: Sequence[Item]) -> None:
+        """Add what the next entry has. Raises UnusableLog."""
+        try:
+            self._add_chunks(items)
+            for record in read_journal(journal, items):
+                self._add_record(record)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise UnusableLog("an entry of the log can't be read") from error
+
+    def _add_chunks(self, items: Sequence[Item]) -> None:
+        for item in items:
             chunk = self.continuation.decoder.decode([item])
             if isinstance(item, bytes):
                 self.continuation.chunks.append(chunk)

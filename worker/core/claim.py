@@ -1,0 +1,333 @@
+"""Which jobs a worker claims, and when: as many as its engine has room for, and no more. A job that
+waits inside an engine can't be taken by an idle worker, so all others wait in Redis.
+
+A worker pulls. It asks each shard once a second, with room or without, paused or draining, and
+tells how many jobs it knows that it has there: a claim whose reply was lost shows by that. It asks
+at once when room has become free, and when `submit` has woken it on its control channel.
+
+Request path: `shared/store/queue.py` -> here -> `worker/core/run.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from shared.job.fair_shares import FIRST_TOKENS, OUTPUT_COST, ShareRules, cost
+from shared.job.states import WorkerState
+from shared.platform.backoff import Backoff
+from shared.platform.logs import RareWarning
+from shared.store.interface import TRANSIENT
+from shared.store.queue import HeldJob, Queue
+from worker.core.output import Charged, Output
+from worker.core.publish import ShardPublisher
+from worker.engines.interface import Capacity, Engine
+
+log = logging.getLogger("flotilla.claim")
+
+ASK_S = 1.0
+"""Between two claims that nothing else brings about."""
+CLAIM_BATCH = 16
+"""Most jobs of one claim: between two of them other workers get their share."""
+FLEX_PART = 10
+"""One in so many of a worker's jobs may be of the lane flex, whatever waits."""
+_LOOK_S = 0.25
+"""Between two looks whether there is room: the KV cache empties without an event."""
+_RETRY_BASE_S, _RETRY_CAP_S = 0.02, 0.25
+_HISTORY = 20
+"""Jobs that the means are made of, about: the latest."""
+_REPORTS_PER_HALF_LIFE = 20
+_REPORT_S = 0.25
+"""Between two reports of the jobs that run, where levels never halve."""
+_SHARED_S = 1.0
+"""So long after a claim of one of several tenants' jobs they count as several."""
+_BYTES_PER_TOKEN = 4
+"""Of a body whose prompt the engine has not counted yet: about."""
+
+
+class SlotSnapshot(NamedTuple):
+    """The engine's slots and KV cache at one moment."""
+
+    slots: int
+    """Sequences that the engine runs at once."""
+    taken: int
+    """Sequences in the engine, and jobs on their way into it."""
+    kv_usage: float
+    """Share of the KV cache in use, 0 to 1."""
+    kv_high_watermark: float
+    """Above this share of the KV cache nothing is claimed, 0 to 1."""
+    kv_per_prompt: float = 0.0
+    """What the mean prompt takes of the KV cache, 0 to 1; 0: not known."""
+
+
+def free_slots(now: SlotSnapshot) -> int:
+    """How many jobs may be claimed."""
+    if now.kv_usage > now.kv_high_watermark:
+        return 0
+    free = max(0, now.slots - now.taken)
+    if not now.kv_per_prompt:
+        return free
+    # One at least: a prompt may be shorter, or in the cache already.
+    return min(free, max(1, int((now.kv_high_watermark - now.kv_usage) / now.kv_per_prompt)))
+
+
+class Charges:
+    """What the tenants of a worker's jobs have been served, as their levels count it.
+
+    A claim charges what a job is expected to cost. The difference to what it has cost so far, and
+    at its end, is reported with the next claim; levels forget a report that is lost.
+    """
+
+    def __init__(self, rules: ShareRules) -> None:
+        self._ahead = rules.ahead * OUTPUT_COST
+        self._half_life_s = rules.half_life_s
+        self.prompt_tokens = FIRST_TOKENS
+        """Mean of the latest jobs."""
+        self._output_tokens = FIRST_TOKENS  # likewise
+        self._n_ended = 0
+        self._ended: dict[int, dict[tuple[str, str], float]] = {}  # by shard, lane and tenant
+        # Those that end are reported with the next claim.
+        self._report_s = rules.half_life_s / _REPORTS_PER_HALF_LIFE or _REPORT_S
+        self._reported_at: dict[int, float] = {}
+        self._shared_until = 0.0
+
+    @property
+    def expected_cost(self) -> float:
+        """What is charged as a job is claimed."""
+        return self.prompt_tokens + self._ahead * self._output_tokens
+
+    def started(self, output: Output) -> None:
+        """A job was claimed."""
+        if output.job.share.charged:
+            self._shared_until = time.monotonic() + _SHARED_S
+
+    def ended(self, shard: int, output: Output, *, is_over: bool) -> None:
+        """A job has left this worker; `is_over`: it has ended, so it is an example for others."""
+        if is_over:
+            self._n_ended = min(_HISTORY, self._n_ended + 1)
+            for_each = 1 / self._n_ended
+            self.prompt_tokens += (output.prompt_tokens - self.prompt_tokens) * for_each
+            self._output_tokens += (output.completion_tokens - self._output_tokens) * for_each
+        self._charge(output, 0.0, self._ended.setdefault(shard, {}))
+
+    def take(self, shard: int, outputs: Iterable[Output]) -> Mapping[tuple[str, str], float]:
+        """What is to be added to the levels of (lane, tenant) in a shard, once.
+
+        Mostly it is only that of jobs that have ended, and nothing where one tenant is alone.
+        """
+        now = time.monotonic()
+        is_due = now > self._reported_at.get(shard, 0.0) + self._report_s
+        if not is_due and now > self._shared_until:
+            return {}
+        charges = self._ended.pop(shard, {})
+        if not is_due:
+            return charges
+        self._reported_at[shard] = now
+        for output in outputs:
+            left = max(0.0, self._output_tokens - output.new_tokens)
+            self._charge(output, self._ahead * left, charges)
+        return charges
+
+    def _charge(
+        self, output: Output, expected: float, charges: dict[tuple[str, str], float]
+    ) -> None:
+        share, before, now = output.job.share, output.charged, time.monotonic()
+        # What earlier attempts have made was charged as they made it.
+        made = cost(0 if output.taken_over else output.prompt_tokens, output.new_tokens)
+        # Less than was charged: else a tenant with short answers would be paid for each.
+        halved = 2 ** ((before.at - now) / self._half_life_s) if self._half_life_s else 1.0
+        charge = (made - before.cost + expected) / share.weight - before.ahead * halved
+        account = share.lane, output.job.tenant
+        charges[account] = charges.get(account, 0.0) + charge
+        output.charged = Charged(made, expected / share.weight, now)
+
+
+class Room:
+    """How many more jobs the engine has room for.
+
+    A job takes one slot from its claim on; once it has reached the engine, the engine's own load
+    counts its sequences instead. So does its prompt take room in the KV cache, until its first
+    token shows that the engine has counted it.
+    """
+
+    def __init__(self, engine: Engine, kv_high_watermark: float, charges: Charges) -> None:
+        self._engine = engine
+        self._charges = charges
+        self._capacity: Capacity = engine.capacity
+        self._kv_high_watermark = kv_high_watermark
+        self._starting: list[Output] = []  # claimed, and without output
+        self.requested = 0
+        """How many jobs the claims in flight may bring."""
+        self.exchanged = 0
+        """Jobs that were handed back so that others take their place: there is room for these,
+        although the engine may not have ended those yet."""
+        self.draining = False
+        self.paused = ""
+        """Why an operator has paused the worker, in words; empty if none has."""
+
+    def free(self) -> int:
+        """Jobs that may be claimed beside those of claims in flight."""
+        if self.draining or self.paused or self._engine.dead:
+            return 0
+        return max(self.exchanged - self.requested, free_slots(self._snapshot(self.requested)))
+
+    def started(self, output: Output) -> None:
+        """A job was claimed."""
+        self._starting.append(output)
+
+    @property
+    def state(self) -> tuple[WorkerState, str]:
+        """The worker's state, and why, in a short sentence that /readyz and the registry show.
+        Safe to call from another thread."""
+        if self.draining or self._engine.dead:
+            return WorkerState.DRAINING, "draining: claims nothing"
+        if self.paused:
+            return WorkerState.PAUSED, f"{self.paused}: claims nothing"
+        now = self._snapshot()
+        free, slots = free_slots(now), max(0, now.slots - now.taken)
+        if not slots:
+            return WorkerState.BUSY, f"all {now.slots} slots are taken"
+        if not free:
+            return WorkerState.BUSY, f"KV cache {now.kv_usage:.0%} full"
+        if free < slots:
+            return WorkerState.READY, f"the KV cache has room for {free} more"
+        return WorkerState.READY, f"{free} of {now.slots} slots are free"
+
+    def _snapshot(self, requested: int = 0) -> SlotSnapshot:
+        load, capacity = self._engine.load(), self._capacity
+        mean = min(self._charges.prompt_tokens, capacity.max_model_len)
+        taken, prompt_tokens = load.unfinished + requested, requested * mean
+        self._starting = starting = [each for each in self._starting if each.is_starting]
+        for output in starting:
+            taken += not output.reached_engine
+            estimate = output.prompt_tokens or len(output.job.body) // _BYTES_PER_TOKEN
+            prompt_tokens += min(estimate, capacity.max_model_len)
+        per_token = 1 / capacity.kv_tokens if capacity.kv_tokens else 0.0
+        return SlotSnapshot(
+            slots=capacity.max_num_seqs,
+            taken=taken,
+            kv_usage=load.kv_usage + prompt_tokens * per_token,
+            kv_high_watermark=self._kv_high_watermark,
+            kv_per_prompt=mean * per_token,
+        )
+
+
+class Member(NamedTuple):
+    """A worker, and the pool whose jobs it runs."""
+
+    pool: str
+    worker: str
+
+
+def homes(worker: str, workers: Collection[str], shards: int) -> Sequence[int]:
+    """The shards that a worker asks whenever it has room, by its rank among the workers of its
+    pool: each worker has one at least, and each shard at least one worker if there are enough."""
+    order = sorted({*workers, worker})
+    parts = min(len(order), shards)
+    return [shard for shard in range(shards) if shard % parts == order.index(worker) % parts]
+
+
+class Claims:
+    """The claims of one worker in one shard. One is in flight at most. `start(job)` runs a job, and
+    adds it to those of the publisher."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        shard: int,
+        member: Member,
+        room: Room,
+        charges: Charges,
+        publisher: ShardPublisher,
+        start: Callable[[HeldJob], None],
+    ) -> None:
+        self._queue = queue
+        self._shard = shard
+        self._member = member
+        self._room = room
+        self._charges = charges
+        self._publisher = publisher
+        self._start = start
+        self._must_reconcile = False
+        self._told = 0  # of so many waiting jobs
+        self._woken = asyncio.Event()
+        self._warn = RareWarning(log)
+
+    def wake(self, waiting: int = CLAIM_BATCH) -> None:
+        """Claim now: so many jobs wait for this worker, or room has become free."""
+        self._told += waiting
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Claim until cancellation."""
+        backoff = Backoff(_RETRY_BASE_S, _RETRY_CAP_S)
+        while True:
+            self._woken.clear()
+            try:
+                is_done = await self.claim()
+            except TRANSIENT as error:
+                self._warn("claim failed, trying again: %s", error, shard=self._shard)
+                await asyncio.sleep(backoff.next_delay_s())
+            else:
+                backoff.reset()
+                if is_done:
+                    await self._wait()
+
+    async def claim(self) -> bool:
+        """Ask once. Returns whether there is nothing more to ask for now. Raises StoreError."""
+        outputs, room = self._publisher.outputs, self._room
+        if self._must_reconcile:
+            await self._queue.reconcile(self._shard, self._member.worker, list(outputs))
+            self._must_reconcile = False
+            return False
+        free, told, self._told = room.free(), self._told, 0
+        most = min(free, told or free, CLAIM_BATCH)
+        room.requested += most
+        try:
+            jobs = await self._queue.claim(
+                self._shard,
+                self._member.pool,
+                self._member.worker,
+                room=free,
+                known=len(outputs),
+                most=most,
+                yieldable=len(yieldable(self._publisher)),
+                charges=self._charges.take(self._shard, outputs.values()),
+                expected_cost=self._charges.expected_cost,
+            )
+        finally:
+            room.requested -= most
+            room.exchanged = max(0, room.exchanged - most)
+        self._must_reconcile = jobs is None
+        for job in jobs or ():
+            self._start(job)
+        return jobs is not None and (len(jobs) < CLAIM_BATCH or not room.free())
+
+    async def _wait(self) -> None:
+        """Until `wake`, for `ASK_S` at most, or until there is room again."""
+        had_room = self._room.free() > 0
+        for _ in range(round(ASK_S / _LOOK_S)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._woken.wait()
+            if self._woken.is_set() or (not had_room and self._room.free()):
+                return
+
+
+def yieldable(publisher: ShardPublisher) -> list[Output]:
+    """The jobs of the lane flex that would make room for better lanes, those first that cost least
+    to continue elsewhere. A part of the worker's jobs stays, so that the lane goes on."""
+    stays = -(-len(publisher.outputs) // FLEX_PART)
+    movable = cheapest(each for each in publisher.flex.values() if not each.job.has_deadline)
+    return movable[: max(0, len(publisher.flex) - stays)]
+
+
+def cheapest(outputs: Iterable[Output]) -> list[Output]:
+    """The jobs that other workers could continue: those first that the engine has not begun, then
+    those with least output."""
+    movable = [each for each in outputs if each.movable and not (each.discarded or each.result)]
+    return sorted(movable, key=lambda each: (each.reached_engine, each.completion_tokens))

@@ -1,0 +1,317 @@
+"""The output of one job, until Redis has it: what the engine has generated becomes entries of the
+job's log, and the last of these are kept in case that Redis loses them.
+
+Token path: `worker/engines/vllm/journal.py` and `stream_chunks.py` -> here ->
+`worker/core/publish.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from asyncio import Future
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from shared.job.log import (
+    DeltaDecoder,
+    DeltaEncoder,
+    Item,
+    Journal,
+    Record,
+    context_record,
+    frame_head,
+    make_journal,
+    pack_entry,
+    token_of,
+)
+from shared.job.result import JobResult
+from shared.store.queue import HeldJob, pack_end
+from worker.core.asgi import is_error
+from worker.engines.interface import Logprobs, Past
+from worker.engines.prompt_context import Context
+
+KEPT_S = 10.0
+"""So long an entry is kept that Redis has acknowledged."""
+
+
+class Kind(IntEnum):
+    """What an entry is; `data` of the entry accordingly."""
+
+    OUTPUT = 0
+    """The packed entry."""
+    RESTART = 1
+    """What was generated before does not count any more; the error code of a job whose client may
+    have seen it."""
+    END = 2
+    """The arguments that end the job."""
+
+
+class Made(NamedTuple):
+    """An entry that was made; it never changes."""
+
+    number: int
+    kind: Kind
+    data: Any
+
+
+class Charged(NamedTuple):
+    """What a tenant was charged for a job."""
+
+    cost: float
+    """For what has been made."""
+    ahead: float
+    """For what was expected at the last charge, over the weight. It halves in Redis since."""
+    at: float
+    """When that was, on the monotonic clock."""
+
+
+class Output:
+    """The output of one job. It is the engine's `Journal` for the job.
+
+    `notify(output)` is called once when there is output to take, and again after each `take`.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_chunks",
+        "_encoder",
+        "_kept",
+        "_notified",
+        "_notify",
+        "_number",
+        "_records",
+        "_restart",
+        "acknowledged",
+        "cached_tokens",
+        "charged",
+        "completion_tokens",
+        "discarded",
+        "first_output_at",
+        "head",
+        "id",
+        "in_flight",
+        "job",
+        "movable",
+        "outcome",
+        "prompt_tokens",
+        "reached_engine",
+        "result",
+        "started",
+        "subscribers",
+        "taken_over",
+    )
+
+    def __init__(self, job: HeldJob, notify: Callable[[Output], None]) -> None:
+        self.job = job
+        self.id = job.id
+        self.head = frame_head(job.id, job.generation)
+        """Of its frames."""
+        self.subscribers: Sequence[str] = ()
+        """The gateways that get each step."""
+        self.set_watchers(job.watchers, watched=job.watched)
+        self.started = time.monotonic()
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.taken_over = 0
+        """Of these: those that earlier attempts have generated."""
+        self.cached_tokens = 0
+        """Of the prompts: those that this attempt has found in the engine's cache."""
+        self.charged = Charged(0.0, job.share.charged, self.started)
+        """What its tenant was charged for it so far."""
+        self.reached_engine = False
+        """The engine counts the job's sequences in its load."""
+        self.movable = True
+        """Another worker can continue the job, whatever its output is."""
+        self.discarded = False
+        """The job was aborted, or is this worker's no more: nothing more of it is sent."""
+        self.first_output_at: float | None = None
+        """When this attempt's first entry was made, on the monotonic clock; None: none was."""
+        self.acknowledged = job.number
+        """Number of the last entry that Redis has; at first that of the claim."""
+        self.in_flight: list[Made] = []
+        """Entries that Redis has not acknowledged."""
+        self.result: JobResult | None = None
+        """How the job ends, once it does."""
+        self.outcome: Future[str] | None = None
+        self._kept: deque[tuple[float, Made]] = deque()  # when each was acknowledged
+        self._number = job.number  # of the last entry that was made
+        self._chunks: list[bytes] = []
+        self._records: list[Record] = []
+        self._restart: str | None = None
+        self._notified = False
+        self._encoder = DeltaEncoder()
+        self._notify = notify
+
+    # --- what Redis has of it ---
+
+    @property
+    def has_ended(self) -> bool:
+        """Its end is made; nothing follows."""
+        return bool(self.in_flight) and self.in_flight[-1].kind is Kind.END
+
+    @property
+    def is_starting(self) -> bool:
+        """The engine has generated nothing for this attempt yet."""
+        return self.new_tokens == 0 and self.result is None and not self.discarded
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that this attempt has generated."""
+        return self.completion_tokens - self.taken_over
+
+    def set_watchers(self, watchers: str, *, watched: bool) -> None:
+        """`watchers`: the gateways that wait for the end; `watched`: for each step, too."""
+        self.subscribers = watchers.split() if self.job.stream or watched else ()
+
+    def take(self) -> None:
+        """Make an entry of all that is new, if anything is."""
+        self._notified = False
+        if self.discarded or self.has_ended:
+            return
+        if self._restart is not None:
+            self._number += 1
+            self.in_flight.append(Made(self._number, Kind.RESTART, self._restart))
+            self._restart = None
+        chunks, records, result = self._chunks, self._records, self.result
+        if not (chunks or records or result):
+            return
+        items: list[Item]
+        journal: Journal
+        if len(chunks) == len(records) == 1 and (text := self._encoder.text(chunks[0])) is not None:
+            items, token = [text], token_of(records[0], text)
+            journal = (records[0],) if token is None else token
+        else:
+            items = self._encoder.encode(chunks)
+            journal = make_journal(records, items)
+        self._chunks, self._records = [], []
+        self._number = number = self._number + 1
+        if self.first_output_at is None:
+            self.first_output_at = time.monotonic()
+        if result is None:
+            made = Made(number, Kind.OUTPUT, pack_entry(journal, items or None))
+        else:
+            end = pack_end(self.job, number, journal, items or None, self.completion_tokens, result)
+            made = Made(number, Kind.END, end)
+        self.in_flight.append(made)
+
+    def take_over(self, decoder: DeltaDecoder, prompt_tokens: int, completion_tokens: int) -> None:
+        """Go on behind what earlier attempts have generated; `decoder` has decoded its chunks."""
+        self._encoder = DeltaEncoder(decoder)
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = self.taken_over = completion_tokens
+
+    def restart(self, code: str) -> None:
+        """Begin anew: what was generated does not count, whether it was sent or not. A job whose
+        client may have seen that fails with this error code instead."""
+        self._encoder, self._chunks, self._records = DeltaEncoder(), [], []
+        self.prompt_tokens = self.completion_tokens = self.taken_over = 0
+        self.reached_engine = False
+        self._restart = code
+        self._notify(self)
+
+    def acknowledge(self, now: float) -> None:
+        """Redis has what was in flight. `now`: on the monotonic clock."""
+        kept = self._kept
+        for made in self.in_flight:
+            kept.append((now, made))
+        self.in_flight = []
+        self.acknowledged = self._number
+        while kept and kept[0][0] < now - KEPT_S:
+            kept.popleft()
+
+    def fall_back(self, number: int) -> bool:
+        """Redis has lost the entries behind this number: they are in flight again. False if they
+        are not all kept."""
+        lost = []
+        while self._kept and self._kept[-1][1].number > number:
+            lost.append(self._kept.pop()[1])
+        self.in_flight = [*reversed(lost), *self.in_flight]
+        self.acknowledged = number
+        return bool(self.in_flight) and self.in_flight[0].number == number + 1
+
+    def resolve(self, outcome: str) -> None:
+        """The end of the job was sent, or is not sent."""
+        if self.outcome is not None and not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+    # --- the engine's journal ---
+
+    def past(self, call: int) -> Past | None:
+        """See `Journal.past`."""
+        return None
+
+    def refuse_past(self, reason: str) -> None:
+        """See `Journal.refuse_past`."""
+        raise AssertionError(f"there is no past to refuse: {reason}")
+
+    def continued(self, how: str, decoded_again: int) -> None:
+        """See `Journal.continued`."""
+        raise AssertionError(f"there is no past to continue by {how}")
+
+    def keep_here(self) -> None:
+        """See `Journal.keep_here`."""
+        self.movable = False
+
+    def context(self, call: int, context: Context) -> None:
+        """See `Journal.context`."""
+        self._records.append(context_record(call, context))
+
+    def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
+        """See `Journal.prompt`."""
+        # Sent with the first delta: as long as its log is empty, another worker may start the job.
+        self.reached_engine = True
+        self.prompt_tokens += n_tokens
+        self._records.append((call, n_tokens) if logprobs is None else (call, n_tokens, logprobs))
+
+    def cached(self, n_tokens: int) -> None:
+        """See `Journal.cached`."""
+        self.cached_tokens += n_tokens
+
+    def delta(
+        self,
+        call: int,
+        index: int,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: Logprobs | None = None,
+    ) -> None:
+        """See `Journal.delta`."""
+        self.completion_tokens += len(token_ids)
+        if logprobs is None:
+            self._records.append((call, index, token_ids, text))
+        else:
+            self._records.append((call, index, token_ids, text, logprobs))
+        if not self._notified:
+            self._notified = True
+            self._notify(self)
+
+    def chunk(self, data: bytes) -> None:
+        """Add bytes of a streamed answer."""
+        self._chunks.append(data)
+        if not self._notified:
+            self._notified = True
+            self._notify(self)
+
+    # --- answers that are checked before they are sent ---
+
+    def hold(self) -> None:
+        """Send nothing before the job's end."""
+        self._notified = True
+
+    @property
+    def held(self) -> bytes:
+        """The chunks that are held."""
+        return b"".join(self._chunks)
+
+    def hide(self) -> None:
+        """Drop what is held: all text, and all chunks but an error at their end.
+
+        The tokens count, but are not a part of the answer.
+        """
+        errors = [at for at, chunk in enumerate(self._chunks) if is_error(chunk)]
+        self._chunks = self._chunks[errors[0] :] if errors else []
+        self._records = [
+            (*record[:3], "") if len(record) >= 4 else record for record in self._records
+        ]

@@ -1,0 +1,309 @@
+"""Sends the output of all jobs of a worker to Redis: all of one engine step in one call for each
+shard.
+
+Runs put their output into `Output`s; at the end of the step, when every run has done so, one call
+takes it. While a call is in flight, the output of later steps accumulates and leaves with the next
+one: a slow Redis makes calls larger, not more frequent.
+
+One call is in flight for each shard, so what Redis has is known but for that one. Whatever makes a
+connection doubtful (a new one, a time-out, a slot that has moved) counts as a lost connection: then
+the call is repeated unchanged, with the number of each job's last acknowledged entry, and Redis
+tells what it lacks. Nothing below this module may repeat a call by itself.
+
+Token path: `worker/core/output.py` -> here -> `shared/store/queue.py` -> emit.lua -> pub/sub ->
+`gateway/core/relay.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from shared.job.lanes import FLEX
+from shared.job.log import EventName, pack_entry, pack_frame
+from shared.job.result import PIECE_BYTES, JobResult, n_pieces
+from shared.platform.backoff import Backoff
+from shared.platform.logs import RareWarning
+from shared.platform.metrics.worker import WorkerMetrics
+from shared.platform.tasks import run_together
+from shared.store.interface import TRANSIENT
+from shared.store.queue import Emitted, Queue, Step
+from worker.core.output import Kind, Output
+
+log = logging.getLogger("flotilla.publisher")
+
+DISCARDED = "discarded"
+"""Outcome of a result that was not sent: its job was aborted."""
+_NO_STEP_S = 0.005
+"""Output that no engine step follows (an error before the first token) is sent after this time."""
+_RETRY_BASE_S, _RETRY_CAP_S = 0.05, 0.25
+_CALL_BYTES = 1 << 20
+"""Results of more bytes than this are spread over several calls."""
+
+_RESTARTED = pack_entry(None, None, (EventName.RESTARTED,))
+
+
+class _NewStep(NamedTuple):
+    """A Step that is being made."""
+
+    entries: list[Any]
+    restarts: list[Any]
+    ends: list[Any]
+    acknowledged: list[Any]
+    messages: dict[str, list[bytes]]
+
+
+class ShardPublisher:
+    """What a worker has and sends in one shard. `on_lost(output, state)` is called for each job
+    that is this worker's no more, with its state now."""
+
+    def __init__(
+        self, queue: Queue, shard: int, worker: str, on_lost: Callable[[Output, str], None]
+    ) -> None:
+        self.outputs: dict[str, Output] = {}
+        """Of the jobs that the worker has here as far as it knows, by job id."""
+        self.flex: dict[str, Output] = {}
+        """Of these: those that may have to make room for better lanes."""
+        self.wanted = asyncio.Event()
+        """There may be something to send now."""
+        self.sending_since: float | None = None
+        """When the call in flight began, on the monotonic clock."""
+        self._queue = queue
+        self._shard = shard
+        self._worker = worker
+        self._on_lost = on_lost
+        self._claimed = pack_entry(None, None, (EventName.CLAIMED, worker))
+        self._unsent: dict[Output, None] = {}
+        self._losses = queue.losses(shard)
+        self._repeats = False
+        self._version = b""  # of the followers that it knows; empty: none
+        self._warn = RareWarning(log)
+
+    def add(self, output: Output) -> None:
+        """The worker has claimed this job."""
+        before = self.outputs.get(output.id)
+        if before is not None:  # it was taken away, and claimed again
+            self._lose(before, "requeued")
+        self.outputs[output.id] = output
+        if output.job.share.lane == FLEX:
+            self.flex[output.id] = output
+
+    def remove(self, output: Output) -> None:
+        """The worker does not have this job any more."""
+        if self.outputs.get(output.id) is output:
+            del self.outputs[output.id]
+            self.flex.pop(output.id, None)
+
+    def taken_away(self, job_id: str, generation: int) -> None:
+        """Others have taken this job away, as a message tells: its next entry would be refused."""
+        output = self.outputs.get(job_id)
+        if output is not None and output.job.generation == generation:
+            self._lose(output, "taken_away")
+
+    def notify(self, output: Output) -> None:
+        """The output has something to send."""
+        self._unsent[output] = None
+
+    def disconnected(self) -> None:
+        """What was in flight was carried out, or was not, or will be. Redis may have lost writes:
+        watchers, too, and it may give the same version again."""
+        self._losses = self._queue.losses(self._shard)
+        self._repeats, self._version = True, b""
+
+    async def run(self) -> None:
+        """Send until cancellation. Raises errors that are bugs."""
+        backoff = Backoff(_RETRY_BASE_S, _RETRY_CAP_S)
+        while True:
+            await self.wanted.wait()
+            self.wanted.clear()
+            try:
+                await self.send()
+            except TRANSIENT as error:
+                self._warn("output not sent, trying again: %s", error, shard=self._shard)
+                self.wanted.set()
+                await asyncio.sleep(backoff.next_delay_s())
+                with contextlib.suppress(*TRANSIENT):
+                    await self._queue.connect(self._shard)
+            else:
+                backoff.reset()
+
+    def flush(self) -> None:
+        """Send what there is, as soon as the call in flight is done."""
+        if self._unsent or self._losses != self._queue.losses(self._shard):
+            self.wanted.set()
+
+    async def send(self) -> None:
+        """Send what there is, in one call. Raises StoreError."""
+        if self._losses != self._queue.losses(self._shard):
+            self.disconnected()
+        step, sent = self._collect()
+        if not sent:
+            return
+        self.sending_since = time.monotonic()
+        try:
+            reply = await self._queue.emit(self._shard, self._worker, self._version, step)
+        except TRANSIENT:
+            self.disconnected()
+            raise
+        self.sending_since = None
+        self._emitted(sent, Queue.parse_emit(reply))
+
+    def _collect(self) -> tuple[Step, list[Output]]:
+        """The next call, and the outputs that are in it."""
+        unsent, self._unsent = self._unsent, {}
+        if self._repeats:
+            unsent = dict.fromkeys(self.outputs.values()) | unsent
+        step = _NewStep([], [], [], [], {})
+        sent: list[Output] = []
+        size = 0
+        for output in unsent:
+            if output.result is not None and not output.has_ended:
+                if output.discarded:
+                    output.resolve(DISCARDED)
+                # Redis limits the size of one argument, so long results must not add up in a call.
+                size += len(output.result.inline)
+            if size > _CALL_BYTES and sent and not output.has_ended:
+                self._unsent[output] = None
+                self.wanted.set()
+            else:
+                output.take()
+            if self._repeats or output.in_flight:
+                sent.append(output)
+                self._put(step, output)
+        return Step(*step), sent
+
+    def _put(self, step: _NewStep, output: Output) -> None:
+        """Add what is in flight. Called for each job and step."""
+        job_id, generation, head = output.id, output.job.generation, output.head
+        if self._repeats:
+            step.acknowledged.extend((job_id, generation, output.acknowledged))
+        frames = []
+        for number, kind, data in output.in_flight:
+            if kind is Kind.OUTPUT:
+                step.entries.extend((job_id, f"{generation}-{number}", data))
+                frames.append(pack_frame(head, number, data))
+            elif kind is Kind.RESTART:
+                step.restarts.extend((job_id, f"{generation}-{number}", data))
+                frames.append(pack_frame(head, number, _RESTARTED))
+            else:
+                step.ends.append(data)
+        if output.subscribers and frames:
+            if output.acknowledged == output.job.number:
+                frames.insert(0, pack_frame(head, output.job.number, self._claimed))
+            for gateway in output.subscribers:
+                step.messages.setdefault(gateway, []).extend(frames)
+
+    def _emitted(self, sent: list[Output], reply: Emitted) -> None:
+        """The call was carried out."""
+        self._repeats = bool(reply.short)
+        known = all(job_id in self.outputs for job_id in reply.followers)
+        self._version = reply.version if known else b""  # else one is being claimed
+        now = time.monotonic()
+        for output in sent:
+            if output.id in reply.refused:
+                self._lose(output, reply.refused[output.id])
+            elif output.id in reply.short:  # Redis has lost entries
+                if not output.fall_back(reply.short[output.id]):
+                    self._lose(output, "entries_lost")  # the next claim hands it to others
+            elif output.has_ended:
+                self.remove(output)
+                output.resolve("ok")
+            else:
+                output.acknowledge(now)
+        if self._repeats:
+            self.wanted.set()
+        for job_id, (watchers, watched) in reply.followers.items():
+            if (watching := self.outputs.get(job_id)) is not None:
+                watching.set_watchers(watchers, watched=watched)
+
+    def _lose(self, output: Output, state: str) -> None:
+        self.remove(output)
+        if not output.discarded:
+            output.discarded = True
+            self._on_lost(output, state)
+        output.resolve(state)
+
+
+class Publisher:
+    """The publishers of all shards."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        worker: str,
+        metrics: WorkerMetrics,
+        on_lost: Callable[[Output, str], None],
+    ) -> None:
+        self.shards = [ShardPublisher(queue, each, worker, on_lost) for each in range(queue.shards)]
+        self._queue = queue
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._no_step: asyncio.TimerHandle | None = None
+        self._flush_is_due = False
+        self._warn = RareWarning(log)
+
+    async def run(self) -> None:
+        """Send until cancellation. Raises errors that are bugs."""
+        await run_together(*(each.run() for each in self.shards))
+
+    def of(self, output: Output) -> ShardPublisher:
+        """That of the job's shard."""
+        return self.shards[output.job.shard]
+
+    def notify(self, output: Output) -> None:
+        """The output has something to send."""
+        self.of(output).notify(output)
+        if self._no_step is None and not self._flush_is_due:
+            self._no_step = self._loop.call_later(_NO_STEP_S, self._flush)
+
+    def on_step(self) -> None:
+        """The engine has ended a step: send once all tasks that the step woke have run."""
+        self._metrics.steps.inc()
+        self._flush_is_due = True
+        self._loop.call_soon(self._flush)
+
+    async def finish(self, output: Output, result: JobResult) -> str:
+        """Send the remaining output and end the job.
+
+        Returns 'ok', the state that the job had reached before, or `DISCARDED`.
+        """
+        if not result.inline and result.body:
+            await self._store_pieces(output, result.body)
+        if output.discarded:
+            return DISCARDED
+        output.result, output.outcome = result, self._loop.create_future()
+        self.of(output).notify(output)
+        # Other jobs end in the same turn of the event loop, and leave in the same call.
+        self._loop.call_soon(self._flush)
+        return await output.outcome
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._no_step is not None:
+            self._no_step.cancel()
+            self._no_step = None
+        for shard in self.shards:
+            shard.flush()
+
+    async def _store_pieces(self, output: Output, body: bytes) -> None:
+        """Store an answer that is too long to be sent with the end of its job: one call with all of
+        it would hold up Redis, the worker, and the output of all other jobs.
+
+        Returns early if the worker has lost the job; the end of the job finds out why.
+        """
+        backoff, number = Backoff(_RETRY_BASE_S, 1.0), 0
+        while number < n_pieces(len(body)) and not output.discarded:
+            piece = body[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
+            try:
+                if not await self._queue.store_piece(output.job, number, piece):
+                    return
+            except TRANSIENT as error:
+                self._warn("answer not stored, trying again: %s", error, shard=output.job.shard)
+                await asyncio.sleep(backoff.next_delay_s())
+            else:
+                backoff.reset()
+                number += 1

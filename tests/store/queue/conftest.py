@@ -306,3 +306,12 @@ async def case(kind: RedisServer) -> AsyncIterator[Case]:
     """An empty queue on each kind of server."""
     async for case in open_case(kind):
         yield case
+
+
+@pytest.fixture
+def own_kind(start_kind: Any) -> RedisServer:
+    """One Redis, emptied: for what is the same on all kinds."""
+    server: RedisServer = start_kind("any")
+    with server.client() as client:
+        client.flushall()
+    return server

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from asyncio import Future
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
@@ -25,6 +25,7 @@ from shared.job.errors import (
     NotFound,
     QueueFull,
     QuotaExceeded,
+    RedisUnavailable,
     TooManyWaiting,
 )
 from shared.job.fair_shares import EXPECTED_COST, ShareRules
@@ -54,8 +55,12 @@ from shared.store.redis.pipelined_connection import Argument
 from shared.store.redis.servers import Servers
 from shared.store.scripts import Scripts
 
-_LARGE_BYTES: Final = 1 << 20
-"""A job with a larger body is packed in a thread, in 50 ms and more."""
+_LARGE_BYTES: Final = 1 << 16
+"""A larger body lies in a key of its own, and is written and read in pieces of so many bytes:
+Redis stands still while it carries out a command."""
+_PIECES_AT_ONCE: Final = 4
+_UNSUBMITTED_S: Final = 60
+"""A body without a job is kept for so long."""
 _SOME_WORKERS: Final = 64
 """Idle workers whose room is read."""
 LOG_LOST: Final = Position(-1, -1)
@@ -100,6 +105,8 @@ class HeldJob(NamedTuple):
     stream: bool
     endpoint: str
     body: bytes
+    body_bytes: int
+    """Of a large body, which `Queue.body` reads; 0: `body` has all of it."""
     watchers: str
     """The gateways that get its frames, with spaces between them."""
     watched: bool
@@ -297,25 +304,32 @@ class Queue:
         A job that is there already is left as it is. `max_depth`: jobs that may wait in a lane.
         `owner`: the batch whose lines they are, and its owner's epoch.
         """
-        if len(jobs) == 1 and len(jobs[0].body) > _LARGE_BYTES:
-            return asyncio.ensure_future(self._submit_large(shard, jobs, max_depth, owner))
-        return self.scripts(shard).start(
-            "submit", shard, self._submit_arguments(jobs, max_depth, owner)
-        )
+        quotas = self.quotas
+        arguments = (
+            pack([_pack_job(job) for job in jobs]), max_depth, quotas.jobs, quotas.kept_bytes,
+            self.share_rules.lift, quotas.waiting, *(owner or ()),
+        )  # fmt: skip
+        large = [job for job in jobs if len(job.body) > _LARGE_BYTES]
+        if large:
+            return asyncio.ensure_future(self._submit_large(shard, large, arguments))
+        return self.scripts(shard).start("submit", shard, arguments)
 
     async def _submit_large(
-        self, shard: int, jobs: Sequence[NewJob], max_depth: int, owner: tuple[str, int] | None
+        self, shard: int, large: Sequence[NewJob], arguments: tuple[Argument, ...]
     ) -> Any:
-        arguments = await asyncio.to_thread(self._submit_arguments, jobs, max_depth, owner)
-        return await self.scripts(shard).start("submit", shard, arguments)
+        for job in large:
+            await self._store_body(job)
+        return await self._run("submit", shard, *arguments)
 
-    def _submit_arguments(
-        self, jobs: Sequence[NewJob], max_depth: int, owner: tuple[str, int] | None
-    ) -> tuple[Argument, ...]:
-        quotas = self.quotas
-        packed = pack([_pack_job(job) for job in jobs])
-        kept = quotas.jobs, quotas.kept_bytes
-        return packed, max_depth, *kept, self.share_rules.lift, quotas.waiting, *(owner or ())
+    async def _store_body(self, job: NewJob) -> None:
+        """Write a large body. Called again it writes the same."""
+        scripts, key, body = self.scripts(job.shard), _body_key(job.id), memoryview(job.body)
+        await scripts.command("SETRANGE", key, len(body) - 1, body[-1:].tobytes())  # all its memory
+        await scripts.command("EXPIRE", key, _UNSUBMITTED_S)
+        await _in_pieces(
+            len(body),
+            lambda at: scripts.command("SETRANGE", key, at, body[at : at + _LARGE_BYTES].tobytes()),
+        )
 
     @staticmethod
     def parse_submit(jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
@@ -357,14 +371,31 @@ class Queue:
         """The body of the job's HTTP request, empty if there is no such job; of a stored response
         also where its input is (`StoredResponse.up_to`)."""
         shard = checked_shard(job_id)
-        body, up_to = await self.servers.of(shard).hmget(keys.job(shard, job_id), "body", "upto")
+        body, n_bytes, up_to = await self.servers.of(shard).hmget(
+            keys.job(shard, job_id), "body", "body_bytes", "upto"
+        )
+        if n_bytes:
+            body = await self.body(job_id, int(n_bytes))
         return body or b"", (up_to or b"").decode()
 
     async def request_bytes(self, job_id: str) -> int:
         """The size of the body that `stored_request` has; 0: it is not kept."""
         shard = checked_shard(job_id)
-        n_bytes: int = await self.servers.of(shard).hstrlen(keys.job(shard, job_id), "body")
-        return n_bytes
+        pipeline = self.servers.pipeline()
+        pipeline.of(shard).hget(keys.job(shard, job_id), "body_bytes")
+        pipeline.of(shard).hstrlen(keys.job(shard, job_id), "body")
+        large, n_bytes = await pipeline.execute()
+        return int(large or n_bytes)
+
+    async def body(self, job_id: str, n_bytes: int) -> bytes | None:
+        """A large body of a request, of so many bytes; None if the job is gone."""
+        scripts, key = self.scripts(checked_shard(job_id)), _body_key(job_id)
+        pieces = await _in_pieces(
+            n_bytes,
+            lambda at: scripts.command("GETRANGE", key, at, at + _LARGE_BYTES - 1),
+        )
+        body = b"".join(pieces)
+        return body if len(body) == n_bytes else None
 
     async def piece(self, job_id: str, number: int) -> bytes | None:
         """A piece of the stored answer; None if it is not there."""
@@ -380,9 +411,8 @@ class Queue:
         """
         shard = checked_shard(job_id)
         log, first = keys.log(shard, job_id), "-" if after == START else str(after)
-        return read_entries(
-            await self.scripts(shard).connection.call("XRANGE", log, first, "+", "COUNT", most)
-        )
+        scripts = self.scripts(shard)
+        return read_entries(await scripts.command("XRANGE", log, first, "+", "COUNT", most))
 
     async def watch(self, job_id: str, gateway: str, *, follow: bool) -> Watched | None:
         """Send the job's frames to this gateway from now on, unless it has ended; None: no such.
@@ -548,6 +578,18 @@ class Queue:
         return Ticked(bool(more), _states(taken))
 
 
+def _body_key(job_id: str) -> str:
+    return f"{keys.base(shard_in(job_id))}body:{job_id}"
+
+
+async def _in_pieces(n_bytes: int, call: Callable[[int], Awaitable[Any]]) -> list[Any]:
+    """Call for the beginning of each piece, a few at a time; the replies."""
+    starts, replies = range(0, n_bytes, _LARGE_BYTES), []
+    for first in range(0, len(starts), _PIECES_AT_ONCE):
+        replies += await run_together(*map(call, starts[first : first + _PIECES_AT_ONCE]))
+    return replies
+
+
 def _states(flat: Sequence[bytes]) -> dict[str, str]:
     """Job -> state."""
     return {
@@ -567,6 +609,7 @@ def _held_jobs(now_us: bytes, *jobs: Sequence[Any]) -> list[HeldJob]:
             stream=stream == b"1",
             endpoint=endpoint.decode(),
             body=body,
+            body_bytes=int(body_bytes or 0),
             watchers=watchers.decode(),
             watched=watched == b"1",
             waited_s=max(0, now - int(created_us)) / 1e6,
@@ -577,8 +620,8 @@ def _held_jobs(now_us: bytes, *jobs: Sequence[Any]) -> list[HeldJob]:
             known_blocks=known_blocks[0] if known_blocks else None,
         )
         for (
-            job_id, generation, number, attempt, created_us, stream, endpoint, body, watchers,
-            watched, origin, tenant, lane, weight, charged, has_deadline, *known_blocks,
+            job_id, generation, number, attempt, created_us, stream, endpoint, body, body_bytes,
+            watchers, watched, origin, tenant, lane, weight, charged, has_deadline, *known_blocks,
         ) in jobs
     ]  # fmt: skip
 
@@ -609,6 +652,8 @@ def _refusal(job: NewJob, status: bytes, value: Any) -> SubmitReply:
         )
     if status == b"gone":
         return NotFound("This conversation was deleted, or has expired.")
+    if status == b"lost":
+        return RedisUnavailable("The queue has lost the body of this request; send it again.")
     if status == b"waiting":
         return TooManyWaiting(
             f"{value} of your jobs wait for {job.model!r} in the lane {job.lane} already, which is "
@@ -635,7 +680,8 @@ def _pack_job(job: NewJob) -> tuple[object, ...]:
         deadline_s = min(job.queue_deadline_s, deadline_s or job.queue_deadline_s)
     key, origin = job.idempotency, job.origin.pack()
     packed: list[object] = [
-        job.id, pack(request), job.body, int((deadline_s or 0) * 1e6), job.gateway,
+        job.id, pack(request), job.body if len(job.body) <= _LARGE_BYTES else len(job.body),
+        int((deadline_s or 0) * 1e6), job.gateway,
         *((key.name, key.body_hash, int(key.ttl_s * 1000)) if key else (False, False, False)),
         origin or False, job.turn.pack() if job.turn else False,
         str(job.weight) if job.weight != 1 else False, job.prefixes or False, job.notify or False,

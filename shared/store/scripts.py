@@ -141,6 +141,13 @@ class Scripts:
         except SlotUnavailable:
             return await once_served(partial(self._run, name, shard, arguments))
 
+    async def command(self, *words: Argument) -> Any:
+        """The reply to a plain command, as `run`."""
+        try:
+            return await self.connection.call(*words)
+        except SlotUnavailable:
+            return await once_served(partial(self.connection.call, *words))
+
     async def _run(self, name: str, shard: int, arguments: Sequence[Argument]) -> Any:
         await self.connect()
         try:

@@ -4,7 +4,8 @@
 --       hand over for better ones; expected_cost: of a job, charged for each where several tenants wait (fair_shares.py);
 --       half_life_us: of levels, 0: they never halve; window, overtake_us: see PlacementRules; charges: msgpack of flat lane, tenant,
 --       cost to add to its level, '' if there is none.
--- Reply: {now_us, job...}; a job: {id, generation, number of the claim's entry, claims, created_us, stream, endpoint, body, watchers,
+-- Reply: {now_us, job...}; a job: {id, generation, number of the claim's entry, claims, created_us, stream, endpoint, body, its
+--       bytes if it lies in a key of its own, else '', watchers,
 --       watched, origin, tenant, lane, weight or '', charged or '', 1 if it has a deadline that goes on while it waits again, else 0,
 --       leading blocks of its prompt that the worker may hold, nil: it is short}; nil if the worker has jobs that it does not know, as
 --       a reply was lost: it has to `reconcile` first
@@ -51,6 +52,9 @@ local function hand_out(id, charge_of, known)
   local generation, number, length = 0, 0, 0
   if job.generation > 0 then generation, number, length = last_of(id) end
   if not is_whole(job, generation, number, length) then return take(id, job, 'failed', 'log_lost') end
+  if job.body_bytes ~= '' and redis.call('STRLEN', key('body', id)) ~= tonumber(job.body_bytes) then
+    return take(id, job, 'failed', 'record_damaged')
+  end
   local charged = charge_of and charge_of(job)
   if job.claims == 0 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job) end
   local marker = mark(id, job, generation, number, event_entry('claimed', worker))
@@ -66,7 +70,7 @@ local function hand_out(id, charge_of, known)
   if job.lane == LANES[#LANES] then n_flex = n_flex + 1 end
   local has_deadline = (job.run_ms ~= '' or job.total_ms ~= '') and 1 or 0
   entries[#entries + 1] = job.entry
-  reply[#reply + 1] = {id, int(job.generation), job.number, job.claims, job.created_us, job.stream, job.endpoint, job.body,
+  reply[#reply + 1] = {id, int(job.generation), job.number, job.claims, job.created_us, job.stream, job.endpoint, job.body, job.body_bytes,
                        job.watchers, job.watched, job.origin, job.tenant, job.lane, job.weight, charged and tostring(charged) or '',
                        has_deadline, known}
 end

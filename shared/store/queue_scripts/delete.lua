@@ -10,7 +10,7 @@ for _, id in ipairs(ARGV) do
     else
       redis.call('UNLINK', key('log', id))
     end
-    redis.call('UNLINK', key('job', id))
+    redis.call('UNLINK', key('job', id), key('body', id))
     defer('ZREM', key('jobs', job.tenant), id)
     defer('ZREM', base .. 'expiring', id .. ' ' .. job.tenant)
     count_kept(job.tenant, id, 0)

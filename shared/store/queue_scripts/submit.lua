@@ -1,15 +1,16 @@
 -- Make jobs, have each wait in its tenant's line, and tell idle workers.
 -- ARGV: jobs, max_depth, max_jobs, max_kept_bytes, lift, max_waiting[, batch, epoch]
---       jobs: msgpack array, a job being {id, request (record.py), body, deadline in us from now (0: none), gateway that waits for the
+--       jobs: msgpack array, a job being {id, request (record.py), body or its bytes, deadline in us from now (0: none), gateway that waits for the
 --       answer or '', and with an idempotency key: its name, the body's hash, time in ms for which it is kept (else false, false,
 --       false); origin (job.py) or false; of a response in a conversation its turn, else false: {conversation, version that was read,
 --       msgpack of its input (flat id, JSON, ...), bytes of the body before the input, ttl_ms of the conversation}; weight of its
 --       tenant, if it is not 1, or false; hashes of its prompt's prefixes, or false; whom its end is told to}
+--       A body of so many bytes lies in a key of its own already, which expires unless the job is made.
 --       max_depth: jobs that may wait in a lane; max_jobs, max_kept_bytes: that one tenant may have here, 0: no limit; lift: see
 --       ShareRules; max_waiting: its jobs that may wait in a lane, 0: no limit; batch, epoch: whose lines the jobs are, and that of
 --       its owner (fence_batch.lua).
 -- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there), jobs
---       waiting in the lane, ...; or 'waiting' | 'jobs' | 'bytes' (the tenant has too much), how much; or 'joined' | 'reused' (the key
+--       waiting in the lane, ...; 'lost' (the body is not there); or 'waiting' | 'jobs' | 'bytes' (the tenant has too much), how much; or 'joined' | 'reused' (the key
 --       belongs to the same or to another body), id of the key's job, ...; nothing if the batch has another owner
 -- Invariant: a repeated call makes nothing twice. Of a conversation one response is made at a time, of the items that it has.
 if ARGV[8] and redis.call('GET', key('batch_epoch', ARGV[7])) ~= ARGV[8] then return {} end
@@ -61,17 +62,24 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   if depth > 0 and max_waiting < math.huge and count(line) >= max_waiting then return 'waiting', count(line) end
   local problem = turn and turn_problem(turn)
   if problem then return problem, 0 end
-  local large = #body > LARGE_BYTES and #body or 0
+  local bytes = tonumber(type(body) == 'number' and body or #body)
+  if type(body) == 'number' and redis.call('STRLEN', key('body', id)) ~= bytes then return 'lost', 0 end
+  local large = bytes > LARGE_BYTES and bytes or 0
   local what, number = too_much(job.tenant, large)
   if what then return what, number end
   if large > 0 then count_kept(job.tenant, id, large) end
   if turn then begin_turn(id, turn) end
   made[id] = true
   if idempotency_key then redis.call('SET', idempotency_key, cmsgpack.pack({id, body_hash}), 'PX', kept_ms) end
-  local fields = {'state', 'queued', 'request', request, 'body', body, 'created_us', job.created_us,
-                  'entry', enter_queue(id, job.pool)}
+  local fields = {'state', 'queued', 'request', request, 'created_us', job.created_us, 'entry', enter_queue(id, job.pool)}
   local function set(field, value)
     if value and value ~= '' then fields[#fields + 1], fields[#fields + 2] = field, value end
+  end
+  if type(body) == 'number' then
+    set('body_bytes', int(bytes))
+    redis.call('PERSIST', key('body', id))
+  else
+    fields[#fields + 1], fields[#fields + 2] = 'body', body
   end
   set('watchers', gateway)
   set('origin', origin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -288,6 +288,7 @@ def make_answer(**changes: Any) -> JobResult:
     return JobResult(**(fields | changes))
 
 
+@asynccontextmanager
 async def open_case(
     server: RedisServer, quotas: Quotas = NO_QUOTAS, changes: Iterable[tuple[str, str]] = ()
 ) -> AsyncIterator[Case]:
@@ -297,14 +298,16 @@ async def open_case(
         with server.client() as client, ExitStack() as stack:
             case = Case(queue, client, stack)
             case.load(changes)
-            yield case
-        await queue.close()
+            try:
+                yield case
+            finally:
+                await queue.close()
 
 
 @pytest.fixture
 async def case(kind: RedisServer) -> AsyncIterator[Case]:
     """An empty queue on each kind of server."""
-    async for case in open_case(kind):
+    async with open_case(kind) as case:
         yield case
 
 

@@ -263,7 +263,7 @@ async def test_a_rule_holds(case: Case, rule: Rule) -> None:
 async def test_a_rule_is_missed(
     own_kind: RedisServer, rule: Rule, without: tuple[str, str]
 ) -> None:
-    async for case in open_case(own_kind, changes=[without]):
+    async with open_case(own_kind, changes=[without]) as case:
         try:
             holds = await rule(case)
         except Exception:

@@ -68,7 +68,7 @@ async def test_jobs_that_idle_workers_have_room_for_do_not_fill_a_lane(case: Cas
 
 async def test_quotas_of_a_tenant(kind: RedisServer) -> None:
     quotas = Quotas(jobs=3, kept_bytes=10_000, waiting=2)
-    async for case in open_case(kind, quotas):
+    async with open_case(kind, quotas) as case:
         jobs = [await case.submit(body=b"x" * 5000), await case.submit()]
         with pytest.raises(TooManyWaiting):
             await case.submit()
@@ -81,6 +81,43 @@ async def test_quotas_of_a_tenant(kind: RedisServer) -> None:
         await case.queue.cancel(TENANT, jobs[0].id)
         await case.queue.delete(jobs[0].id)
         await case.submit(lane=PRIORITY, body=b"x" * 9000)  # all was given back
+
+
+async def test_a_large_body_lies_in_a_key_of_its_own(case: Case) -> None:
+    body = bytes(n % 251 for n in range(300_000))
+    job, small = make_job(body=body), make_job(body=b"{}")
+    await case.submit_all([job, small])
+    key = f"{case.base}body:{job.id}"
+    assert case.server.ttl(key) == -1
+    assert await case.queue.stored_request(job.id) == (body, "")
+    assert await case.queue.request_bytes(job.id) == len(body)
+    assert await case.submit_all([job]) == [2]
+    worker = case.worker()
+    held, other = await worker.claim()
+    assert (held.body, held.body_bytes) == (b"", len(body))
+    assert (other.body, other.body_bytes) == (b"{}", 0)
+    assert await case.queue.body(job.id, held.body_bytes) == body
+    await worker.end(held)
+    assert 50_000 < case.server.pttl(key) <= 60_000
+    await case.queue.delete(job.id)
+    assert case.server.exists(key) == 0
+    assert await case.queue.body(job.id, len(body)) is None
+    assert await case.queue.stored_request(job.id) == (b"", "")
+
+
+async def test_a_large_body_without_a_job_expires(case: Case) -> None:
+    await case.submit_all([make_job()], max_depth=1)
+    refused = make_job(body=b"x" * 70_000)
+    with pytest.raises(QueueFull):
+        await case.submit_all([refused], max_depth=1)
+    assert 0 < case.server.ttl(f"{case.base}body:{refused.id}") <= 60
+
+
+async def test_a_job_whose_large_body_is_lost_fails(case: Case) -> None:
+    lost, job = await case.submit(body=b"x" * 70_000), await case.submit()
+    case.server.delete(f"{case.base}body:{lost.id}")
+    assert [held.id for held in await case.worker().claim()] == [job.id]
+    assert case.record(lost.id)["error_code"] == "record_damaged"
 
 
 async def test_an_idempotency_key_names_one_job(case: Case) -> None:

@@ -1,6 +1,6 @@
 -- A job: its record, a hash (record.py), the one function that takes it away, and the one way into its end.
 local FIELDS = {'state', 'request', 'lease', 'entry', 'created_us', 'deadline_us', 'watchers', 'watched', 'history', 'notify', 'weight',
-                'prefixes', 'origin', 'body'}
+                'prefixes', 'origin', 'body_bytes', 'body'}
 local N_SHORT = #FIELDS - 1
 local ATTEMPTS_SHOWN = 100 -- the history keeps so many, the latest ones
 local COUNTED_MS = 60000 -- the use of a job that is gone is in the sums long before
@@ -87,6 +87,7 @@ local function finish(id, job, number, state, code, fields)
   if bytes > LARGE_BYTES then count_more(job.tenant, id, bytes) end
   if job.deadline_us ~= '' then defer('ZREM', base .. 'deadlines', id) end
   redis.call('PEXPIRE', job_key, job.ttl_ms)
+  if job.body_bytes ~= '' then redis.call('PEXPIRE', key('body', id), job.ttl_ms) end
   redis.call('PEXPIRE', log_key, int(job.ttl_ms + COUNTED_MS)) -- so that a record has its log
   defer('ZADD', base .. 'expiring', int(now_us() + job.ttl_ms * 1000), id .. ' ' .. job.tenant)
 end
@@ -172,7 +173,7 @@ local function load_job(id, with_body)
   for i = 1, #values do job[FIELDS[i]] = values[i] or '' end
   local is_state = job.state == 'queued' or job.state == 'in_progress' or ENDS[job.state]
   local is_damaged = not request or not is_state or values[3] and not lease or not tonumber(job.created_us)
-                     or job.deadline_us ~= '' and not tonumber(job.deadline_us) or with_body and not values[#FIELDS]
+                     or job.deadline_us ~= '' and not tonumber(job.deadline_us) or with_body and not (values[#FIELDS] or values[N_SHORT])
                      or job.state == 'in_progress' and not lease or not is_entry_id(job.entry)
   if is_damaged then return fail_damaged(id, job) end
   return job

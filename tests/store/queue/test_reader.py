@@ -516,7 +516,7 @@ async def test_a_job_that_is_left_by_all_is_watched_no_more(relay: LogRelay, log
 
 
 @pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.seeds(60)
 async def test_clients_get_the_log_or_are_told(
     relay: LogRelay, log: Log, mode: ReadMode, seed: int
 ) -> None:

@@ -862,7 +862,7 @@ class World:
             runs = self.redis("HGET", key("job", job), "state") == b"in_progress"
             self.redis(*(self.random.choice(how) if runs else how[0]))
             self.damaged.add(job)
-            if self.states[job] not in ENDS:
+            if self.states.get(job) not in ENDS:
                 self.incomplete.add(job)
 
     def damage_index(self) -> None:

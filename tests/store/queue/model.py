@@ -860,9 +860,10 @@ class World:
                 ("XTRIM", key("log", job), "MAXLEN", 1),
             ]
             runs = self.redis("HGET", key("job", job), "state") == b"in_progress"
+            length = self.redis("XLEN", key("log", job))
             self.redis(*(self.random.choice(how) if runs else how[0]))
             self.damaged.add(job)
-            if self.states.get(job) not in ENDS:
+            if self.states.get(job) not in ENDS and self.redis("XLEN", key("log", job)) < length:
                 self.incomplete.add(job)
 
     def damage_index(self) -> None:

@@ -1,5 +1,5 @@
 """Whatever is lost, late, repeated or damaged: answers have no gap and no splice, each job ends
-once, each client is told, and no other worker's entry is taken (queue_model.py).
+once, each client is told, and no other worker's entry is taken (model.py).
 
 Each rule that this needs is switched off in turn, and such schedules find that it is missing.
 """
@@ -19,8 +19,8 @@ from shared.job.log import DeltaEncoder, Entry, Position, Record
 from shared.store.queue import HeldJob
 from shared.store.scripts import library
 from tests.harness.servers import RedisServer, embedded_binary
-from tests.store import queue_model as model
-from tests.store.queue_model import Broken, ModelWorker, Wire, World
+from tests.store.queue import model
+from tests.store.queue.model import Broken, ModelWorker, Wire, World
 from worker.core.claim import Claims
 from worker.core.output import Kind, Output
 from worker.core.publish import ShardPublisher

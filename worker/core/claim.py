@@ -204,7 +204,8 @@ class Room:
         self._starting = starting = [each for each in self._starting if each.is_starting]
         for output in starting:
             taken += not output.reached_engine
-            estimate = output.prompt_tokens or len(output.job.body) // _BYTES_PER_TOKEN
+            body_bytes = output.job.body_bytes or len(output.job.body)
+            estimate = output.prompt_tokens or body_bytes // _BYTES_PER_TOKEN
             prompt_tokens += min(estimate, capacity.max_model_len)
         per_token = 1 / capacity.kv_tokens if capacity.kv_tokens else 0.0
         return SlotSnapshot(

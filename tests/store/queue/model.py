@@ -192,9 +192,9 @@ class Connections:
         """See Scripts."""
         return await self.send(name, shard, arguments)
 
-    async def call(self, *command: Any) -> Any:
-        """See PipelinedConnection."""
-        return await Pending(*command)
+    async def command(self, *words: Any) -> Any:
+        """See Scripts."""
+        return await Pending(*words)
 
 
 class ModelQueue(Queue):

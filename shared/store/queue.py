@@ -53,11 +53,8 @@ from shared.platform.tasks import run_together
 from shared.store.redis import keys
 from shared.store.redis.pipelined_connection import Argument
 from shared.store.redis.servers import Servers
-from shared.store.scripts import Scripts
+from shared.store.scripts import PIECE_BYTES, Scripts
 
-_LARGE_BYTES: Final = 1 << 16
-"""A larger body lies in a key of its own, and is written and read in pieces of so many bytes:
-Redis stands still while it carries out a command."""
 _PIECES_AT_ONCE: Final = 4
 _UNSUBMITTED_S: Final = 60
 """A body without a job is kept for so long."""
@@ -309,7 +306,7 @@ class Queue:
             pack([_pack_job(job) for job in jobs]), max_depth, quotas.jobs, quotas.kept_bytes,
             self.share_rules.lift, quotas.waiting, *(owner or ()),
         )  # fmt: skip
-        large = [job for job in jobs if len(job.body) > _LARGE_BYTES]
+        large = [job for job in jobs if len(job.body) > PIECE_BYTES]
         if large:
             return asyncio.ensure_future(self._submit_large(shard, large, arguments))
         return self.scripts(shard).start("submit", shard, arguments)
@@ -323,13 +320,15 @@ class Queue:
 
     async def _store_body(self, job: NewJob) -> None:
         """Write a large body. Called again it writes the same."""
-        scripts, key, body = self.scripts(job.shard), _body_key(job.id), memoryview(job.body)
-        await scripts.command("SETRANGE", key, len(body) - 1, body[-1:].tobytes())  # all its memory
+        scripts, key, body = self.scripts(job.shard), _body_key(job.id), job.body
+
+        async def store(number: int) -> None:
+            begin = number * PIECE_BYTES
+            await scripts.command("HSET", key, number, body[begin : begin + PIECE_BYTES])
+
+        await store(0)
         await scripts.command("EXPIRE", key, _UNSUBMITTED_S)
-        await _in_pieces(
-            len(body),
-            lambda at: scripts.command("SETRANGE", key, at, body[at : at + _LARGE_BYTES].tobytes()),
-        )
+        await _for_pieces(len(body), store)
 
     @staticmethod
     def parse_submit(jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
@@ -390,12 +389,8 @@ class Queue:
     async def body(self, job_id: str, n_bytes: int) -> bytes | None:
         """A large body of a request, of so many bytes; None if the job is gone."""
         scripts, key = self.scripts(checked_shard(job_id)), _body_key(job_id)
-        pieces = await _in_pieces(
-            n_bytes,
-            lambda at: scripts.command("GETRANGE", key, at, at + _LARGE_BYTES - 1),
-        )
-        body = b"".join(pieces)
-        return body if len(body) == n_bytes else None
+        pieces = await _for_pieces(n_bytes, lambda number: scripts.command("HGET", key, number))
+        return None if None in pieces else b"".join(pieces)
 
     async def piece(self, job_id: str, number: int) -> bytes | None:
         """A piece of the stored answer; None if it is not there."""
@@ -582,12 +577,12 @@ def _body_key(job_id: str) -> str:
     return f"{keys.base(shard_in(job_id))}body:{job_id}"
 
 
-async def _in_pieces(n_bytes: int, call: Callable[[int], Awaitable[Any]]) -> list[Any]:
-    """Call for the beginning of each piece, a few at a time; the replies."""
-    starts, replies = range(0, n_bytes, _LARGE_BYTES), []
-    for first in range(0, len(starts), _PIECES_AT_ONCE):
-        replies += await run_together(*map(call, starts[first : first + _PIECES_AT_ONCE]))
-    return replies
+async def _for_pieces(n_bytes: int, call: Callable[[int], Awaitable[Any]]) -> list[Any]:
+    """Call with the number of each piece of a body, a few at a time; the results."""
+    numbers, found = range(-(-n_bytes // PIECE_BYTES)), []
+    for first in range(0, len(numbers), _PIECES_AT_ONCE):
+        found += await run_together(*map(call, numbers[first : first + _PIECES_AT_ONCE]))
+    return found
 
 
 def _states(flat: Sequence[bytes]) -> dict[str, str]:
@@ -680,7 +675,7 @@ def _pack_job(job: NewJob) -> tuple[object, ...]:
         deadline_s = min(job.queue_deadline_s, deadline_s or job.queue_deadline_s)
     key, origin = job.idempotency, job.origin.pack()
     packed: list[object] = [
-        job.id, pack(request), job.body if len(job.body) <= _LARGE_BYTES else len(job.body),
+        job.id, pack(request), job.body if len(job.body) <= PIECE_BYTES else len(job.body),
         int((deadline_s or 0) * 1e6), job.gateway,
         *((key.name, key.body_hash, int(key.ttl_s * 1000)) if key else (False, False, False)),
         origin or False, job.turn.pack() if job.turn else False,

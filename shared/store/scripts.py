@@ -38,6 +38,9 @@ _COMMON: Final = (
 )  # fmt: skip
 """In the order in which they need each other."""
 NAMES: Final = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua")))
+PIECE_BYTES: Final = 1 << 16
+"""Of the body of a request. Redis stands still while it carries out a command, so a larger body is
+written and read in pieces, which lie in a hash of their own."""
 _REFUSED_WHEN_FULL: Final = frozenset({"submit", "probe"})
 """Redis refuses these when its memory is full. All others let jobs go on or end."""
 
@@ -53,6 +56,7 @@ def _common() -> str:
         "NUMSUB": f"'{commands.numsub}'",
         "LANES": "{" + ", ".join(f"'{lane}'" for lane in CLIENT_LANES) + "}",
         "REQUEST": "{" + request + "}",
+        "PIECE_BYTES": str(PIECE_BYTES),
         "DEPTHS": "{" + ", ".join(map(str, placement.DEPTHS)) + "}",
         "PLACEMENT": "{" + ", ".join(f"{n} = {getattr(placement, n)}" for n in placed) + "}",
     }

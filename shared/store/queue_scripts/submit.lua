@@ -63,7 +63,7 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   local problem = turn and turn_problem(turn)
   if problem then return problem, 0 end
   local bytes = tonumber(type(body) == 'number' and body or #body)
-  if type(body) == 'number' and redis.call('STRLEN', key('body', id)) ~= bytes then return 'lost', 0 end
+  if type(body) == 'number' and not has_body(id, bytes) then return 'lost', 0 end
   local large = bytes > LARGE_BYTES and bytes or 0
   local what, number = too_much(job.tenant, large)
   if what then return what, number end

@@ -35,6 +35,9 @@ local function request_of(packed)
   return requests.found
 end
 
+-- A large body is a hash of pieces (queue.py). Whether it is there.
+local function has_body(id, bytes) return redis.call('HLEN', key('body', id)) == math.ceil(bytes / PIECE_BYTES) end
+
 local function pack_lease(job)
   return cmsgpack.pack({job.worker, job.generation, job.number, job.start, job.best, job.attempts, job.claims, job.started_us})
 end

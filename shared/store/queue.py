@@ -182,6 +182,9 @@ class Watched(NamedTuple):
     """Generation of the worker that has it; None: nobody has it."""
     has_log: bool
     """It was claimed some time."""
+    start: int = 0
+    """The answer has begun anew with the entry of this number: what is before it is void. After
+    `follow` it does so no more. 0: it never has."""
 
 
 class Ticked(NamedTuple):
@@ -298,7 +301,8 @@ class Queue:
     ) -> Future[Any]:
         """Queue jobs of one shard; the result is for `parse_submit`.
 
-        A job that is there already is left as it is. `max_depth`: jobs that may wait in a lane.
+        A job that is there already is left as it is, so after StoreUnavailable, also by scripts
+        that Redis has lost, this may be called again. `max_depth`: jobs that may wait in a lane.
         `owner`: the batch whose lines they are, and its owner's epoch.
         """
         quotas = self.quotas
@@ -417,8 +421,9 @@ class Queue:
         reply = await self._run("watch", checked_shard(job_id), job_id, gateway, int(follow))
         if reply is None:
             return None
-        state, holder, has_log = reply
-        return Watched(JobState(state.decode()), int(holder) if holder else None, bool(has_log))
+        state, holder, has_log, start = reply
+        generation = int(holder) if holder else None
+        return Watched(JobState(state.decode()), generation, bool(has_log), start)
 
     async def unwatch(self, job_id: str, gateway: str) -> None:
         """The gateway has no client any more that follows the job.

@@ -1,6 +1,7 @@
 -- A gateway follows a job; then it reads the log. The holder learns it with its next emit.
 -- ARGV: id, gateway, follow ('1' if a client of the gateway sees the answer grow: the job can't begin anew then)
--- Reply: {state, generation of the worker that has it ('': nobody has it), 1 if it has a log, else 0}; nil: there is no such job
+-- Reply: {state, generation of the worker that has it ('': nobody has it), 1 if it has a log, else 0, number
+--        of the last entry of answers that are void, 0: it has never begun anew}; nil: there is no such job
 local id, gateway, follow = ARGV[1], ARGV[2], ARGV[3] == '1'
 local job = load_job(id)
 if not job then return nil end
@@ -14,4 +15,4 @@ if not ENDS[job.state] then
   end
   note_followers(id, job) -- Redis may have lost what it had told the holder
 end
-return {job.state, job.state == 'in_progress' and int(job.generation) or '', job.generation > 0 and 1 or 0}
+return {job.state, job.state == 'in_progress' and int(job.generation) or '', job.generation > 0 and 1 or 0, job.start}

@@ -204,6 +204,9 @@ async def test_an_answer_begins_anew_only_if_no_client_has_seen_it(case: Case) -
     assert case.record(seen.id)["error_code"] == "cannot_continue"
     await worker.write(held[2])
     assert await case.events(plain) == ["claimed", "restarted", "x"]
+    watched = await case.queue.watch(plain.id, "gw-2", follow=True)
+    assert watched is not None
+    assert watched.start == 2
 
 
 async def test_a_finished_job_has_its_answer_and_leaves_nothing_else(case: Case) -> None:

@@ -126,6 +126,7 @@ class Reader:
         "_relay",
         "_skip",
         "_state",
+        "_void",
         "_waiter",
         "_writer",
         "failure",
@@ -163,6 +164,7 @@ class Reader:
         self._relay = relay
         self._mode = mode
         self._skip = after
+        self._void = 0  # up to this entry the log has answers that have begun anew
         self._state = _State.LIVE if is_new else _State.UNWATCHED
         self._decoder = DeltaDecoder()  # as it is behind entry `number`
         self._had_output = False  # of what was taken
@@ -279,6 +281,7 @@ class Reader:
         """Take the next entry. Raises StreamReset, or one of MALFORMED."""
         (generation, number), journal, items, event, details = entry
         was_sent = number <= self._skip
+        is_void = not was_sent and number <= self._void
         if event == EventName.RESTARTED:
             if self._had_output and not was_sent:
                 raise StreamReset("This answer has begun anew; send the request again.")
@@ -290,12 +293,12 @@ class Reader:
             output = read_journal(journal, items)
             size = sum(_RECORD_BYTES + len(getattr(each, "text", "")) for each in output)
         self.generation, self.number = generation, number
-        self._had_output |= bool(output)
+        self._had_output |= bool(output) and not is_void
         if event in ENDS:
             if was_sent:  # the client has another entry with this number
                 raise lacks_entries()
             self._end(LogEvent(number, event, output, details))
-        elif not was_sent and (output or (event and self.with_events)):
+        elif not (was_sent or is_void) and (output or (event and self.with_events)):
             self._buffer(LogEvent(number, event, output, details), size)
 
     def _buffer(self, event: LogEvent, size: int) -> None:
@@ -333,7 +336,7 @@ class Reader:
             if watched.state.terminal:
                 self._end(LogEvent(0, watched.state, b""))
         elif watched.has_log:
-            self._holder = watched.holder
+            self._holder, self._void = watched.holder, watched.start
             self._fall_behind()
         elif self.number or self._skip:
             self.fail(lacks_entries())

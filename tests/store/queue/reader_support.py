@@ -119,7 +119,8 @@ class Log:
         if self.is_gone or job_id != JOB:
             return None
         holder = self.generation if self.state is JobState.IN_PROGRESS else None
-        return Watched(self.state, holder, self.generation > 0)
+        numbers = [e.position.number for e in self.entries if e.event == "restarted"]
+        return Watched(self.state, holder, self.generation > 0, max(numbers, default=0))
 
     async def unwatch(self, job_id: str, gateway: str) -> None:
         await self._reply()

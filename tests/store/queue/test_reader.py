@@ -302,23 +302,23 @@ async def test_a_job_that_waits_has_no_log_yet(relay: LogRelay, log: Log) -> Non
 async def test_an_answer_begins_anew_only_for_those_who_had_nothing(
     relay: LogRelay, log: Log, mode: ReadMode
 ) -> None:
-    early, new = new_reader(relay, mode), new_reader(relay, mode)
+    had = new_reader(relay, mode)
     publish(relay, log.mark("claimed"))
     publish(relay, log.write(b"a") if mode is CHUNKS else log.write_text("a"))
-    await early.next(LONG_S)
+    await had.next(LONG_S)
     log.mark("requeued")
     log.mark("claimed")
     log.mark("restarted")
     second = log.write(b"b") if mode is CHUNKS else log.write_text("b")
     publish(relay, second)
-    for reader in (early, new):
-        with pytest.raises(StreamReset):
-            await read_to_end(reader, Client(), lambda: 0)
-    after = relay.open(JOB, mode, after=5)
-    assert [event.number for event in await after.next(LONG_S)] == [second.position.number]
-    before = relay.open(JOB, mode, after=2)
+    number = second.position.number
     with pytest.raises(StreamReset):
-        await before.next(LONG_S)
+        await read_to_end(had, Client(), lambda: 0)
+    with pytest.raises(StreamReset):
+        await relay.open(JOB, mode, after=2).next(LONG_S)
+    for after in (0, 1, 5):
+        reader = relay.open(JOB, mode, after=after)
+        assert [event.number for event in await reader.next(LONG_S)] == [number]
 
 
 # --- losses ---

@@ -25,7 +25,7 @@ from shared.platform import logs, process_start, tracing
 from shared.platform.cluster_url import is_cluster
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
-from shared.store.redis.start_checks import refuse_unfit
+from shared.store.health import refuse_unfit
 
 _CLOSE_S = 1
 """Seconds for aborted answers to be sent to their clients after SIGHUP."""

@@ -56,19 +56,14 @@ from shared.platform.malformed import MalformedValues
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import TaskSupervisor
-from shared.store.interface import StoreError
-from shared.store.redis import durability, eviction
+from shared.store.health import Health
 from shared.store.redis.audit_records import AuditRecords
 from shared.store.redis.detector import Detector
-from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.lost_gateways import LostGateways
 from shared.store.redis.lost_workers import LostWorkers
-from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.rate_limit_records import RateLimitRecords
-from shared.store.redis.reaper import Reaper
-from shared.store.redis.redis_client import server_name
 from shared.store.redis.servers import Servers
+from shared.store.upkeep import Reaper
 
 log = logging.getLogger("flotilla.gateway")
 
@@ -176,7 +171,10 @@ def _make_gateway(
         partial(full, queue, fleet),
     )
     factory = JobFactory(settings, pools, gateway_id, relay.is_served, relay.n_readers.__getitem__)
-    admission, submitter = _door(settings, pools, queue, fleet, metrics)
+    health = Health(servers, settings.redis_high_watermark)
+    admission = JobAdmission(queue, fleet, health)
+    depths = settings.max_queue_depth, metrics, pools.max_depths
+    submitter = Submitter(queue, *depths, admission.with_time)
     gateway = Gateway(
         id=gateway_id,
         settings=settings,
@@ -188,8 +186,7 @@ def _make_gateway(
         streams=streams,
         fleet=fleet,
         keys=known,
-        eviction=eviction.EvictionMonitor(servers.all),
-        format=FormatMonitor(servers.primary, settings.shards),
+        health=health,
         tasks=TaskSupervisor(metrics.background_tasks),
         metrics=metrics,
         prometheus=registry,
@@ -213,20 +210,6 @@ def _add_tenants(gateway: Gateway) -> None:
     gateway.add(AuditTrail(AuditRecords(gateway.queue.servers)))
 
 
-def _door(
-    settings: GatewaySettings,
-    pools: Pools,
-    queue: JobQueue,
-    fleet: FleetView,
-    metrics: GatewayMetrics,
-) -> tuple[JobAdmission, Submitter]:
-    """What jobs pass on their way into the queue."""
-    memory = MemoryMonitor(queue, settings.redis_high_watermark)
-    admission = JobAdmission(queue, fleet, memory)
-    depths = settings.max_queue_depth, metrics, pools.max_depths
-    return admission, Submitter(queue, *depths, admission.with_time)
-
-
 def _queue(settings: GatewaySettings, servers: Servers) -> JobQueue:
     queue = JobQueue(servers, quotas=settings.quotas)
     queue.share_rules = settings.fair_shares.rules
@@ -242,11 +225,9 @@ async def _start(gateway: Gateway) -> None:
     lost_workers = LostWorkers(
         gateway.queue, gateway.metrics.lost_workers, gateway.fleet.worker_gone
     )
-    lost_gateways = LostGateways(gateway.queue, gateway.metrics.lost_gateways, gateway.id)
     detector = Detector(
         gateway.queue,
         lost_workers,
-        lost_gateways.abandon,
         gateway.settings.silence_s,
         gateway.relay.check_subscription,
     )
@@ -254,9 +235,7 @@ async def _start(gateway: Gateway) -> None:
     gateway.tasks.start("fleet view", gateway.fleet.run())
     gateway.tasks.start("reaper", reaper.run())
     gateway.tasks.start("detector", detector.run())
-    gateway.tasks.start("eviction monitor", gateway.eviction.run())
-    gateway.tasks.start("memory monitor", gateway.admission.memory.run())
-    gateway.tasks.start("format monitor", gateway.format.run())
+    gateway.tasks.start("health", gateway.health.run())
     refresh = gateway.of(KeyRefresh)
     if gateway.keys.needed:
         gateway.tasks.start("api keys", refresh.run())
@@ -266,8 +245,6 @@ async def _start(gateway: Gateway) -> None:
             await gateway.relay.connected()
             if gateway.keys.needed:
                 await refresh.loaded.wait()
-    gateway.tasks.start("lost gateways", lost_gateways.run())
-    await _warn_of_redis_settings(gateway.queue.servers)
     gc.collect()
     gc.freeze()  # objects made by imports stay: exclude them from later collections
     gc.set_threshold(10_000)  # by default 700: 3 % of the CPU of a short request
@@ -280,11 +257,3 @@ async def _stop(gateway: Gateway) -> None:
     await gateway.tasks.stop()
     await gateway.queue.close()
     await gateway.queue.servers.close()
-
-
-async def _warn_of_redis_settings(servers: Servers) -> None:
-    """Log settings of Redis that endanger jobs, of those servers that can be reached."""
-    for redis in servers.all:
-        with contextlib.suppress(StoreError):
-            if weakness := await durability.weakness(redis):
-                log.warning("Redis %s: %s", server_name(redis), weakness)

@@ -152,7 +152,7 @@ class Window:
             if isinstance(made, LineResult):
                 self._finish(made)
                 sent = True
-            elif made is not None and self._context.memory.take_job(made):
+            elif made is not None and self._context.health.take_job(made):
                 max_depth = self._context.max_depth(made.pool)
                 jobs.setdefault((made.shard, max_depth), []).append((number, made))
         for (shard, max_depth), pairs in jobs.items():
@@ -169,7 +169,7 @@ class Window:
             if isinstance(made, LineResult):
                 self._finish(made)
                 return True
-            if made is None or not self._context.memory.take_job(made):
+            if made is None or not self._context.health.take_job(made):
                 return False
             depth = self._context.max_depth(made.pool)
             return await self._submit_to(made.shard, depth, [(number, made)])

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from gateway.core.fleet_view import FleetView
 from shared.job.job import Job
 from shared.platform.durations import duration
-from shared.store.redis.depths import place_of
 from shared.store.redis.job_queue import JobQueue
+from shared.store.views import places
 
 
 class Waiting(NamedTuple):
@@ -29,7 +29,7 @@ class Waiting(NamedTuple):
 
 async def waiting(queue: JobQueue, fleet: FleetView, job: Job) -> Waiting:
     """The facts about one job; empty if it does not wait (any more). Raises StoreError."""
-    place = await place_of(queue, job)
+    (place,) = await places(queue, [job])
     if place is None:
         return Waiting()
     wait = fleet.wait_estimate(job.pool, place.position)

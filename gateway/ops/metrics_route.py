@@ -20,9 +20,9 @@ from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.delivery_records import OUTCOMES, Backlog, DeliveryRecords
-from shared.store.redis.depths import depths, given_up
 from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.redis.usage_records import LedgerBacklog, UsageRecords
+from shared.store.views import depths, given_up
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("flotilla.gateway")

@@ -14,10 +14,11 @@ from gateway.app import create_app
 from gateway.core import fleet_view
 from gateway.core.fleet_view import FleetView
 from gateway.core.relay import Relay
-from shared.store.redis import eviction, keys
+from shared.store.health import Health
+from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.reaper import Reaper
+from shared.store.upkeep import Reaper
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
@@ -47,7 +48,7 @@ async def serving(redis_server: RedisServer) -> AsyncIterator[httpx.AsyncClient]
         (Relay, "relay"),
         (FleetView, "fleet view"),
         (Reaper, "reaper"),
-        (eviction.EvictionMonitor, "eviction monitor"),
+        (Health, "health"),
     ],
 )
 async def test_an_ended_background_task_is_shown_by_name(

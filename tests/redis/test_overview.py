@@ -19,13 +19,11 @@ from shared.fleet.registry import WorkerInfo
 from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
+from shared.store.health import Health
 from shared.store.interface import StoreUnavailable
 from shared.store.redis.desired_pools import DesiredPools
-from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.scale_store import ScaleStore
 from tests.redis.conftest import (
     POOL,
@@ -64,15 +62,12 @@ class Fleet:
         self.desired = DesiredPools(primary)
         self.view = FleetView(self.registry, ScaleStore(primary), desired=self.desired)
         metrics = GatewayMetrics(CollectorRegistry())
-        self.eviction = EvictionMonitor([primary])
         gateway: Any = SimpleNamespace(
             id="gw-1",
             queue=queue,
             fleet=self.view,
             metrics=metrics,
-            eviction=self.eviction,
-            admission=SimpleNamespace(memory=MemoryMonitor(queue, 0.9)),
-            format=FormatMonitor(primary, 1),
+            health=Health(queue.servers, 0.9),
             tasks=TaskSupervisor(),
             submitter=Submitter(queue, 1000, metrics),
         )

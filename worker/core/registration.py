@@ -21,9 +21,9 @@ from shared.job.lanes import adapter_queue
 from shared.job.states import WorkerState
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
+from shared.store.health import FORMAT_VERSION
 from shared.store.interface import StoreError
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.format_version import FORMAT_VERSION
 from worker.core.health import HealthServer
 from worker.core.loop import WorkerLoop
 from worker.engines.interface import Engine

@@ -30,7 +30,7 @@ from shared.job.errors import (
 from shared.job.lanes import adapter_queue, pool_of
 from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.unused_models import UnusedModels
+from shared.store.upkeep import in_use
 from shared.tenants.api_key import ApiKey
 
 
@@ -47,7 +47,7 @@ class OperatorCalls:
         self._broadcast = Broadcast(servers, gateway.fleet, timeout_s)
         self._desired = DesiredPools(servers.primary)
         self._registry = Registry(servers.primary)
-        self._unused = UnusedModels(gateway.queue, self._registry)
+        self._queue = gateway.queue
         # Prometheus misses the first increase of a counter that does not start at 0.
         for name in (*ACTIONS, DRAIN.name):
             for outcome in OUTCOMES:
@@ -137,7 +137,7 @@ class OperatorCalls:
         return done
 
     async def forget(self, name: str, operator: ApiKey, reason: str = "") -> None:
-        """Forget a model, with all of its versions and adapters. See `UnusedModels`.
+        """Forget a model, with all of its versions and adapters, whose pool is not in use.
 
         Raises ModelNotFound, and ModelInUse.
         """
@@ -147,7 +147,9 @@ class OperatorCalls:
             raise ModelNotFound(f"There is no model {name[:100]!r} in the registry.")
         if declared := self._fleet.declared & named.keys():
             raise ModelInUse(f"flotilla.yaml names {', '.join(sorted(declared))}: remove it there.")
-        used = {pool_of(each.pool) for each in named.values()} & await self._unused.in_use()
+        used = {pool_of(each.pool) for each in named.values()} & await in_use(
+            self._queue, self._registry
+        )
         if used:
             raise ModelInUse(
                 f"The pool {', '.join(sorted(used))} has workers, jobs or open batches: end these "

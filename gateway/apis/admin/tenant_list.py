@@ -19,7 +19,7 @@ from gateway.description.schema import errors_in
 from gateway.http.query import known_only
 from shared.job.errors import KeysNotConfigured
 from shared.store.interface import StoreError
-from shared.store.redis.tenants import kept_of
+from shared.store.views import kept_of
 from shared.tenants.rate_limits import NO_LIMITS, tenant_name
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])

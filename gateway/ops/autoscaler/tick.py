@@ -23,10 +23,10 @@ from shared.job.lanes import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreUnavailable
-from shared.store.redis.depths import LaneDepth, depths
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scale_store import ScaleStore, parse
+from shared.store.views import LaneDepth, depths
 
 log = logging.getLogger("flotilla.autoscale")
 

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.store.redis import eviction
+from shared.store.health import evicts
 
 
 class RedisReading(Collector):
@@ -102,6 +102,6 @@ _REDIS: Sequence[
         GaugeMetricFamily,
         "flotilla_redis_evicts",
         "1 if maxmemory-policy evicts keys when memory is full",
-        lambda info: bool(eviction.problem(info)),
+        lambda info: bool(evicts(info)),
     ),
 )

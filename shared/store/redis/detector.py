@@ -1,9 +1,8 @@
-"""The detector: notices within 200 ms that a process has lost its connection to Redis, and within
-2 s that a worker stands still with its connections open.
+"""The detector: notices within 200 ms that a worker has lost its connection to Redis, and within
+2 s that one stands still with its connections open.
 
 Every gateway and the maintenance process run one. It asks Redis about seven times a second for
-the channels that have subscribers, over a connection of its own. What it misses, it reports to the
-handler of that kind of channel; several processes may report the same.
+the channels that have subscribers, over a connection of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Callable, Set
 
 from shared.platform import logs
 from shared.platform.tasks import run_together
@@ -38,8 +37,6 @@ _RETRY_S = 0.1
 _REFUSED_S = 10.0
 """Until the next try if Redis refuses the command: its user may not call PUBSUB."""
 
-OnGone = Callable[[range, str], Awaitable[None]]
-"""Called with the shards whose server was asked, and the id of the process."""
 OnLook = Callable[[range, Set[str]], None]
 """Called with these shards and all channels that have subscribers."""
 
@@ -47,24 +44,18 @@ OnLook = Callable[[range, Set[str]], None]
 class Detector:
     """Call `run` as a task; it ends by cancellation.
 
-    `on_gateway_gone` is the handler for gateways. A worker is silent when its heartbeat stays the
-    same for `silence_s`.
+    A worker is silent when its heartbeat stays the same for `silence_s`.
     """
 
     def __init__(
         self,
         queue: JobQueue,
         lost_workers: LostWorkers,
-        on_gateway_gone: OnGone,
         silence_s: float,
         on_look: OnLook = lambda _shards, _channels: None,
     ) -> None:
         self._queue = queue
         self._lost_workers = lost_workers
-        self._on_gone: Mapping[str, OnGone] = {
-            keys.CONTROL_CHANNEL: lost_workers.reclaim,
-            keys.TOKENS_CHANNEL: on_gateway_gone,
-        }
         self._silence_s = silence_s
         self._on_look = on_look
         self._warn_refused = logs.RareWarning(log)
@@ -131,14 +122,14 @@ class Detector:
 
     async def _handle(self, shards: range, gone: list[str], disconnects: Disconnects) -> None:
         for position, channel in enumerate(gone):
-            for prefix, handler in self._on_gone.items():
-                if channel.startswith(prefix):
-                    try:
-                        await handler(shards, channel.removeprefix(prefix))
-                    except StoreError:
-                        for each in gone[position:]:
-                            disconnects.retry(each)
-                        raise
+            if channel.startswith(keys.CONTROL_CHANNEL):
+                worker = channel.removeprefix(keys.CONTROL_CHANNEL)
+                try:
+                    await self._lost_workers.reclaim(shards, worker)
+                except StoreError:
+                    for each in gone[position:]:
+                        disconnects.retry(each)
+                    raise
 
 
 def interval_s(channels: Set[str]) -> float:

@@ -258,7 +258,6 @@ def parse(key: str) -> tuple[int, str, str] | None:
 
 
 FORMAT: Final = "flotilla:{fleet}:format"
-GATEWAYS: Final = "flotilla:{fleet}:gateways"
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
 UNUSED_MODELS: Final = "flotilla:{fleet}:unused_models"
@@ -288,11 +287,6 @@ def scale(pool: str) -> str:
 def desired(pool: str) -> str:
     """What operators have asked for of a pool."""
     return f"flotilla:{{fleet}}:desired:{pool}"
-
-
-def homes(pool: str) -> str:
-    """On a cluster: the home shards of each worker of a pool."""
-    return f"flotilla:{{fleet}}:homes:{pool}"
 
 
 def operation(operation_id: str) -> str:

@@ -21,7 +21,6 @@ from shared.job.lanes import adapter_queue
 from shared.job.states import WorkerState
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
-from shared.store.health import FORMAT_VERSION
 from shared.store.interface import StoreError
 from shared.store.redis.fleet_registry import Registry
 from worker.core.health import HealthServer
@@ -95,7 +94,6 @@ class Registration:
         load = self._engine.load() if loop else None
         info = WorkerInfo(
             id=self._worker_id,
-            format=FORMAT_VERSION,
             pool=self.pool,
             state=state,
             engine=self._engine.kind,

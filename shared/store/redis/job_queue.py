@@ -2,7 +2,7 @@
 
 Gateways submit, watch and cancel; workers acquire, emit, renew and release. A method packs the
 arguments of its script and parses the reply; the larger ones do so in `scripts/`. Questions about
-many jobs at once are in depths.py and listing.py.
+many jobs at once are in shared/store/views.py.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ class HookFailed(JobFailed, code="hook_failed"):
 class Refused(JobFailed, status=400, code="refused"):
     """A hook of the pool refused the request or its answer; it may give another status and code."""
 
-    def __init__(self, message: str, status: int = 400, code: str = "refused") -> None:
+    def __init__(self, message: str, status: int = 400, code: str | None = "refused") -> None:
         super().__init__(message)
         self.status, self.code, self.final = status, code, is_final(status)
 

@@ -187,13 +187,12 @@ def _make_gateway(
         fleet=fleet,
         keys=known,
         health=health,
-        tasks=TaskSupervisor(metrics.background_tasks),
+        tasks=TaskSupervisor(),
         metrics=metrics,
         prometheus=registry,
         on_fleet_change=lambda: sampler.outdate(),  # the sampler is made below, from this object
     )
     sampler = Sampler(Overview(gateway).take)
-    metrics.overview_streams.set_function(lambda: sampler.viewers)
     for each in (sampler, Files(queue, settings.storage_url), Receiver()):
         gateway.add(each)
     _add_tenants(gateway)

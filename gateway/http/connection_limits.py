@@ -63,7 +63,6 @@ class Connections:
         self._timer: asyncio.TimerHandle | None = None
         self._warn_full = RareWarning(log)
         metrics.connections.set_function(lambda: len(self._open))
-        metrics.connections_limit.set(most)
 
     def has_room(self, open_connections: Collection[Any]) -> bool:
         """Whether a connection that was just accepted may stay; `open_connections` includes it."""

@@ -85,6 +85,4 @@ def _subscribed(gateway: Gateway) -> bool:
 async def _redis(gateway: Gateway) -> str:
     """Why no job can be queued, if so: that takes the primary, and the server of any shard."""
     primary, of_shards = await write_problems(gateway.queue, gateway.id)
-    for server, problem in enumerate(of_shards):
-        gateway.metrics.redis_writable.labels(str(server)).set(not problem)
     return primary or min(of_shards, key=bool)

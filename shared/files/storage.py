@@ -224,7 +224,8 @@ def _missing(blob: str) -> BlobMissing:
 
 
 def _unavailable(error: Exception) -> StorageUnavailable:
-    return StorageUnavailable.of(_first_line(error))
+    message = "The storage of files can't be reached or is full now; try again."
+    return StorageUnavailable(message, _first_line(error))
 
 
 def _first_line(error: Exception) -> str:

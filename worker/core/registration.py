@@ -18,7 +18,6 @@ from typing import Any
 from shared.fleet.pool import Pool
 from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, WorkerInfo
 from shared.job.lanes import adapter_queue
-from shared.job.states import WorkerState
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import StoreError
@@ -88,8 +87,6 @@ class Registration:
         `failure`: why the worker ends; empty if nothing has failed.
         """
         state, reason = self._health.status()
-        for each in WorkerState:
-            self._metrics.state.labels(each).set(each is state)
         loop = self._loop
         load = self._engine.load() if loop else None
         info = WorkerInfo(

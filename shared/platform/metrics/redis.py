@@ -63,18 +63,6 @@ _REDIS: Sequence[
         lambda info: info["aof_last_write_status"] == info["aof_last_bgrewrite_status"] == "ok",
     ),
     (
-        GaugeMetricFamily,
-        "flotilla_redis_clients",
-        "Open client connections",
-        lambda info: info["connected_clients"],
-    ),
-    (
-        GaugeMetricFamily,
-        "flotilla_redis_uptime_seconds",
-        "Uptime",
-        lambda info: info["uptime_in_seconds"],
-    ),
-    (
         CounterMetricFamily,
         "flotilla_redis_commands_total",
         "Commands executed, including those called by scripts",
@@ -85,12 +73,6 @@ _REDIS: Sequence[
         "flotilla_redis_cpu_seconds_total",
         "CPU time, user and system; all commands run on one core",
         lambda info: info["used_cpu_user"] + info["used_cpu_sys"],
-    ),
-    (
-        CounterMetricFamily,
-        "flotilla_redis_rejected_connections_total",
-        "Connections refused because maxclients was reached",
-        lambda info: info["rejected_connections"],
     ),
     (
         CounterMetricFamily,

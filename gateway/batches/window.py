@@ -26,9 +26,9 @@ from gateway.batches.line_result import CutOff, LineResult, given_up
 from gateway.batches.owner import Owner
 from gateway.batches.result_store import ResultStore
 from shared.batches.line_check import parse_line
-from shared.files.stored_file import StoredFile
 from shared.job.job import NewJob, checked_shard
 from shared.platform.tasks import run_together
+from shared.store.files import StoredFile
 from shared.store.redis.batch_records import Change, LinePlace, OwnedBatch
 
 _MOST_LINES = 8192

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
-from shared.files.storage_settings import StorageSettings
 from shared.fleet.pool_settings import PoolSettings
 from shared.platform.node_list import check_login
+from shared.storage import StorageSettings
 from shared.webhooks.webhook_settings import WebhookSettings
 
 

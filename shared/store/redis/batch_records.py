@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from shared.batches.batch import Batch, BatchStatus
-from shared.files.stored_file import Segment
 from shared.job.errors import NotFound, TooManyBatches
 from shared.job.packing import pack
 from shared.job.replies import Fenced
+from shared.storage import Segment
 from shared.store.redis import keys
 from shared.store.redis.batch_fields import fields_of, parse_batch, parse_segment
 from shared.store.redis.job_queue import JobQueue

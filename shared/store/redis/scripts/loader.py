@@ -32,7 +32,7 @@ COMMON = (
     "job",
     "placement",
     "conversations",
-    "files",
+    "documents",
     "rate_limits",
     "idempotency",
     "deadlines",
@@ -56,7 +56,7 @@ _REFUSED_WHEN_FULL = frozenset(
         "create_batch",
         "extend_conversation",
         "probe",
-        "store_file",
+        "put_document",
         "store_webhook",
     }
 )

@@ -10,12 +10,11 @@ from redis import Redis
 
 from gateway.files.files import Files
 from gateway.maintenance.file_sweep import FileSweep
-from shared.files.stored_file import StoredFile
 from shared.job.errors import StorageUnavailable
+from shared.store.files import StoredFile
 from shared.store.redis import keys
-from shared.store.redis.file_records import FileRecords
 from shared.store.redis.job_queue import JobQueue
-from tests.redis.files.test_file_records import A, make_file
+from tests.store.test_files import A, make_file
 
 LONG_AGO = 1_000_000_000
 
@@ -52,12 +51,12 @@ async def stored(files: Files, expires_in_s: float | None = None) -> StoredFile:
 
 
 async def test_what_has_expired_is_deleted(
-    files: Files, sweep: FileSweep, folder: Path, store: Redis
+    files: Files, sweep: FileSweep, folder: Path, server: Redis
 ) -> None:
     kept = [await stored(files), await stored(files, 60)]
     await stored(files, -1)
     used = await stored(files, -1)
-    store.sadd(keys.first(keys.FILE_USERS, used.id), "batch_1")
+    server.sadd(keys.first(keys.DOCUMENT_USERS, used.id), "batch_1")
     await sweep.sweep()
     assert blobs(folder) == {file.segments[0].blob for file in (*kept, used)}
     assert await files.records.list(A) == (kept[::-1], False)
@@ -66,7 +65,7 @@ async def test_what_has_expired_is_deleted(
 async def test_old_blobs_without_a_record_are_deleted(
     files: Files,
     sweep: FileSweep,
-    store: Redis,
+    server: Redis,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -75,7 +74,7 @@ async def test_old_blobs_without_a_record_are_deleted(
     file = await stored(files)
     for number in range(5):
         await files.storage.write_bytes(f"files/file-{number}", b"x")
-    store.hset(keys.first(keys.BATCH, "batch_1"), "status", "in_progress")
+    server.hset(keys.first(keys.BATCH, "batch_1"), "status", "in_progress")
     for batch_id in ("batch_1", "batch_2"):
         await files.storage.write_bytes(f"batches/{batch_id}/output-1-1", b"x")
     (folder / "files" / "file-6#1").write_bytes(b"x")  # of a killed process
@@ -103,13 +102,13 @@ async def test_the_scan_for_orphans_goes_on_where_it_stopped(
 
 
 async def test_blobs_of_another_fleet_stay(
-    files: Files, sweep: FileSweep, folder: Path, store: Redis
+    files: Files, sweep: FileSweep, folder: Path, server: Redis
 ) -> None:
     """Or those of this one, when its Redis has lost everything."""
     await files.ready()
     await stored(files)
     before = blobs(folder, age=True)
-    store.flushall()
+    server.flushall()
     await sweep.sweep()
     assert blobs(folder) == before
 
@@ -121,13 +120,3 @@ async def test_another_storage_is_not_swept(
     with pytest.raises(StorageUnavailable, match="not the one"):
         await FileSweep(queue, str(tmp_path / "other")).sweep()
     await sweep.sweep()
-
-
-async def test_lost_records_do_not_stop_it(
-    files: Files, sweep: FileSweep, store: Redis, folder: Path
-) -> None:
-    file = await stored(files, -1)
-    store.delete(keys.first(keys.FILE, file.id))
-    await sweep.sweep()
-    assert await FileRecords(files.records._queue).expired(10) == []
-    assert len(blobs(folder)) == 1, "an orphan, until it is old"

@@ -21,10 +21,10 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store, from_url
+from pydantic import Field
 
-from shared.files.stored_file import Segment
 from shared.job.errors import BlobMissing, StorageUnavailable
-from shared.platform.settings import SettingsError
+from shared.platform.settings import ProcessSettings, SettingsError
 
 _Store: TypeAlias = LocalStore | S3Store | GCSStore | AzureStore
 
@@ -39,6 +39,24 @@ _DELETED_AT_ONCE = 500
 _FLEETS = "fleets"
 _PARTIAL = re.compile(r"#\d+$")  # of a folder: what obstore calls a blob until it is whole
 _RETRY = {"max_retries": 3, "retry_timeout": dt.timedelta(seconds=15)}
+
+
+class StorageSettings(ProcessSettings):
+    """Settings of the processes that use the storage."""
+
+    storage_url: str = Field(
+        "",
+        description="where files and the outputs of batches are: a folder, or s3://bucket/prefix, "
+        "gs:// or az://, the same for gateways and maintenance; empty: none are stored. A bucket's "
+        "credentials are those of its cloud's own tools (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)",
+    )
+
+
+class Segment(NamedTuple):
+    """A part of a file's bytes: a whole blob of the storage."""
+
+    blob: str
+    bytes: int
 
 
 class Blob(NamedTuple):

@@ -59,7 +59,7 @@ from shared.job.lanes import FLEX, pool_of
 from shared.job.placement import LEAST_BYTES
 from shared.job.replies import JoinedJob
 from shared.job.states import JobState
-from shared.store.redis.webhook_records import WebhookRecords
+from shared.store.webhooks import WebhookRecords
 from shared.tenants.rate_limits import Limited, estimate
 from shared.webhooks.webhook_delivery import notify_of
 

@@ -8,7 +8,7 @@ shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -127,6 +127,17 @@ class Documents(Generic[T]):
             if len(ids) < _AT_ONCE:
                 break
         return found[:limit], len(found) > limit
+
+    async def of_tenants(self, tenants: Collection[str]) -> dict[str, list[T]]:
+        """All of each of these tenants, newest first: of kinds with few for each."""
+        pipe = self._redis.pipeline(transaction=False)
+        for tenant in tenants:
+            pipe.zrevrange(self._key(keys.DOCUMENT_INDEX, tenant), 0, -1)
+        ids = [each.decode() for found in await pipe.execute() for each in found]
+        of_tenants: dict[str, list[T]] = {tenant: [] for tenant in tenants}
+        for document in (await self.some(ids)).values():
+            of_tenants[self._kind.tenant(document)].append(document)
+        return of_tenants
 
     async def used(self, tenant: str) -> tuple[int, int]:
         """How many the tenant has, and their bytes."""

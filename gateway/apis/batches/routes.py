@@ -22,7 +22,7 @@ from shared.batches.batch import MAX_OPEN, Batch, BatchStatus, is_batch_id, new_
 from shared.job import errors
 from shared.store.files import Purpose, total_bytes
 from shared.store.redis.batch_records import BatchRecords, Which
-from shared.store.redis.webhook_records import WebhookRecords
+from shared.store.webhooks import WebhookRecords
 
 
 def _check_storage(gateway: GatewayDep) -> None:

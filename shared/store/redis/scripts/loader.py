@@ -57,7 +57,6 @@ _REFUSED_WHEN_FULL = frozenset(
         "extend_conversation",
         "probe",
         "put_document",
-        "store_webhook",
     }
 )
 

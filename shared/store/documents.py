@@ -8,9 +8,10 @@ shard.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -21,7 +22,7 @@ from shared.store.redis.job_queue import JobQueue
 
 SHARD = 0
 _AT_ONCE = 250
-"""Documents of a list that are read in one round trip: between two, other work goes on."""
+"""Documents of a list that are read or parsed at once: in between, other work goes on."""
 _TRIES = 20
 """Of a change, while others change the same document."""
 
@@ -47,9 +48,10 @@ class Kind(Generic[T]):
 class LimitReached(Exception):
     """A document was not stored, as the tenant has so much already."""
 
-    def __init__(self, what: Literal["number", "bytes"], has: int) -> None:
+    def __init__(self, what: str, has: int) -> None:
         super().__init__(f"{what}: {has}")
         self.what = what
+        """`number` or `bytes`."""
         self.has = has
 
 
@@ -87,7 +89,8 @@ class Documents(Generic[T]):
         if not ids:
             return {}
         texts = await self._redis.hmget(self._key(keys.DOCUMENTS), ids)
-        return self._all_parsed(zip(ids, texts, strict=True))
+        found = ((each, self._parsed(each, text)) for each, text in zip(ids, texts, strict=True))
+        return {each: document for each, document in found if document is not None}
 
     async def known(self, ids: Sequence[str]) -> set[str]:
         """Those of these ids that are there, also if they can't be read."""
@@ -96,8 +99,16 @@ class Documents(Generic[T]):
 
     async def all(self) -> dict[str, T]:
         """All of the kind, by id."""
+        found = {}
         texts = await self._redis.hgetall(self._key(keys.DOCUMENTS))
-        return self._all_parsed((document_id.decode(), text) for document_id, text in texts.items())
+        for number, (name, text) in enumerate(texts.items(), 1):
+            document_id = name.decode()
+            document = self._parsed(document_id, text)
+            if document is not None:
+                found[document_id] = document
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return found
 
     async def page(
         self,
@@ -156,8 +167,10 @@ class Documents(Generic[T]):
         return list((await self.some([each.decode() for each in due])).values())
 
     async def version(self) -> bytes:
-        """Another word with each change, if the kind has a channel; empty: there was none."""
-        version: bytes | None = await self._redis.get(self._key(keys.DOCUMENT_VERSION))
+        """Another word with each change of the kinds with this kind's channel; empty: there was
+        none."""
+        name = keys.first(keys.DOCUMENT_VERSION, self._channel)
+        version: bytes | None = await self._redis.get(name)
         return version or b""
 
     # --- writing ---
@@ -179,20 +192,15 @@ class Documents(Generic[T]):
         """
         text = self._kind.form.dump_json(document)
         expires_us = "" if expires_at is None else _micros(expires_at)
-        further = (_micros(at), self._kind.bytes(document), most, most_bytes, expires_us)
-        status, has = await self._put(document_id, document, b"", text, *further)
-        if status == b"number":
-            raise LimitReached("number", int(has))
-        if status == b"bytes":
-            raise LimitReached("bytes", int(has))
+        await self._put(document_id, document, b"", text, _micros(at), most, most_bytes, expires_us)
 
     async def change(
-        self, document_id: str, change: Callable[[T], T], *, new: T | None = None
+        self, document_id: str, change: Callable[[T], T], *, new: T | None = None, most: int = 0
     ) -> T | None:
         """Store what `change` makes of a document, and return it; None if there is none.
 
-        `new`: what it makes it of if there is none. `change` may be called several times. Raises
-        what it raises, and RedisUnavailable.
+        `new`: what it makes it of if there is none; `most` is its limit then, as in `add`. `change`
+        may be called several times. Raises LimitReached, and RedisUnavailable.
         """
         for _ in range(_TRIES):
             text = await self._redis.hget(self._key(keys.DOCUMENTS), document_id) or b""
@@ -201,9 +209,7 @@ class Documents(Generic[T]):
                 return None
             after = change(before)
             packed = self._kind.form.dump_json(after)
-            further = (0, self._kind.bytes(after), 0, 0, "")
-            status, _has = await self._put(document_id, after, text, packed, *further)
-            if status == b"ok":
+            if await self._put(document_id, after, text, packed, 0, most, 0, ""):
                 return after
         raise RedisUnavailable(f"The {self._kind.name} was changed meanwhile; try again.")
 
@@ -231,13 +237,17 @@ class Documents(Generic[T]):
 
     async def _put(
         self, document_id: str, document: T, before: bytes, after: bytes, *further: str | int
-    ) -> tuple[bytes, int]:
+    ) -> bool:
+        """Whether the text before was still there. Raises LimitReached."""
         kind = self._kind
         arguments = (
-            kind.name, document_id, kind.tenant(document), before, after, self._channel, *further
+            kind.name, document_id, kind.tenant(document), before, after, self._channel,
+            kind.bytes(document), *further,
         )  # fmt: skip
         status, has = await self._queue.run("put_document", SHARD, arguments)
-        return status, has
+        if status in (b"number", b"bytes"):
+            raise LimitReached(status.decode(), has)
+        return bool(status == b"ok")
 
     async def set(self, document_id: str, document: T) -> None:
         """Store it, whatever is there: for kinds without lists and limits, with one writer."""
@@ -253,10 +263,6 @@ class Documents(Generic[T]):
     def _key(self, word: str, rest: str | None = None) -> str:
         kind = self._kind.name
         return keys.first(word, kind if rest is None else f"{kind}:{rest}")
-
-    def _all_parsed(self, texts: Iterable[tuple[str, bytes | None]]) -> dict[str, T]:
-        found = ((each, self._parsed(each, text)) for each, text in texts)
-        return {each: document for each, document in found if document is not None}
 
     def _parsed(self, document_id: str, text: bytes | None) -> T | None:
         if not text:

@@ -41,7 +41,6 @@ from shared.webhooks.webhook_delivery import Event
 from shared.webhooks.webhook_endpoint import (
     EVENT_TYPES,
     WebhookEndpoint,
-    is_endpoint_id,
     new_endpoint_id,
 )
 from shared.webhooks.webhook_signature import new_secret, signed_headers
@@ -245,8 +244,7 @@ async def _changed(
 
 async def _endpoint(gateway: Gateway, tenant: str, endpoint_id: str) -> WebhookEndpoint:
     """The tenant's endpoint with this id. Raises NotFound, and StoreError."""
-    known = is_endpoint_id(endpoint_id)
-    found = await gateway.of(WebhookRecords).get(tenant, endpoint_id) if known else None
+    found = await gateway.of(WebhookRecords).get(tenant, endpoint_id)
     if found is None:
         raise _no_such_endpoint(endpoint_id)
     return found

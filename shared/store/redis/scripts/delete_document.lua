@@ -19,5 +19,5 @@ redis.call('ZREM', index, id)
 redis.call('ZREM', expiring, id)
 if bytes ~= '0' and redis.call('HINCRBY', sizes, tenant, -bytes) == 0 then redis.call('HDEL', sizes, tenant) end
 for i = 7, #ARGV do redis.call('UNLINK', key(ARGV[i], id)) end
-tell_change(kind, before, channel)
+tell_change(before, channel)
 return 'ok'

@@ -7,10 +7,10 @@ local function document_keys(kind, tenant)
     key('document_expiry', kind)
 end
 
--- Tell who keeps a copy of a kind. The version is no number: after a failover that has lost changes, a number could be
--- reached again with other documents.
-local function tell_change(kind, text, channel)
+-- Tell who keeps a copy. The version is no number: after a failover that has lost changes, a number could be reached again
+-- with other documents.
+local function tell_change(text, channel)
   if channel == '' then return end
-  redis.call('SET', key('document_version', kind), redis.sha1hex(text .. int(now_us())))
+  redis.call('SET', key('document_version', channel), redis.sha1hex(text .. int(now_us())))
   redis.call(PUBLISH, channel, '')
 end

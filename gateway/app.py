@@ -57,7 +57,7 @@ from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import TaskSupervisor
 from shared.store.health import Health
-from shared.store.redis.audit_records import AuditRecords
+from shared.store.operators import AuditRecords
 from shared.store.redis.detector import Detector
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_workers import LostWorkers
@@ -159,7 +159,7 @@ def _make_gateway(
     servers = Servers(settings.redis_url, settings.shards)
     queue = _queue(settings, servers)
     relay = Relay(queue, servers, gateway_id, metrics, settings.stream_buffer_bytes)
-    fleet = FleetView.of(settings, pools, servers.primary, MalformedValues(metrics.malformed))
+    fleet = FleetView.of(settings, pools, queue, MalformedValues(metrics.malformed))
     streams = StreamContext(
         gateway_id,
         settings,

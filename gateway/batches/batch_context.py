@@ -42,7 +42,7 @@ class BatchContext(NamedTuple):
         """Raises SettingsError."""
         pools, queue = load_pools(settings), JobQueue(servers, quotas=settings.quotas)
         queue.share_rules = settings.fair_shares.rules
-        fleet = FleetView.of(settings, pools, servers.primary, MalformedValues())
+        fleet = FleetView.of(settings, pools, queue, MalformedValues())
         fleet.asks_for_unknown = False  # each of a million lines would
         return cls(
             settings=settings,

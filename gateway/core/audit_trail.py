@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from shared.store.interface import StoreError
-from shared.store.redis.audit_records import AuditRecord, AuditRecords
+from shared.store.operators import AuditRecord, AuditRecords
 from shared.tenants.api_key import ApiKey
 
 log = logging.getLogger("flotilla.audit")

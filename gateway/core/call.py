@@ -203,7 +203,7 @@ async def repeat(
         sent, api_key, request_id = admit_tenant(incoming), incoming.key.id, incoming.request_id
         model = gateway.fleet.models.get(job.model)
         check_model(incoming.key, job.model, model.served_name if model else "")
-        check_intake(job.pool, gateway.fleet.switches.intake_stopped)
+        check_intake(gateway.fleet, job.pool)
         if name := sent.idempotency_key:
             key = IdempotencyKey.of(incoming.tenant, incoming.scope["path"], name, b"")
     body, _ = await gateway.queue.stored_request(job.id)

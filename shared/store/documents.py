@@ -204,7 +204,8 @@ class Documents(Generic[T]):
         """
         for _ in range(_TRIES):
             text = await self._redis.hget(self._key(keys.DOCUMENTS), document_id) or b""
-            before = self._parsed(document_id, text) or new
+            before = self._parsed(document_id, text)
+            before = new if before is None else before
             if before is None:
                 return None
             after = change(before)

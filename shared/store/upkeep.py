@@ -22,6 +22,7 @@ from shared.platform.logs import RareWarning
 from shared.platform.metrics.losses import ReaperMetrics
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError, StoreRefused, StoreUnavailable
+from shared.store.operators import ScaleStore
 from shared.store.redis import keys
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.fleet_registry import Registry
@@ -150,7 +151,7 @@ async def prune(
     dropped = {
         "worker": max(0, before - len(workers)),
         "model": len(forgotten),
-        "scale": await runs.forget_scales_but(used),
+        "scale": await ScaleStore(queue).forget_but(used),
         "task": await runs.forget_all_but(tasks),
     }
     found = [f"{n} {what} record{'s' * (n > 1)}" for what, n in dropped.items() if n]

@@ -13,9 +13,9 @@ from shared.job.advertised_slots import advertiser
 from shared.job.job import Job, NewJob
 from shared.job.lanes import DEFAULT, FLEX
 from shared.platform.tasks import end
+from shared.store.operators import OperationAnswers
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.operation_answers import OperationAnswers
 from shared.store.views import next_place
 from tests.harness.waiting import eventually
 from tests.redis.conftest import LEASE_S, POOL, WORKER, claim, submit
@@ -154,7 +154,7 @@ async def test_a_drain_does_not_wait_for_a_sleep_that_waits_for_jobs(
         async with asyncio.timeout(SOON_S):
             await stopped.wait()
         assert loop.runs
-        answers = await OperationAnswers(queue.servers.primary).read("op-3")
+        answers = await OperationAnswers(queue.servers).read("op-3")
         assert [answer.status for answer in answers.values()] == [200]
-        assert not await OperationAnswers(queue.servers.primary).read("op-1")
+        assert not await OperationAnswers(queue.servers).read("op-1")
         await end([running])

@@ -90,7 +90,7 @@ async def test_a_gateway_with_malformed_values_in_redis_serves(
     store.hset(keys.MODELS, mapping={"bad": "{", NOT_UTF8: "{}"})
     store.sadd(keys.WORKERS, "w-2", NOT_UTF8)
     store.hset(keys.worker("w-2"), mapping={"slots": '"many"'})
-    store.hset(keys.scale("pool"), "scale", NOT_UTF8)
+    store.hset(keys.first(keys.DOCUMENTS, "scale"), "pool", NOT_UTF8)
     async with serving(redis_server) as client:
 
         async def ready() -> bool:

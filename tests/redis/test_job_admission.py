@@ -29,7 +29,6 @@ from shared.store.health import Health
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scale_store import ScaleStore
 from tests.redis.conftest import (
     POOL,
     TENANT,
@@ -48,8 +47,7 @@ class Door:
     """A gateway's admission; its pool has a worker whose jobs have taken two seconds each."""
 
     def __init__(self, queue: JobQueue) -> None:
-        primary = queue.servers.primary
-        self.fleet = FleetView(Registry(primary), ScaleStore(primary))
+        self.fleet = FleetView(queue)
         self.health = Health(queue.servers, 0.9)
         self.admission = JobAdmission(queue, self.fleet, self.health)
         self.admit = self.admission.admit

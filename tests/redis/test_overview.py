@@ -21,10 +21,8 @@ from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.health import Health
 from shared.store.interface import StoreUnavailable
-from shared.store.redis.desired_pools import DesiredPools
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scale_store import ScaleStore
 from tests.redis.conftest import (
     POOL,
     WORKER,
@@ -59,8 +57,7 @@ class Fleet:
     def __init__(self, queue: JobQueue) -> None:
         primary = queue.servers.primary
         self.registry = Registry(primary)
-        self.desired = DesiredPools(primary)
-        self.view = FleetView(self.registry, ScaleStore(primary), desired=self.desired)
+        self.view = FleetView(queue)
         metrics = GatewayMetrics(CollectorRegistry())
         gateway: Any = SimpleNamespace(
             id="gw-1",

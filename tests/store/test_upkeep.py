@@ -331,19 +331,15 @@ async def test_stale_records_are_removed(
     await registry.register_models("served", [{"id": "m"}])
     await submit(queue)  # the fleet has POOL now
     store.sadd(keys.WORKERS, "w-gone")
-    kept = [
-        make(pool)
-        for pool in ("served", POOL, "named")
-        for make in (keys.scale, keys.scaling_events)
-    ]
-    for key in [*kept, keys.scale("forgotten"), keys.scaling_events("forgotten")]:
-        store.set(key, "x")
+    scales = keys.first(keys.DOCUMENTS, "scale")
+    for pool in ("served", POOL, "named", "forgotten"):
+        store.hset(scales, pool, "x")
     store.hset(keys.MAINTENANCE_RUNS, mapping={"repair": 1, "forgotten": 1})
     await prune(queue, registry, ["named"], ["repair"])
     assert store.smembers(keys.WORKERS) == set()
-    assert {key.decode() for key in store.keys("flotilla:{fleet}:scal*")} == set(kept)
+    assert set(store.hkeys(scales)) == {b"served", POOL.encode(), b"named"}
     assert store.hkeys(keys.MAINTENANCE_RUNS) == [b"repair"]
-    line = "removed stale records: 1 worker record, 2 scale records, 1 task record"
+    line = "removed stale records: 1 worker record, 1 scale record, 1 task record"
     assert line in caplog.text
     caplog.clear()
     await prune(queue, registry, ["named"], ["repair"])

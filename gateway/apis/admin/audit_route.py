@@ -11,7 +11,7 @@ from gateway.core.audit_trail import AuditTrail
 from gateway.core.context import GatewayDep
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
-from shared.store.redis.audit_records import AuditRecord, is_audit_id
+from shared.store.operators import AuditRecord, is_audit_id
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
 

@@ -94,7 +94,7 @@ async def _why(gateway: Gateway, job: Job) -> Why:
         running=sum(worker.running for worker in serving),
         slots=sum(worker.slots for worker in serving),
         workers=len(serving),
-        paused=pool in fleet.switches.paused,
+        paused=fleet.switches_of(pool).paused,
         wait_reason=fleet.wait_reason(pool),
     )
     (place,) = await places(gateway.queue, [job])

@@ -264,7 +264,6 @@ PROBE: Final = "flotilla:{fleet}:probe"
 MAINTENANCE_RUNS: Final = "flotilla:{fleet}:maintenance"
 STORAGE: Final = "flotilla:{fleet}:storage"
 AUDIT: Final = "flotilla:{fleet}:audit"
-SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"  # of `scale` and `scaling_events`, for SCAN
 
 
 def worker(worker_id: str) -> str:
@@ -277,24 +276,9 @@ def life(worker_id: str) -> str:
     return f"flotilla:{{fleet}}:life:{worker_id}"
 
 
-def scale(pool: str) -> str:
-    """The latest scale decision of a pool."""
-    return f"flotilla:{{fleet}}:scale:{pool}"
-
-
-def desired(pool: str) -> str:
-    """What operators have asked for of a pool."""
-    return f"flotilla:{{fleet}}:desired:{pool}"
-
-
 def operation(operation_id: str) -> str:
     """The workers' answers to an operator call."""
     return f"flotilla:{{fleet}}:operation:{operation_id}"
-
-
-def scaling_events(pool: str) -> str:
-    """The latest changes of a pool's number of workers."""
-    return f"flotilla:{{fleet}}:scaling_events:{pool}"
 
 
 def maintenance_lock(name: str) -> str:

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.apis.table import APIS
-from gateway.core.audit_trail import AuditTrail
 from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
 from gateway.core.job_admission import JobAdmission
@@ -57,7 +56,7 @@ from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import TaskSupervisor
 from shared.store.health import Health
-from shared.store.operators import AuditRecords
+from shared.store.operators import AuditTrail
 from shared.store.redis.detector import Detector
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_workers import LostWorkers
@@ -206,7 +205,7 @@ def _add_tenants(gateway: Gateway) -> None:
     limiter = RateLimiter(RateLimitRecords(gateway.queue), gateway.fleet.now_s)
     gateway.submitter.on_unused = limiter.give_back
     gateway.add(limiter)
-    gateway.add(AuditTrail(AuditRecords(gateway.queue.servers)))
+    gateway.add(AuditTrail(gateway.queue.servers))
 
 
 def _queue(settings: GatewaySettings, servers: Servers) -> JobQueue:

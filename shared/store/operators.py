@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,13 @@ from shared.fleet.scale_decisions import Scale, ScalingEvent, WorkerRange
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.platform.malformed import MalformedValues
 from shared.store.documents import Documents, Kind
+from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.servers import Servers
+from shared.tenants.api_key import ApiKey
+
+log = logging.getLogger("flotilla.audit")
 
 # --- the desired state of pools ---
 
@@ -159,19 +164,27 @@ def is_audit_id(text: str) -> bool:
     return _AUDIT_ID.fullmatch(text) is not None
 
 
-class AuditRecords:
-    """What operators have changed, newest first. Methods raise StoreError."""
+class AuditTrail:
+    """What operators have changed, in the log and in Redis."""
 
     def __init__(self, servers: Servers) -> None:
         self._redis = servers.primary
 
-    async def append(self, record: AuditRecord) -> None:
-        """Write one."""
-        fields = {"record": json.dumps(record._asdict())}
-        await self._redis.xadd(keys.AUDIT, fields, maxlen=MOST_CHANGES, approximate=True)
+    async def write(
+        self, action: str, subject: str, operator: ApiKey, reason: str, **details: Any
+    ) -> None:
+        """Record what was done. The log has it even if Redis is away: it was done already."""
+        record = AuditRecord(action, subject, operator.tenant, operator.id, reason, details)
+        fields = {"tenant": operator.tenant, "key": operator.id, "reason": reason, **details}
+        log.info("%s: %s", action, subject, extra=fields)
+        entry = {"record": json.dumps(record._asdict())}
+        try:
+            await self._redis.xadd(keys.AUDIT, entry, maxlen=MOST_CHANGES, approximate=True)
+        except StoreError as error:
+            log.warning("%s: %s is not in Redis' audit trail: %s", action, subject, error)
 
-    async def read(self, before: str, count: int) -> Sequence[AuditRecord]:
-        """The newest, or those before this id."""
+    async def read(self, before: str, count: int) -> list[AuditRecord]:
+        """The newest, or those before this id. Raises StoreError."""
         end = f"({before}" if before else "+"
         found = await self._redis.xrevrange(keys.AUDIT, end, "-", count=count)
         return [

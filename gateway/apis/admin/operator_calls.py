@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.apis.admin.broadcast import OUTCOMES, Broadcast, Operation, new_operation_id
-from gateway.core.audit_trail import AuditTrail
 from gateway.core.context import Gateway
 from shared.api.operator_actions import (
     ACTIONS,
@@ -27,7 +26,7 @@ from shared.job.errors import (
     WorkerNotReady,
 )
 from shared.job.lanes import adapter_queue, pool_of
-from shared.store.operators import DesiredPool, DesiredPools
+from shared.store.operators import AuditTrail, DesiredPool, DesiredPools
 from shared.store.redis.fleet_registry import Registry
 from shared.store.upkeep import in_use
 from shared.tenants.api_key import ApiKey

@@ -90,11 +90,11 @@ async def _scale(
     """One tick for one pool; `name` is its name in the registry."""
     assert pool.limits is not None
     store = ScaleStore(queue)
-    now_s, scales = await store.read([name])
+    _, scales = await store.read([name])
     before, last = scales.get(name), None
     if before is not None:
         last = Decided(before.wanted, before.reason, before.seen, before.needs, before.busy_at_s)
-    seen = observe(now_s, lanes, heartbeats, last.seen if last else None)
+    seen = observe(await queue.servers.time_s(), lanes, heartbeats, last.seen if last else None)
     chosen = await store.worker_range(name)
     limits = chosen.applied_to(pool.limits) if chosen else pool.limits
     decided = decide(seen, limits, last)

@@ -94,7 +94,7 @@ class MaintenanceTasks:
         self._silence_s = settings.silence_s
         self._intervals_s = celery_intervals(settings) | timer_intervals(settings, pools)
         registry = Registry(servers.primary)
-        self._runs = MaintenanceRuns(servers)
+        self.runs = MaintenanceRuns(servers)
         self._warnings = defaultdict[str, RareWarning](functools.partial(RareWarning, log))
         scaled = [pool.name for pool in pools.autoscaled]
         self._work: dict[str, Callable[[], Awaitable[None]]] = {
@@ -127,20 +127,12 @@ class MaintenanceTasks:
         Raises what the task raises, StoreError among it.
         """
         round_s = self._intervals_s[name] * _LOCKED_SHARE
-        begin = functools.partial(self._runs.begin, name, round_s)
+        begin = functools.partial(self.runs.begin, name, round_s)
         if name not in _IN_EACH_PROCESS and not await _tried_twice(begin):
             return False
         await _tried_twice(self._work[name])
-        await self._runs.done(name)
+        await self.runs.done(name)
         return True
-
-    async def has_begun(self, name: str) -> bool:
-        """Whether any process has begun the task in this round; it may fail. Raises StoreError."""
-        return await self._runs.has_begun(name)
-
-    async def seconds_since(self, name: str) -> float | None:
-        """How long ago any process completed the task; None: never. Raises StoreError."""
-        return await self._runs.seconds_since(name)
 
     async def watch_health(self) -> None:
         """Look at the Redis servers until cancelled. Raises FormatMismatch."""

@@ -112,9 +112,9 @@ async def _is_overdue(settings: MaintenanceSettings, tasks: MaintenanceTasks) ->
     A REPAIR that has begun and fails counts: a restart brings back no Redis server.
     """
     try:
-        if await tasks.has_begun(REPAIR):
+        if await tasks.runs.has_begun(REPAIR):
             return False
-        age_s = await tasks.seconds_since(REPAIR)
+        age_s = await tasks.runs.seconds_since(REPAIR)
     except StoreError:
         return False
     if age_s is not None and age_s < OVERDUE_S:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from shared.job.lanes import pool_of
+from shared.job.states import JobState
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.losses import ReaperMetrics
 from shared.platform.tasks import run_together
@@ -108,7 +109,8 @@ class Reaper:
     def _note(self, states: Mapping[str, str], level: int, text: str) -> None:
         for job_id, state in states.items():
             self._metrics.reaped.labels(state).inc()
-            log.log(level, text, job_id, state)
+            # Clients leave all the time.
+            log.log(logging.DEBUG if state == JobState.CANCELLED else level, text, job_id, state)
 
 
 async def rewrite_logs(servers: Servers) -> None:

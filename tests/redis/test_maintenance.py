@@ -71,8 +71,8 @@ async def test_two_processes_run_a_task_once_a_round(
     done = {name.decode(): int(at) for name, at in store.hgetall(keys.MAINTENANCE_RUNS).items()}
     assert set(done) == {REPAIR, PRUNE}
     assert all(now_s - 60 <= at <= now_s for at in done.values())
-    assert 0 <= (await tasks.seconds_since(REPAIR) or 0) < 60
-    assert await tasks.seconds_since(AUTOSCALE) is None
+    assert 0 <= (await tasks.runs.seconds_since(REPAIR) or 0) < 60
+    assert await tasks.runs.seconds_since(AUTOSCALE) is None
 
 
 async def test_a_task_that_fails_is_logged_and_not_recorded_as_done(

@@ -61,7 +61,7 @@ from shared.store.redis.detector import Detector
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.rate_limit_records import RateLimitRecords
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from shared.store.upkeep import Reaper
 
 log = logging.getLogger("flotilla.gateway")
@@ -227,7 +227,6 @@ async def _start(gateway: Gateway) -> None:
         gateway.queue,
         lost_workers,
         gateway.settings.silence_s,
-        gateway.relay.check_subscription,
     )
     gateway.tasks.start("relay", gateway.relay.run())
     gateway.tasks.start("fleet view", gateway.fleet.run())

@@ -14,7 +14,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from shared.store.redis import keys
-from shared.store.redis.cluster import shard_tags
+from shared.store.servers import shard_tags
 from tests.harness.fleet import Stack
 from tests.harness.servers import KINDS, RedisServer, redis_of_kind
 

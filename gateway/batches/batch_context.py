@@ -18,7 +18,7 @@ from shared.platform.malformed import MalformedValues
 from shared.store.health import Health
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 
 
 class BatchContext(NamedTuple):

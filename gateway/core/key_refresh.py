@@ -15,7 +15,7 @@ from shared.store.documents import SHARD
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.subscription import Subscription
+from shared.store.subscription import Subscription
 
 log = logging.getLogger("flotilla.keys")
 
@@ -32,8 +32,9 @@ class KeyRefresh:
         self._refreshing = asyncio.Lock()
         self._told = asyncio.Event()
         self._subscription = Subscription(
-            queue.servers.of(SHARD),
-            keys.channel_at(SHARD, keys.API_KEYS_CHANNEL),
+            queue.servers,
+            SHARD,
+            keys.API_KEYS_CHANNEL,
             lambda _: self._told.set(),
             self._told.set,
         )

@@ -29,9 +29,9 @@ log = logging.getLogger("flotilla.gateway")
 _CHECK_S = 1.0
 _LINGER_S = 2.0
 """Time for a refused client to read its answer."""
-# Files of the process itself, and connections of shared/store/redis/redis_client.py to each server.
-_OWN_DESCRIPTORS = 32
-_DESCRIPTORS_PER_REDIS = 72
+# Files of the process itself, and its connections to each server of Redis.
+_OWN_DESCRIPTORS = 64
+_DESCRIPTORS_PER_REDIS = 8
 
 
 def raise_descriptor_limit() -> int:

@@ -13,12 +13,12 @@ from gateway.launcher.child import Command
 from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.service import Service
 from shared.fleet.pool import Pool
-from shared.platform.node_list import without_password
+from shared.platform.redis_url import without_password
 from shared.platform.settings import SettingsError, to_environment
 from shared.store.health import FORMAT_VERSION, FormatMismatch, refuse_unfit
 from shared.store.interface import StoreError
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from shared.store.upkeep import forget_idle_models
 
 _WAIT_S = 10.0
@@ -111,7 +111,7 @@ class FleetRedis:
         if self.service is None or renamed:
             return
         try:
-            async with Servers(self.url, self._settings.shards, max_connections=2) as servers:
+            async with Servers(self.url, self._settings.shards) as servers:
                 used = {pool.name for pool in pools}
                 names = await forget_idle_models(JobQueue(servers), used)
         except StoreError as error:

@@ -26,7 +26,7 @@ from shared.fleet.pools import load_pools
 from shared.platform import logs
 from shared.platform.settings import load_settings
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from shared.webhooks.address_check import AllowedAddresses
 
 
@@ -67,7 +67,7 @@ async def _make_tasks(
     settings: MaintenanceSettings,
 ) -> tuple[MaintenanceTasks, Callable[[], Coroutine[Any, Any, None]]]:
     """The tasks, and how to close what they use. Raises SettingsError."""
-    servers = Servers(settings.redis_url, settings.shards, max_connections=8)
+    servers = Servers(settings.redis_url, settings.shards)
     queue = JobQueue(servers)
     sender = WebhookSender(AllowedAddresses.of(settings.webhook_allow))
     webhooks, context = WebhookWork(queue, sender), None

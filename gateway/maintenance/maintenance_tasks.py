@@ -31,7 +31,7 @@ from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from shared.store.upkeep import prune, rewrite_logs
 
 log = logging.getLogger("flotilla.maintenance")
@@ -89,7 +89,7 @@ class MaintenanceTasks:
         further: Mapping[str, Callable[[], Awaitable[None]]] | None = None,
     ) -> None:
         """`further`: what BATCHES and WEBHOOKS do; a process that never runs these has none."""
-        servers = Servers(settings.redis_url, settings.shards, max_connections=4)
+        servers = Servers(settings.redis_url, settings.shards)
         self._queue = JobQueue(servers)
         self._silence_s = settings.silence_s
         self._intervals_s = celery_intervals(settings) | timer_intervals(settings, pools)

@@ -17,14 +17,14 @@ from typing import Any
 from shared.fleet.fleet_settings import FleetSettings
 from shared.job.errors import RedisMemoryFull
 from shared.job.job import NewJob
-from shared.platform.cluster_url import is_cluster
+from shared.platform.redis_url import is_cluster
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import run_together
+from shared.store.connection import TIMEOUT_S
 from shared.store.interface import StoreError, StoreRefused
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import TIMEOUT_S, server_name
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 
 log = logging.getLogger("flotilla.redis")
 
@@ -73,14 +73,14 @@ async def refuse_unfit(settings: FleetSettings) -> None:
             "cluster (redis+cluster://)"
         )
     try:
-        servers = Servers(settings.redis_url, settings.shards, max_connections=1)
+        servers = Servers(settings.redis_url, settings.shards)
     except ValueError as error:
         raise SettingsError(f"FLOTILLA_REDIS_URL: {error}") from None
     async with servers:
         for redis in servers.all:
             problem = await _unfit(redis, cluster=cluster)
             if problem or (problem := await _volatile(redis, durable=settings.durable)):
-                raise SettingsError(f"Redis {server_name(redis)} can't be used: {problem}")
+                raise SettingsError(f"Redis {redis.name} can't be used: {problem}")
         await _check_format(servers)
         queue = JobQueue(servers)
         try:
@@ -101,7 +101,7 @@ async def _unfit(redis: Any, *, cluster: bool) -> str:
             log.warning(
                 "Redis %s: it can't be checked whether it deletes jobs when its memory is full; "
                 "set maxmemory-policy noeviction: %s",
-                server_name(redis),
+                redis.name,
                 error,
             )
         return ""
@@ -130,7 +130,7 @@ async def _volatile(redis: Any, *, durable: bool) -> str:
         raw = await redis.config_get(*_DURABLE)
     except StoreRefused as error:  # managed servers have no CONFIG
         if durable:
-            name = server_name(redis)
+            name = redis.name
             log.warning("FLOTILLA_DURABLE: the settings of Redis %s can't be read: %s", name, error)
         return ""
     except StoreError:
@@ -146,7 +146,7 @@ async def _volatile(redis: Any, *, durable: bool) -> str:
     if config.get("appendonly") == "no":
         log.warning(
             "Redis %s: appendonly is no: jobs are lost when Redis stops; set it to yes",
-            server_name(redis),
+            redis.name,
         )
     return ""
 
@@ -164,7 +164,7 @@ async def _check_format(servers: Servers) -> bool:
             if found != str(servers.shards):
                 raise FormatMismatch(
                     f"FLOTILLA_SHARDS is {servers.shards}, and the fleet on Redis "
-                    f"{server_name(redis)} has {found} shards: set the same number for all its "
+                    f"{redis.name} has {found} shards: set the same number for all its "
                     "processes",
                     found,
                 )
@@ -173,7 +173,7 @@ async def _check_format(servers: Servers) -> bool:
         return False
     if found != str(FORMAT_VERSION):
         raise FormatMismatch(
-            f"Redis {server_name(redis)} holds data of format {found}, this release needs "
+            f"Redis {redis.name} holds data of format {found}, this release needs "
             f"{FORMAT_VERSION}: let the fleet that uses it finish and stop it, then flush that "
             "database, or give this fleet a database of its own (FLOTILLA_REDIS_URL)",
             found,
@@ -192,7 +192,7 @@ async def _refuse_without_scripts(queue: JobQueue, shard: int) -> None:
         await _probe(queue, shard, "start")
     except StoreRefused as error:
         raise SettingsError(
-            f"Redis {server_name(queue.servers.of(shard))} can't be used: scripts have to be able "
+            f"Redis {queue.servers.of(shard).name} can't be used: scripts have to be able "
             f"to write and to call PUBSUB there: {error}"
         ) from None
     except StoreError:  # it is away, or can't be written to now
@@ -354,7 +354,7 @@ class Health:
         except StoreError:
             return
         self._memory[redis].looked(info)
-        name, found = server_name(redis), evicts(info)
+        name, found = redis.name, evicts(info)
         evicted = int(info.get("evicted_keys", 0))
         # Keys evicted before this process started are not reported.
         more = evicted - self._evicted.get(redis, evicted)

@@ -18,7 +18,7 @@ from shared.store.documents import Documents, Kind
 from shared.store.interface import StoreError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from shared.tenants.api_key import ApiKey
 
 log = logging.getLogger("flotilla.audit")

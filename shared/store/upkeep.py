@@ -29,8 +29,7 @@ from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.redis_client import server_name
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from shared.store.views import depths, pool_names
 
 log = logging.getLogger("flotilla.reaper")
@@ -63,7 +62,7 @@ class Reaper:
         await run_together(*map(self._keep, self._queue.servers.groups))
 
     async def _keep(self, shards: range) -> None:
-        warn, where = RareWarning(log), server_name(self._queue.servers.of(shards[0]))
+        warn, where = RareWarning(log), self._queue.servers.of(shards[0]).name
         while True:
             await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
             try:

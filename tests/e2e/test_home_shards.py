@@ -10,7 +10,7 @@ import pytest
 
 from shared.job.job import shard_in
 from shared.store.redis import keys
-from shared.store.redis.cluster import shard_tags
+from shared.store.servers import shard_tags
 from tests.api.test_placement import CACHE, Conversation, cached
 from tests.harness.client import CHAT, chat, http
 from tests.harness.fleet import Process, Stack

@@ -10,8 +10,7 @@ from redis.crc import key_slot
 
 from shared.store.interface import StoreError
 from shared.store.redis import keys
-from shared.store.redis.cluster import shard_tags
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers, shard_tags
 from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node
 
 

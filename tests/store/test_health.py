@@ -22,7 +22,7 @@ from shared.store.health import (
     write_problems,
 )
 from shared.store.redis import keys
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node, free_port
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually

@@ -20,7 +20,7 @@ from shared.store import upkeep
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from shared.store.upkeep import KEPT_S, Reaper, prune, rewrite_logs
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually

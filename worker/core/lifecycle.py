@@ -29,7 +29,7 @@ from shared.store.health import Health
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.heartbeat_thread import Heartbeat
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from shared.store.upkeep import Reaper
 from worker.core.adapters import Adapters
 from worker.core.control_subscriptions import ControlSubscriptions

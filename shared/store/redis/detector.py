@@ -15,15 +15,14 @@ from collections.abc import Callable, Set
 
 from shared.platform import logs
 from shared.platform.tasks import run_together
+from shared.store.connection import Connection
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis import keys
-from shared.store.redis.channels import channel_commands
 from shared.store.redis.disconnects import CONFIRM_S, Disconnects
 from shared.store.redis.heartbeats import Heartbeats
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_workers import LostWorkers
-from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import TIMEOUT_S, server_name
+from shared.store.subscription import channel_commands
 
 log = logging.getLogger("flotilla.detector")
 
@@ -66,7 +65,7 @@ class Detector:
 
     async def _watch(self, shards: range) -> None:
         redis = self._queue.servers.of(shards[0])
-        connection, losses = PipelinedConnection(redis, TIMEOUT_S), 0
+        connection, losses = Connection(redis.server), 0
         disconnects, is_new = Disconnects(), True
         heartbeats, delay_s = Heartbeats(self._silence_s), 0.0
 
@@ -101,13 +100,13 @@ class Detector:
                     connection_lost()
                     self._warn_refused(
                         "Redis %s: lost workers are found by their leases only: %s",
-                        server_name(redis),
+                        redis.name,
                         error,
                     )
                     delay_s = _REFUSED_S
                 await asyncio.sleep(CONFIRM_S if disconnects.pending else delay_s)
         finally:
-            await connection.close()
+            connection.close()
 
     async def _expect_registered(self, disconnects: Disconnects) -> bool:
         """Expect the channels of all workers in the registry: one may have ended before this
@@ -138,9 +137,7 @@ def interval_s(channels: Set[str]) -> float:
     return min(_LONGEST_S, INTERVAL_S * max(1.0, n_gateways / _AT_FULL_RATE))
 
 
-async def _channels(
-    connection: PipelinedConnection, shard: int
-) -> tuple[frozenset[str], frozenset[str]]:
+async def _channels(connection: Connection, shard: int) -> tuple[frozenset[str], frozenset[str]]:
     """The channels of processes, and the heartbeat channels of workers."""
     pattern = keys.channel_at(shard, keys.CHANNELS_PATTERN)
     reply = await connection.call("PUBSUB", channel_commands().channels, pattern)

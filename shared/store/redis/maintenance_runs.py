@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shared.store.redis import keys
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 
 
 class MaintenanceRuns:

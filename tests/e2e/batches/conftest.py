@@ -18,7 +18,7 @@ from shared.storage import Segment
 from shared.store.files import Purpose, StoredFile
 from shared.store.redis import keys
 from shared.store.redis.batch_records import Which
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from tests.harness.client import CHAT
 from tests.harness.fleet import Stack
 from tests.harness.settings import Settings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,20 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
+from shared.platform import redis_url
+from shared.store import servers as module
+from shared.store.connection import Client, Connection, SlotUnavailable
 from shared.store.interface import StoreTimeout, StoreUnavailable
-from shared.store.redis import cluster as module
-from shared.store.redis.cluster import SlotMap, once_served, parse_slots
-from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import TIMEOUT_S, connect_slot, server_name, slot_map
-from shared.store.redis.store_errors import SlotUnavailable
-from tests.harness.servers import RedisCluster, begun_move, call, finish_move, free_port, move_slot
+from shared.store.servers import Master, Masters, connect, once_served, parse_slots
+from tests.harness.servers import (
+    RedisCluster,
+    SentinelGroup,
+    begun_move,
+    call,
+    finish_move,
+    free_port,
+    move_slot,
+)
 from tests.harness.waiting import eventually
 
 TAG = "some"
@@ -48,22 +54,21 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluste
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[tuple[SlotMap, Any]]:
-    slots = slot_map(url)
-    redis = connect_slot(slots, TAG)
+async def opened(url: str) -> AsyncIterator[Client]:
+    redis = Client(Master(Masters(redis_url.parse(url)), TAG))
     try:
-        yield slots, redis
+        yield redis
     finally:
-        await redis.aclose(close_connection_pool=True)
+        await redis.aclose()
 
 
 @contextlib.asynccontextmanager
-async def pipelined(redis: Any, **options: Any) -> AsyncIterator[PipelinedConnection]:
-    connection = PipelinedConnection(redis, TIMEOUT_S, **options)
+async def connected(redis: Client, **options: Any) -> AsyncIterator[Connection]:
+    connection = Connection(redis.server, **options)
     try:
         yield connection
     finally:
-        await connection.close()
+        connection.close()
 
 
 async def holds_value(redis: Any) -> bool:
@@ -83,56 +88,28 @@ def test_the_ranges_of_a_reply() -> None:
 
 
 async def test_each_client_finds_the_master_of_its_slot(pair: RedisCluster) -> None:
-    slots = slot_map(pair.url)
-    clients = [connect_slot(slots, tag) for tag in (TAG, OTHER)]
+    masters = Masters(redis_url.parse(pair.url))
+    clients = [Client(Master(masters, tag)) for tag in (TAG, OTHER)]
     for redis, tag in zip(clients, (TAG, OTHER), strict=True):
         await redis.set(f"{{{tag}}}:found", tag)
-        assert server_name(redis) == f"{slots.name} {{{tag}}}"
+        assert redis.name == f"{masters.url.name} {{{tag}}}"
     nodes = {pair.master_of(key_slot(tag.encode())).port for tag in (TAG, OTHER)}
     assert len(nodes) == 2, "the tags show nothing if one node has both"
     for redis in clients:
-        await redis.aclose(close_connection_pool=True)
+        await redis.aclose()
 
 
 async def test_a_connection_that_is_made_during_the_close_is_closed(pair: RedisCluster) -> None:
-    redis = connect_slot(slot_map(pair.url), TAG)
-    await redis.ping()
-    pool = redis.connection_pool
-    taken = await pool.get_connection()  # the next call makes another
+    redis = Client(Master(Masters(redis_url.parse(pair.url)), TAG))
     call = asyncio.create_task(redis.ping())
     for _ in range(2):
         await asyncio.sleep(0)
-    assert len(pool._made) == 2
-    await redis.aclose(close_connection_pool=True)
-    with pytest.raises(StoreUnavailable, match="are closed"):
-        await call
-    with pytest.raises(StoreUnavailable, match="are closed"):
-        await redis.ping()
-    assert not any(each.is_connected for each in pool._made)
-    await pool.release(taken)
-
-
-async def test_it_closes_although_the_reader_of_the_map_loses_a_cancellation(
-    pair: RedisCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As redis-py's `wait_for` does on Python 3.11."""
-    lost: list[asyncio.CancelledError] = []
-
-    async def run(self: SlotMap) -> None:
-        while True:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError as error:
-                lost.append(error)
-                if len(lost) == 2:
-                    raise
-
-    monkeypatch.setattr(SlotMap, "_run", run)
-    async with asyncio.timeout(30):
-        async with opened(pair.url) as (_, redis):
-            await redis.ping()
-            await asyncio.sleep(0)
-    assert len(lost) == 2
+    await redis.aclose()
+    for each in (call, redis.ping()):
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await each
+    assert not redis.server.links
+    await asyncio.sleep(0)  # the event loop closes the socket
 
 
 async def test_all_connections_of_a_slot_move_with_it(pair: RedisCluster) -> None:
@@ -141,9 +118,9 @@ async def test_all_connections_of_a_slot_move_with_it(pair: RedisCluster) -> Non
     (target,) = [node for node in pair.masters if node is not source]
     messages: list[bytes] = []
     async with (
-        opened(pair.url) as (_, redis),
-        pipelined(redis) as popping,
-        pipelined(redis, on_message=messages.append) as subscribed,
+        opened(pair.url) as redis,
+        connected(redis) as popping,
+        connected(redis, on_message=messages.append) as subscribed,
     ):
         await redis.set(KEY, "value")
         await subscribed.call("SSUBSCRIBE", f"{{{TAG}}}:channel")
@@ -170,7 +147,7 @@ async def test_a_slot_that_is_being_moved_is_waited_for(
     monkeypatch.setattr(module, "_REFUSED_S", 600.0)
     source = pair.master_of(SLOT)
     (target,) = [node for node in pair.masters if node is not source]
-    async with opened(pair.url) as (_, redis), pipelined(redis) as connection:
+    async with opened(pair.url) as redis, connected(redis) as connection:
         await connection.connect()
         with begun_move(SLOT, source, target):
             refusals: list[str] = []
@@ -188,9 +165,9 @@ async def test_a_slot_that_is_being_moved_is_waited_for(
                     # The map showed the move while this call was in flight.
                     raise SlotUnavailable("its connection was ended") from error
 
-            assert redis.connection_pool.is_served
+            assert redis.server.is_served
             assert await once_served(write) == b"OK"
-            assert not redis.connection_pool.is_served  # new jobs go to other shards
+            assert not redis.server.is_served  # new jobs go to other shards
     assert refusals[:3] == ["ASK "] * 3
     assert call(target, "GET", f"{{{TAG}}}:new") == b"1"
 
@@ -208,7 +185,7 @@ async def test_a_slot_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("how", ["failover", "kill", "stop"])
 async def test_a_successor_of_the_master_is_found(replicated: RedisCluster, how: str) -> None:
     master = replicated.master_of(SLOT)
-    async with opened(replicated.url) as (_, redis), pipelined(redis) as connection:
+    async with opened(replicated.url) as redis, connected(redis) as connection:
         assert await connection.call("SET", KEY, "value") == b"OK"
         call(master, "WAIT", 1, 5000)
         blocked = connection.send("BLPOP", f"{{{TAG}}}:list", 0)
@@ -230,7 +207,7 @@ async def test_without_any_node_a_call_fails_and_later_ones_do_not(
     cluster = RedisCluster(tmp_path_factory.mktemp("single"), 1)
     with contextlib.closing(cluster):
         cluster.start()
-        async with opened(cluster.url) as (_, redis):
+        async with opened(cluster.url) as redis:
             await redis.set(KEY, "value")
             cluster.masters[0].stop(kill=True)
             with pytest.raises(StoreUnavailable):
@@ -246,29 +223,18 @@ async def test_a_wrong_password_is_told_without_it(
     with contextlib.closing(cluster):
         cluster.start()
         call(cluster.masters[0], "CONFIG SET", "requirepass", "right")
-        async with opened(cluster.url.replace("//", "//:right@")) as (_, redis):
+        async with opened(cluster.url.replace("//", "//:right@")) as redis:
             await redis.set(KEY, "1")
-        async with opened(cluster.url.replace("//", "//:secret@")) as (_, redis):
+        async with opened(cluster.url.replace("//", "//:secret@")) as redis:
             with pytest.raises(StoreUnavailable) as caught:
                 await redis.get(KEY)
         assert "password" in str(caught.value)
         assert "secret" not in str(caught.value)
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """Of 127.0.0.1, with its key beside it."""
-    certificate, key = tmp_path / "node.crt", tmp_path / "node.key"
-    subprocess.run(
-        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=node -keyout {key} "
-        f"-out {certificate} -addext subjectAltName=IP:127.0.0.1".split(),
-        check=True,
-        capture_output=True,
-    )
-    return certificate
-
-
-async def test_with_tls_each_connection_is_checked(tmp_path: Path, certificate: Path) -> None:
+async def test_with_tls_each_connection_is_checked(
+    tmp_path_factory: pytest.TempPathFactory, certificate: Path
+) -> None:
     port = free_port()
     options = {
         "tls-port": str(port),
@@ -278,10 +244,11 @@ async def test_with_tls_each_connection_is_checked(tmp_path: Path, certificate: 
         "tls-auth-clients": "no",
         "tls-cluster": "yes",  # nodes tell TLS clients the ports of TLS
     }
-    with contextlib.closing(RedisCluster(tmp_path / "cluster", 1, options=options)) as cluster:
+    cluster = RedisCluster(tmp_path_factory.mktemp("secure"), 1, options=options)
+    with contextlib.closing(cluster):
         cluster.start()
         url = f"rediss+cluster://127.0.0.1:{port}"
-        async with opened(f"{url}?ssl_ca_certs={certificate}") as (slots, redis):
+        async with opened(f"{url}?ssl_ca_certs={certificate}") as redis:
 
             async def is_set() -> bool:  # a handshake may take longer than its limit of a second
                 with contextlib.suppress(StoreUnavailable):
@@ -290,7 +257,35 @@ async def test_with_tls_each_connection_is_checked(tmp_path: Path, certificate: 
 
             await eventually(is_set, "the node answers")
             assert await redis.get(KEY) == b"value"
-            assert slots.known_address(SLOT) == ("127.0.0.1", port)
-        async with opened(url) as (_, redis):
+            assert [link.address for link in redis.server.links] == [("127.0.0.1", port)]
+        async with opened(url) as redis:
             with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
                 await redis.get(KEY)
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+async def test_the_master_that_sentinels_name_is_found(
+    tmp_path_factory: pytest.TempPathFactory, how: str
+) -> None:
+    group = SentinelGroup(tmp_path_factory.mktemp("sentinels"))
+    with contextlib.closing(group):
+        group.start()
+        master = group.servers[0]
+        redis = connect(group.url)
+        async with connected(redis) as connection, connected(redis) as subscribed:
+            assert await redis.set(KEY, "value")
+            assert await connection.call("GET", KEY) == b"value"
+            await subscribed.call("SUBSCRIBE", "channel")
+            call(master, "WAIT", 1, 5000)
+            blocked = connection.send("BLPOP", "never", 0)
+            if how == "kill":
+                master.kill()
+            else:
+                master.signal(signal.SIGSTOP)
+            with pytest.raises(StoreUnavailable):
+                await asyncio.wait_for(blocked, 30)
+            await eventually(lambda: holds_value(redis), "the successor answers", 60)
+            await asyncio.wait_for(subscribed.lost.wait(), 10)
+            assert await connection.call("GET", KEY) == b"value"
+        await redis.aclose()
+        master.kill()

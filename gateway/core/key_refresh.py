@@ -60,7 +60,7 @@ class KeyRefresh:
         """Read what has changed. Raises StoreError."""
         async with self._refreshing:
             began = time.monotonic()
-            if await self.records.version() != self._version:
+            if await self.records.keys.version() != self._version:
                 found = await self.records.read()
                 self._version = found.version
                 self._known.replace(found.keys, found.tenant_limits)

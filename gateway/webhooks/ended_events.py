@@ -24,7 +24,7 @@ _OF_RESPONSES = {"expired": "failed"}
 
 async def deliveries_of(queue: JobQueue, ended: Sequence[Ended]) -> list[Taken]:
     """What is to be delivered of what has ended. Raises StoreError."""
-    of_tenants = await WebhookRecords(queue).of_tenants({each.tenant for each in ended})
+    of_tenants = await WebhookRecords(queue).documents.of_tenants({each.tenant for each in ended})
     found = []
     for each in ended:
         chosen = [e for e in of_tenants[each.tenant] if not e.disabled]

@@ -34,19 +34,15 @@ class KeyRecords:
     """Reads and changes them. Methods raise StoreError."""
 
     def __init__(self, queue: JobQueue, malformed: MalformedValues | None = None) -> None:
-        self._keys = Documents(queue, _KEYS, malformed)
-        self._limits = Documents(queue, _LIMITS, malformed)
-
-    async def version(self) -> bytes:
-        """Changes with each change of a key or of a tenant's limits."""
-        return await self._keys.version()
+        self.keys = Documents(queue, _KEYS, malformed)
+        self.limits = Documents(queue, _LIMITS, malformed)
 
     async def read(self) -> StoredKeys:
         """All keys."""
-        version = await self.version()  # first: a change in between is found at the next look
-        found = (await self._keys.all()).values()
+        version = await self.keys.version()  # first: a change in between is found at the next look
+        found = (await self.keys.all()).values()
         by_digest = {bytes.fromhex(key.digest): key for key in found}
-        return StoredKeys(version, by_digest, await self._limits.all())
+        return StoredKeys(version, by_digest, await self.limits.all())
 
     async def list(self, tenant: str, after: str, limit: int) -> tuple[list[ApiKey], bool]:
         """At most `limit` keys of a tenant (empty: of all) behind `after`, newest first, and
@@ -54,7 +50,7 @@ class KeyRecords:
 
         Raises NotFound if there is no key `after`, and none was revoked lately.
         """
-        page = await self._keys.page(after, limit, wanted=lambda key: tenant in ("", key.tenant))
+        page = await self.keys.page(after, limit, wanted=lambda key: tenant in ("", key.tenant))
         if page is None:
             raise no_such_key(after)
         return page
@@ -62,7 +58,7 @@ class KeyRecords:
     async def create(self, key: ApiKey) -> None:
         """Store a new key. Raises QuotaExceeded."""
         try:
-            await self._keys.add(key.id, key, at=key.created_at, most=MOST_KEYS)
+            await self.keys.add(key.id, key, at=key.created_at, most=MOST_KEYS)
         except LimitReached:
             raise QuotaExceeded(
                 f"There are {MOST_KEYS} API keys, as many as may be; revoke some."
@@ -70,14 +66,14 @@ class KeyRecords:
 
     async def change(self, key_id: str, change: Callable[[ApiKey], ApiKey]) -> ApiKey:
         """Store what `change` makes of a key, and return it. Raises NotFound."""
-        changed = await self._keys.change(key_id, change)
+        changed = await self.keys.change(key_id, change)
         if changed is None:
             raise no_such_key(key_id)
         return changed
 
     async def revoke(self, key_id: str) -> ApiKey:
         """Delete a key, and return it. Raises NotFound."""
-        revoked = await self._keys.delete(key_id, lambda _: True)
+        revoked = await self.keys.delete(key_id, lambda _: True)
         if revoked is None:
             raise no_such_key(key_id)
         return revoked
@@ -85,10 +81,10 @@ class KeyRecords:
     async def limit_tenant(self, tenant: str, limits: RateLimits) -> None:
         """Set the limits of all keys of a tenant together. Raises QuotaExceeded."""
         if not any(limits):
-            await self._limits.delete(tenant, lambda _: True)
+            await self.limits.delete(tenant, lambda _: True)
             return
         try:
-            await self._limits.change(tenant, lambda _: limits, new=limits, most=MOST_KEYS)
+            await self.limits.change(tenant, lambda _: limits, new=limits, most=MOST_KEYS)
         except LimitReached:
             raise QuotaExceeded(f"There are {MOST_KEYS} tenants with limits already.") from None
 

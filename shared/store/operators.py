@@ -211,20 +211,13 @@ class ScaleStore:
     def __init__(self, queue: JobQueue, malformed: MalformedValues | None = None) -> None:
         """`malformed` counts the records that can't be read; None: they are logged only."""
         self._scales = Documents(queue, _SCALE, malformed)
-        self._ranges = Documents(queue, _WORKER_RANGE, malformed)
+        self.ranges = Documents(queue, _WORKER_RANGE, malformed)
+        """Pool -> an operator's own range of workers; the next tick applies it."""
         self._events = Documents(queue, _SCALING, malformed)
 
     async def read(self, pools: Sequence[str]) -> tuple[float, dict[str, Scale]]:
         """The time by Redis' clock, and the last decision for each pool that has one."""
         return await self._scales.now_s(), await self._scales.some(pools)
-
-    async def worker_range(self, pool: str) -> WorkerRange | None:
-        """The operator's range of a pool; None if there is none."""
-        return await self._ranges.get(pool)
-
-    async def set_worker_range(self, pool: str, chosen: WorkerRange) -> None:
-        """Store an operator's range; the next tick applies it."""
-        await self._ranges.set(pool, chosen)
 
     async def write(self, scale: Scale, change: ScalingEvent | None) -> None:
         """Store a tick's decision; `change` is added to the history."""
@@ -240,6 +233,6 @@ class ScaleStore:
 
     async def forget_but(self, pools: Collection[str]) -> int:
         """Delete what is decided for other pools; returns for how many."""
-        await self._ranges.forget_but(pools)
+        await self.ranges.forget_but(pools)
         await self._events.forget_but(pools)
         return await self._scales.forget_but(pools)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
@@ -27,13 +27,13 @@ class WebhookRecords:
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
-        self._endpoints = Documents(queue, _KIND)
+        self.documents = Documents(queue, _KIND)
 
     async def create(self, endpoint: WebhookEndpoint) -> None:
         """Store a new endpoint. Events that come behind this go to it. Raises TooManyWebhooks."""
         await self._write_down(endpoint.tenant)  # if a shard is away, nothing is stored
         try:
-            await self._endpoints.add(
+            await self.documents.add(
                 endpoint.id, endpoint, at=endpoint.created_at, most=MOST_ENDPOINTS
             )
         except LimitReached:
@@ -42,56 +42,46 @@ class WebhookRecords:
             ) from None
         await self._write_down(endpoint.tenant)  # the last of the others may have been deleted
 
-    async def change(
-        self, endpoint_id: str, change: Callable[[WebhookEndpoint], WebhookEndpoint]
-    ) -> WebhookEndpoint | None:
-        """Store what `change` makes of an endpoint, and return it; None if it is gone."""
-        return await self._endpoints.change(endpoint_id, change)
-
     async def disable(self, endpoint: WebhookEndpoint, why: str) -> None:
         """Send nothing to it any more, unless its URL has been changed."""
-        await self._endpoints.change(
+        await self.documents.change(
             endpoint.id,
             lambda now: now._replace(disabled=why) if now.url == endpoint.url else now,
         )
 
     async def delete(self, tenant: str, endpoint_id: str) -> bool:
         """Delete an endpoint with its deliveries; False if the tenant has no such endpoint."""
-        deleted = await self._endpoints.delete(endpoint_id, lambda found: found.tenant == tenant)
+        deleted = await self.documents.delete(endpoint_id, lambda found: found.tenant == tenant)
         if deleted is None:
             return False
         pipeline = self._queue.servers.pipeline()
         pipeline.of(SHARD).zrem(keys.first(keys.DUE), endpoint_id)  # take_deliveries does, too
-        if not (await self._endpoints.used(tenant))[0]:
+        if not (await self.documents.used(tenant))[0]:
             for shard in range(self._queue.shards):
                 pipeline.of(shard).srem(_tenants(shard), tenant)
         await pipeline.execute()
-        if (await self._endpoints.used(tenant))[0]:
+        if (await self.documents.used(tenant))[0]:
             await self._write_down(tenant)
         return True
 
     async def get(self, tenant: str, endpoint_id: str) -> WebhookEndpoint | None:
         """None if the tenant has no such endpoint."""
-        found = await self._endpoints.get(endpoint_id)
+        found = await self.documents.get(endpoint_id)
         return found if found and found.tenant == tenant else None
-
-    async def of_tenants(self, tenants: Collection[str]) -> dict[str, list[WebhookEndpoint]]:
-        """All of each of these tenants, newest first."""
-        return await self._endpoints.of_tenants(tenants)
 
     async def list(self, tenant: str, after: str, limit: int) -> tuple[list[WebhookEndpoint], bool]:
         """At most `limit` of the tenant's behind `after`, newest first, and whether there are more.
 
         Raises NotFound if it has no endpoint `after`, and has deleted none lately.
         """
-        page = await self._endpoints.page(after, limit, tenant=tenant)
+        page = await self.documents.page(after, limit, tenant=tenant)
         if page is None:
             raise NotFound(f"There is no webhook endpoint {after[:64]!r}.")
         return page
 
     async def check_ids(self, tenant: str, endpoint_ids: Sequence[str], param: str) -> None:
         """Raise BadRequest unless all of these are the tenant's; `param`: where they stand."""
-        found = await self._endpoints.some(endpoint_ids)
+        found = await self.documents.some(endpoint_ids)
         for each in endpoint_ids:
             if each not in found or found[each].tenant != tenant:
                 raise BadRequest(f"There is no webhook endpoint {each[:64]!r}.", param)

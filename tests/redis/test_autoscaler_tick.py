@@ -10,7 +10,7 @@ from redis import Redis
 from gateway.ops.autoscaler import tick as autoscale
 from gateway.ops.autoscaler.tick import tick
 from shared.fleet.registry import LOADING_EXPIRY_S
-from shared.fleet.scale_decisions import Scale, WorkerRange
+from shared.fleet.scale_decisions import Scale
 from shared.job.states import WorkerState
 from shared.store.interface import StoreUnavailable
 from shared.store.operators import HISTORY, ScaleStore
@@ -85,13 +85,13 @@ async def test_the_history_is_bounded_and_newest_first(queue: JobQueue, registry
 async def test_a_pool_that_fails_does_not_stop_the_others(
     queue: JobQueue, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker_range = ScaleStore.worker_range
+    read = ScaleStore.read
 
-    async def fails_for_one(store: ScaleStore, pool: str) -> WorkerRange | None:
-        assert pool != "a"
-        return await worker_range(store, pool)
+    async def fails_for_one(store: ScaleStore, pools: list[str]) -> tuple[float, dict[str, Scale]]:
+        assert pools != ["a"]
+        return await read(store, pools)
 
-    monkeypatch.setattr(ScaleStore, "worker_range", fails_for_one)
+    monkeypatch.setattr(ScaleStore, "read", fails_for_one)
     settings = Settings(autoscale="a=1:1,b=1:1")
     await tick(queue, registry, settings, settings.described)
     assert (await scale_of(queue, "b")).wanted == 1

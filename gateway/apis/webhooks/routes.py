@@ -236,7 +236,7 @@ async def _check_url(gateway: Gateway, url: str) -> None:
 async def _changed(
     gateway: Gateway, endpoint_id: str, change: Callable[[WebhookEndpoint], WebhookEndpoint]
 ) -> WebhookEndpoint:
-    changed = await gateway.of(WebhookRecords).change(endpoint_id, change)
+    changed = await gateway.of(WebhookRecords).documents.change(endpoint_id, change)
     if changed is None:
         raise _no_such_endpoint(endpoint_id)
     return changed

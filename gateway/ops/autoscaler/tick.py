@@ -95,7 +95,7 @@ async def _scale(
     if before is not None:
         last = Decided(before.wanted, before.reason, before.seen, before.needs, before.busy_at_s)
     seen = observe(await queue.servers.time_s(), lanes, heartbeats, last.seen if last else None)
-    chosen = await store.worker_range(name)
+    chosen = await store.ranges.get(name)
     limits = chosen.applied_to(pool.limits) if chosen else pool.limits
     decided = decide(seen, limits, last)
     scale = Scale(

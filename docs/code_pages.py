@@ -1,4 +1,4 @@
-"""The pages that are made of the code: settings, calls, bodies, commands."""
+"""The pages that are made of the code: settings, calls, bodies, errors, commands."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gateway.app import create_app
 from gateway.cli.main import app as command
 from gateway.gateway_settings import GatewaySettings
 from shared.fleet.fleet_settings import FleetSettings
+from shared.job.errors import FlotillaError
 from shared.platform.settings import PREFIX, ProcessSettings, declared
 
 logger.disable("jsonschema_markdown")  # of parts of a schema that it leaves out
@@ -34,6 +35,9 @@ with a line that names it and the nearest one. `flotilla config check` checks al
 _CALLS = """\
 Made of the gateway's own description, `GET /openapi.json`; `/docs` of a running gateway shows the
 same with a form for each call. How the calls belong together: [the API](index.md).
+"""
+_ERRORS = """\
+Errors of vLLM are passed on byte for byte; these are [Flotilla's own](index.md#errors).
 """
 _COMMANDS = """\
 What `flotilla --help` prints; each command has `-h`. Commands that ask a gateway find it by
@@ -51,6 +55,7 @@ async def pages() -> dict[str, str]:
         "operate/settings.md": settings_page(),
         "api/reference.md": calls_page(description),
         "api/schemas.md": schemas_page(description),
+        "api/errors.md": errors_page(),
         "command-line.md": commands_page(command),
     }
 
@@ -102,6 +107,19 @@ def schemas_page(description: Mapping[str, Any]) -> str:
     return _tables({"title": "Bodies", "description": about, "$defs": definitions})
 
 
+def errors_page() -> str:
+    """Flotilla's own errors by their statuses."""
+    lines = ["# Errors", "", _ERRORS, "| status | code | when |", "|---|---|---|"]
+    for kind in sorted(_errors(FlotillaError), key=lambda kind: kind.status):
+        code = f"`{kind.code}`" if kind.code else "null"
+        lines.append(f"| {kind.status} | {code} | {(kind.__doc__ or '').partition(chr(10))[0]} |")
+    return "\n".join(lines)
+
+
+def _errors(base: type[FlotillaError]) -> list[type[FlotillaError]]:
+    return [kind for sub in base.__subclasses__() for kind in (sub, *_errors(sub))]
+
+
 def calls_page(description: Mapping[str, Any]) -> str:
     """All calls by their tags: parameters, body, answers."""
     groups: dict[str, list[str]] = {}
@@ -129,7 +147,7 @@ def _call(name: str, operation: Mapping[str, Any]) -> str:
         else:
             codes = re.findall(r"`\w+`(?=:)", answer.get("description", ""))
             errors.append(" ".join([status, *codes]))
-    return "\n".join([*lines, f"- [errors](index.md#errors): {', '.join(errors)}", ""])
+    return "\n".join([*lines, f"- [errors](errors.md): {', '.join(errors)}", ""])
 
 
 def _bodies(content: Mapping[str, Any]) -> str:

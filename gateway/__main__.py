@@ -22,10 +22,10 @@ from gateway.http.half_open import limit_half_open
 from gateway.listen_settings import LOOPBACK
 from shared.job.errors import GatewayStopped
 from shared.platform import logs, process_start, tracing
-from shared.platform.cluster_url import is_cluster
 from shared.platform.loop_watchdog import LoopWatchdog
+from shared.platform.redis_url import is_cluster
 from shared.platform.settings import SettingsError, load_settings
-from shared.store.redis.start_checks import refuse_unfit
+from shared.store.health import refuse_unfit
 
 _CLOSE_S = 1
 """Seconds for aborted answers to be sent to their clients after SIGHUP."""

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.apis.table import APIS
-from gateway.core.audit_trail import AuditTrail
 from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
 from gateway.core.job_admission import JobAdmission
@@ -56,19 +55,14 @@ from shared.platform.malformed import MalformedValues
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import TaskSupervisor
-from shared.store.interface import StoreError
-from shared.store.redis import durability, eviction
-from shared.store.redis.audit_records import AuditRecords
+from shared.store.health import Health
+from shared.store.operators import AuditTrail
 from shared.store.redis.detector import Detector
-from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.lost_gateways import LostGateways
 from shared.store.redis.lost_workers import LostWorkers
-from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.rate_limit_records import RateLimitRecords
-from shared.store.redis.reaper import Reaper
-from shared.store.redis.redis_client import server_name
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
+from shared.store.upkeep import Reaper
 
 log = logging.getLogger("flotilla.gateway")
 
@@ -164,7 +158,7 @@ def _make_gateway(
     servers = Servers(settings.redis_url, settings.shards)
     queue = _queue(settings, servers)
     relay = Relay(queue, servers, gateway_id, metrics, settings.stream_buffer_bytes)
-    fleet = FleetView.of(settings, pools, servers.primary, MalformedValues(metrics.malformed))
+    fleet = FleetView.of(settings, pools, queue, MalformedValues(metrics.malformed))
     streams = StreamContext(
         gateway_id,
         settings,
@@ -176,7 +170,10 @@ def _make_gateway(
         partial(full, queue, fleet),
     )
     factory = JobFactory(settings, pools, gateway_id, relay.is_served, relay.n_readers.__getitem__)
-    admission, submitter = _door(settings, pools, queue, fleet, metrics)
+    health = Health(servers, settings.redis_high_watermark)
+    admission = JobAdmission(queue, fleet, health)
+    depths = settings.max_queue_depth, metrics, pools.max_depths
+    submitter = Submitter(queue, *depths, admission.with_time)
     gateway = Gateway(
         id=gateway_id,
         settings=settings,
@@ -188,15 +185,13 @@ def _make_gateway(
         streams=streams,
         fleet=fleet,
         keys=known,
-        eviction=eviction.EvictionMonitor(servers.all),
-        format=FormatMonitor(servers.primary, settings.shards),
-        tasks=TaskSupervisor(metrics.background_tasks),
+        health=health,
+        tasks=TaskSupervisor(),
         metrics=metrics,
         prometheus=registry,
         on_fleet_change=lambda: sampler.outdate(),  # the sampler is made below, from this object
     )
     sampler = Sampler(Overview(gateway).take)
-    metrics.overview_streams.set_function(lambda: sampler.viewers)
     for each in (sampler, Files(queue, settings.storage_url), Receiver()):
         gateway.add(each)
     _add_tenants(gateway)
@@ -210,21 +205,7 @@ def _add_tenants(gateway: Gateway) -> None:
     limiter = RateLimiter(RateLimitRecords(gateway.queue), gateway.fleet.now_s)
     gateway.submitter.on_unused = limiter.give_back
     gateway.add(limiter)
-    gateway.add(AuditTrail(AuditRecords(gateway.queue.servers)))
-
-
-def _door(
-    settings: GatewaySettings,
-    pools: Pools,
-    queue: JobQueue,
-    fleet: FleetView,
-    metrics: GatewayMetrics,
-) -> tuple[JobAdmission, Submitter]:
-    """What jobs pass on their way into the queue."""
-    memory = MemoryMonitor(queue, settings.redis_high_watermark)
-    admission = JobAdmission(queue, fleet, memory)
-    depths = settings.max_queue_depth, metrics, pools.max_depths
-    return admission, Submitter(queue, *depths, admission.with_time)
+    gateway.add(AuditTrail(gateway.queue.servers))
 
 
 def _queue(settings: GatewaySettings, servers: Servers) -> JobQueue:
@@ -242,21 +223,16 @@ async def _start(gateway: Gateway) -> None:
     lost_workers = LostWorkers(
         gateway.queue, gateway.metrics.lost_workers, gateway.fleet.worker_gone
     )
-    lost_gateways = LostGateways(gateway.queue, gateway.metrics.lost_gateways, gateway.id)
     detector = Detector(
         gateway.queue,
         lost_workers,
-        lost_gateways.abandon,
         gateway.settings.silence_s,
-        gateway.relay.check_subscription,
     )
     gateway.tasks.start("relay", gateway.relay.run())
     gateway.tasks.start("fleet view", gateway.fleet.run())
     gateway.tasks.start("reaper", reaper.run())
     gateway.tasks.start("detector", detector.run())
-    gateway.tasks.start("eviction monitor", gateway.eviction.run())
-    gateway.tasks.start("memory monitor", gateway.admission.memory.run())
-    gateway.tasks.start("format monitor", gateway.format.run())
+    gateway.tasks.start("health", gateway.health.run())
     refresh = gateway.of(KeyRefresh)
     if gateway.keys.needed:
         gateway.tasks.start("api keys", refresh.run())
@@ -266,8 +242,6 @@ async def _start(gateway: Gateway) -> None:
             await gateway.relay.connected()
             if gateway.keys.needed:
                 await refresh.loaded.wait()
-    gateway.tasks.start("lost gateways", lost_gateways.run())
-    await _warn_of_redis_settings(gateway.queue.servers)
     gc.collect()
     gc.freeze()  # objects made by imports stay: exclude them from later collections
     gc.set_threshold(10_000)  # by default 700: 3 % of the CPU of a short request
@@ -280,11 +254,3 @@ async def _stop(gateway: Gateway) -> None:
     await gateway.tasks.stop()
     await gateway.queue.close()
     await gateway.queue.servers.close()
-
-
-async def _warn_of_redis_settings(servers: Servers) -> None:
-    """Log settings of Redis that endanger jobs, of those servers that can be reached."""
-    for redis in servers.all:
-        with contextlib.suppress(StoreError):
-            if weakness := await durability.weakness(redis):
-                log.warning("Redis %s: %s", server_name(redis), weakness)

@@ -111,6 +111,6 @@ class FrontDoor:
 
     @property
     def format_mismatch(self) -> str:
-        """Why this release can't use its Redis; empty if it can (see format_version.py)."""
+        """Why this release can't use its Redis; empty if it can (see shared/store/health.py)."""
         gateway: Gateway | None = getattr(self._shared, "gateway", None)
-        return gateway.format.problem if gateway else ""
+        return gateway.health.format if gateway else ""

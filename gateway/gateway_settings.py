@@ -7,11 +7,10 @@ import re
 from pydantic import Field, field_validator
 
 from gateway.listen_settings import ListenSettings
-from shared.files.storage import MAX_BLOB_BYTES
-from shared.files.storage_settings import StorageSettings
 from shared.fleet.pool_settings import PoolSettings
 from shared.job.quotas import Quotas
 from shared.platform.settings import SettingList
+from shared.storage import MAX_BLOB_BYTES, StorageSettings
 from shared.webhooks.webhook_settings import WebhookSettings
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")

@@ -29,10 +29,9 @@ from load_tests.harness.table import Table
 from load_tests.systems.engine import CHAT_PATH, MODEL, EngineTiming
 from shared.job.job import NewJob, new_job_id
 from shared.job.lanes import DEFAULT
+from shared.store.connection import Connection
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import TIMEOUT_S
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from tests.harness.fleet import Stack
 from tests.harness.servers import RedisServer
 
@@ -93,7 +92,7 @@ async def _measure(processes: Stack, samples: int) -> list[ClaimLatency]:
     processes.worker(redis_url=server.socket_url, **settings)
     latencies = []
     async with _open_queue(server) as queue:
-        connection = PipelinedConnection(queue.servers.primary, TIMEOUT_S)
+        connection = Connection(queue.servers.primary.server)
         waiting = 0
         for count in _ELSEWHERE:
             while waiting < count:
@@ -112,7 +111,7 @@ async def _measure(processes: Stack, samples: int) -> list[ClaimLatency]:
                     ping_p50_ms=1e3 * median(pings_s),
                 )
             )
-        await connection.close()
+        connection.close()
     return latencies
 
 
@@ -164,7 +163,7 @@ async def _submit_and_time(queue: JobQueue) -> tuple[float, float]:
                 return attempt.started_at - began, (attempt.ended_at or 0.0) - began
 
 
-async def _time_ping(connection: PipelinedConnection) -> float:
+async def _time_ping(connection: Connection) -> float:
     await asyncio.sleep(random.uniform(*_PAUSE_S))
     began = time.monotonic()
     await connection.call("PING")

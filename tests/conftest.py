@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from shared.store.redis import keys
-from shared.store.redis.cluster import shard_tags
+from shared.store.servers import shard_tags
 from tests.harness.fleet import Stack
 from tests.harness.servers import KINDS, RedisServer, redis_of_kind
 
@@ -95,6 +96,12 @@ def enabled_loggers() -> None:
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("flotilla") and isinstance(logger, logging.Logger):
             logger.disabled = False
+
+
+@pytest.fixture(scope="session")
+def anthropic() -> Any:
+    """Anthropic's SDK. Its import takes two seconds, so no module that is collected does it."""
+    return importlib.import_module("anthropic")
 
 
 def _tags(config: pytest.Config) -> list[str]:

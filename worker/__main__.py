@@ -14,7 +14,7 @@ from shared.fleet.pools import load_pools
 from shared.platform import logs, process_start, tracing
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
-from shared.store.redis.start_checks import refuse_unfit
+from shared.store.health import refuse_unfit
 from worker.core.lifecycle import Worker
 from worker.core.plugin import AroundRuns
 from worker.engines.interface import Engine

@@ -15,10 +15,10 @@ from shared.batches.line_check import MOST_LINE_BYTES
 from shared.fleet.pools import load_pools
 from shared.job.lanes import pool_of
 from shared.platform.malformed import MalformedValues
+from shared.store.health import Health
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.memory_monitor import MemoryMonitor
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 
 
 class BatchContext(NamedTuple):
@@ -32,7 +32,7 @@ class BatchContext(NamedTuple):
     records: BatchRecords
     max_depths: Mapping[str, int]
     """By pool; of other pools, the settings' `max_queue_depth`."""
-    memory: MemoryMonitor
+    health: Health
     large_line: asyncio.Lock
     """Held while a large line is read, parsed and submitted: one at a time in a process."""
     steps: Mapping[str, EndpointStep] = {}
@@ -42,7 +42,7 @@ class BatchContext(NamedTuple):
         """Raises SettingsError."""
         pools, queue = load_pools(settings), JobQueue(servers, quotas=settings.quotas)
         queue.share_rules = settings.fair_shares.rules
-        fleet = FleetView.of(settings, pools, servers.primary, MalformedValues())
+        fleet = FleetView.of(settings, pools, queue, MalformedValues())
         fleet.asks_for_unknown = False  # each of a million lines would
         return cls(
             settings=settings,
@@ -52,7 +52,7 @@ class BatchContext(NamedTuple):
             files=Files(queue, settings.storage_url),
             records=BatchRecords(queue),
             max_depths=pools.max_depths,
-            memory=MemoryMonitor(queue, settings.redis_high_watermark),
+            health=Health(servers, settings.redis_high_watermark),
             large_line=asyncio.Lock(),
         )
 

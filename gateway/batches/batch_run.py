@@ -14,8 +14,8 @@ from gateway.batches.line_result import CANCELLED, EXPIRED, CutOff
 from gateway.batches.owner import Owner
 from gateway.batches.window import NOTHING_NEW, Share, Window
 from shared.batches.batch import BatchStatus, LineError, file_id_of
-from shared.files.stored_file import Purpose, StoredFile
 from shared.job.errors import BlobMissing
+from shared.store.files import Purpose, StoredFile
 from shared.store.redis.batch_fields import pack_errors
 from shared.store.redis.batch_records import Change, OwnedBatch, Which
 

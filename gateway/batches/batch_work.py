@@ -47,7 +47,7 @@ class BatchWork:
         if not ids:
             return
         until = time.monotonic() + SLICE_S
-        await self._context.memory.look()
+        await self._context.health.look()
         if time.monotonic() > self._refreshed_at + _REFRESH_S:
             await self._context.fleet.refresh()
             self._refreshed_at = time.monotonic()

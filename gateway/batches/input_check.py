@@ -12,8 +12,8 @@ from gateway.batches.input_lines import InputLine, input_lines
 from gateway.http.body import SMALL_BYTES, in_thread
 from shared.batches.batch import Batch, LineError
 from shared.batches.line_check import MOST_ERRORS, MOST_LINES, BadLine, check_line
-from shared.files.storage import Storage
-from shared.files.stored_file import StoredFile
+from shared.storage import Storage
+from shared.store.files import StoredFile
 
 _STEP_S = 0.005
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from shared.files.storage import Storage
-from shared.files.stored_file import Segment
+from shared.storage import Segment, Storage
 
 _BOM = b"\xef\xbb\xbf"
 _AT_ONCE = 512

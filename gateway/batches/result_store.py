@@ -8,7 +8,7 @@ from gateway.batches.batch_context import BatchContext
 from gateway.batches.line_result import LineResult
 from gateway.batches.owner import Owner
 from shared.batches.batch import Usage
-from shared.files.stored_file import Segment
+from shared.storage import Segment
 from shared.store.redis.batch_records import Change
 
 

@@ -26,9 +26,9 @@ from gateway.batches.line_result import CutOff, LineResult, given_up
 from gateway.batches.owner import Owner
 from gateway.batches.result_store import ResultStore
 from shared.batches.line_check import parse_line
-from shared.files.stored_file import StoredFile
 from shared.job.job import NewJob, checked_shard
 from shared.platform.tasks import run_together
+from shared.store.files import StoredFile
 from shared.store.redis.batch_records import Change, LinePlace, OwnedBatch
 
 _MOST_LINES = 8192
@@ -152,7 +152,7 @@ class Window:
             if isinstance(made, LineResult):
                 self._finish(made)
                 sent = True
-            elif made is not None and self._context.memory.take_job(made):
+            elif made is not None and self._context.health.take_job(made):
                 max_depth = self._context.max_depth(made.pool)
                 jobs.setdefault((made.shard, max_depth), []).append((number, made))
         for (shard, max_depth), pairs in jobs.items():
@@ -169,7 +169,7 @@ class Window:
             if isinstance(made, LineResult):
                 self._finish(made)
                 return True
-            if made is None or not self._context.memory.take_job(made):
+            if made is None or not self._context.health.take_job(made):
                 return False
             depth = self._context.max_depth(made.pool)
             return await self._submit_to(made.shard, depth, [(number, made)])

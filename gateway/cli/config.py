@@ -17,7 +17,7 @@ from shared.fleet.pool import Pool, PoolEntry
 from shared.fleet.pool_settings import PoolSettings
 from shared.fleet.pools import Pools, load_pools
 from shared.platform import config_file
-from shared.platform.node_list import without_password
+from shared.platform.redis_url import without_password
 from shared.platform.settings import (
     ProcessSettings,
     SettingsError,

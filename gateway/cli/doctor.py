@@ -21,7 +21,7 @@ from gateway.cli.gateway_client import GatewayClient
 from gateway.cli.output import level, line
 from shared.fleet import limits
 from shared.fleet.limits import Level
-from shared.platform.node_list import without_password
+from shared.platform.redis_url import without_password
 
 app = typer.Typer()
 _MARKS = {Level.OK: "ok  ", Level.WARNING: "WARN", Level.PROBLEM: "FAIL"}

@@ -20,7 +20,7 @@ from gateway.listen_settings import is_loopback
 from shared.client.connections import LIMITS, SOCKET_OPTIONS
 from shared.client.sse import EventSplitter, field, is_comment
 from shared.client.transport import ResumingTransport
-from shared.platform.node_list import without_password
+from shared.platform.redis_url import without_password
 from shared.platform.settings import SettingsError, load_settings
 
 DEFAULT_URL = "http://127.0.0.1:8000"

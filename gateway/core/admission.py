@@ -6,7 +6,7 @@ error messages reach the client unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gateway.core.answer_size import most_output
@@ -102,9 +102,9 @@ def check_lane(key: ApiKey, lane: str) -> None:
         check_scope(key, Scope.PRIORITY)
 
 
-def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
+def check_intake(fleet: FleetView, pool: str) -> None:
     """Raise IntakeStopped if an operator has stopped this pool's intake."""
-    if pool_of(pool) in intake_stopped:
+    if fleet.switches and fleet.switches_of(pool).intake_stopped:
         raise IntakeStopped(
             f"An operator has stopped the intake of the pool {pool_of(pool)}: no new requests are "
             "accepted now; try again later."
@@ -144,8 +144,7 @@ async def admit(
     model = await fleet.model(request.model, version)
     if key is not None and not request.model:
         check_model(key, model.name, model.served_name)
-    if fleet.switches.intake_stopped:
-        check_intake(model.pool, fleet.switches.intake_stopped)
+    check_intake(fleet, model.pool)
     if request.restricted:
         check_permission(request.restricted, fleet.allowed_fields(model.pool))
     check_prompt_size(request.prompt, model.card)

@@ -146,9 +146,6 @@ class JobAnswer:
             self._context.relay.close(self._reader)
             if not ended:
                 self._leave_job()
-        if self._had is None:
-            seconds = time.monotonic() - self._received
-            self._context.metrics.answer_seconds[self._streams].observe(seconds)
 
     def _on_client_left(self) -> None:
         self._client_left = True

@@ -96,7 +96,6 @@ async def answer_of(
 
 async def _replayed(gateway: Gateway, job_id: str, call: NewCall, incoming: Incoming) -> Answer:
     """The answer of the job that an earlier request with the same idempotency key has made."""
-    gateway.metrics.replayed.inc()
     joined = await gateway.queue.get(job_id)
     if joined is None:
         raise StreamReset("The job of this Idempotency-Key is gone; send the request again.")

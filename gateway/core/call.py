@@ -59,7 +59,7 @@ from shared.job.lanes import FLEX, pool_of
 from shared.job.placement import LEAST_BYTES
 from shared.job.replies import JoinedJob
 from shared.job.states import JobState
-from shared.store.redis.webhook_records import WebhookRecords
+from shared.store.webhooks import WebhookRecords
 from shared.tenants.rate_limits import Limited, estimate
 from shared.webhooks.webhook_delivery import notify_of
 
@@ -160,8 +160,8 @@ async def _checked_call(
         if len(whole) > SMALL_BYTES:
             BODIES.hold(incoming.scope, len(whole))
         await in_thread(lambda: check_size(whole, limits))
-        if not gateway.admission.memory.take(made.shard, len(whole)):
-            raise gateway.admission.memory.refusal(made.shard)
+        if not gateway.health.take(made.shard, len(whole)):
+            raise gateway.health.refusal(made.shard)
     made = await _with_prefixes(gateway, made)
     return NewCall(made, background, bool(key)), request.output
 
@@ -203,7 +203,7 @@ async def repeat(
         sent, api_key, request_id = admit_tenant(incoming), incoming.key.id, incoming.request_id
         model = gateway.fleet.models.get(job.model)
         check_model(incoming.key, job.model, model.served_name if model else "")
-        check_intake(job.pool, gateway.fleet.switches.intake_stopped)
+        check_intake(gateway.fleet, job.pool)
         if name := sent.idempotency_key:
             key = IdempotencyKey.of(incoming.tenant, incoming.scope["path"], name, b"")
     body, _ = await gateway.queue.stored_request(job.id)

@@ -20,8 +20,7 @@ from gateway.gateway_settings import GatewaySettings
 from gateway.http.known_keys import KnownKeys
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
-from shared.store.redis.eviction import EvictionMonitor
-from shared.store.redis.format_version import FormatMonitor
+from shared.store.health import Health
 from shared.store.redis.job_queue import JobQueue
 from shared.tenants.api_key import ApiKey
 
@@ -62,8 +61,7 @@ class Gateway:
     streams: StreamContext
     fleet: FleetView
     keys: KnownKeys
-    eviction: EvictionMonitor
-    format: FormatMonitor
+    health: Health
     tasks: TaskSupervisor
     metrics: GatewayMetrics
     prometheus: CollectorRegistry

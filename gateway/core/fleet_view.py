@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Collection, Set
-from typing import Any, Self
+from collections.abc import Collection, Mapping, Set
+from typing import Self
 
 from gateway.gateway_settings import GatewaySettings
 from shared.fleet import wait_estimate
-from shared.fleet.desired_pool import Switches
 from shared.fleet.limits import GATEWAY_FLEET
 from shared.fleet.model_names import ModelNames, declared_models, merged
 from shared.fleet.pools import Pools
@@ -23,9 +22,9 @@ from shared.job.lanes import pool_of
 from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
 from shared.store.interface import StoreError
-from shared.store.redis.desired_pools import DesiredPools
+from shared.store.operators import DesiredPools, PoolSwitches, ScaleStore
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.scale_store import ScaleStore
+from shared.store.redis.job_queue import JobQueue
 
 _REFRESH_S = HEARTBEAT_S
 # An unknown model causes a refresh, but a thousand such requests do not cause a thousand.
@@ -37,17 +36,16 @@ class FleetView:
 
     def __init__(
         self,
-        registry: Registry,
-        scales: ScaleStore,
+        queue: JobQueue,
         pools: Pools | None = None,
         default_model: str = "",
         allow_fields: Collection[str] = (),
-        desired: DesiredPools | None = None,
+        malformed: MalformedValues | None = None,
     ) -> None:
         """`pools`: those of flotilla.yaml are known from the start, with or without workers.
 
-        `allow_fields`: allowed for every pool, as in field_policy.py. `desired`: the states that
-        operators have requested; None: none.
+        `allow_fields`: allowed for every pool, as in field_policy.py. `malformed` counts what can't
+        be read.
         """
         self._allow_fields = tuple(allow_fields)
         self._pool_allows = {pool.name: pool.allow_fields for pool in pools.all} if pools else {}
@@ -63,14 +61,13 @@ class FleetView:
         self.asks_for_unknown = True
         """An unknown model is looked for in Redis once more."""
         self.losses = WorkerLosses()
-        self.switches = Switches(frozenset(), frozenset())
+        self.switches: Mapping[str, PoolSwitches] = {}
+        """Of pools that do not work as usual."""
         self.scales: dict[str, Scale] = {}
         """The last decision for each autoscaled pool."""
-        self.history = scales.history
-        self.set_worker_range = scales.set_worker_range
-        self._registry = registry
-        self._scales = scales
-        self._desired = desired
+        self.scale_store = ScaleStore(queue, malformed)
+        self._registry = Registry(queue.servers.primary, malformed)
+        self._desired = DesiredPools(queue, malformed)
         self._redis_ahead_s = time.time() - time.monotonic()  # a guess until Redis answers
         self._read_at = float("-inf")
         self._complete_at = time.monotonic()
@@ -79,17 +76,10 @@ class FleetView:
 
     @classmethod
     def of(
-        cls, settings: GatewaySettings, pools: Pools, redis: Any, malformed: MalformedValues
+        cls, settings: GatewaySettings, pools: Pools, queue: JobQueue, malformed: MalformedValues
     ) -> Self:
-        """The fleet in this Redis (the primary)."""
-        return cls(
-            Registry(redis, malformed),
-            ScaleStore(redis, malformed),
-            pools,
-            settings.default_model,
-            settings.allow_fields,
-            DesiredPools(redis, malformed),
-        )
+        """The fleet of this queue."""
+        return cls(queue, pools, settings.default_model, settings.allow_fields, malformed)
 
     async def run(self) -> None:
         """Refresh the copy until cancelled."""
@@ -121,11 +111,10 @@ class FleetView:
         self.models = self.names.listed
         self._set_workers(await self._registry.heartbeats())
         pools = sorted({pool_of(model.pool) for model in models.values()})
-        now_s, self.scales = await self._scales.read(pools)
+        now_s, self.scales = await self.scale_store.read(pools)
         self._redis_ahead_s = now_s - time.monotonic()
         self.losses.update(self.heartbeats, now_s)
-        if self._desired is not None:
-            self.switches = await self._desired.switches(pools)
+        self.switches = await self._desired.switches(pools)
         self._complete_at = time.monotonic()
 
     async def refresh_workers(self) -> None:
@@ -195,10 +184,14 @@ class FleetView:
     def wait_estimate(self, pool: str, position: int) -> WaitEstimate:
         """How long the job at `position` (from 1) of the pool may wait, and why."""
         pool = pool_of(pool)
-        if pool in self.switches.paused:
+        if self.switches_of(pool).paused:
             return WaitEstimate(None, self.wait_reason(pool) or "paused by an operator")
         workers, scale = self.workers_of(pool), self.scales.get(pool)
         return wait_estimate.wait_estimate(position, workers, scale, self.now_s())
+
+    def switches_of(self, pool: str) -> PoolSwitches:
+        """What operators have asked for of the pool."""
+        return self.switches.get(pool_of(pool), PoolSwitches())
 
     def has_workers(self, pool: str) -> bool:
         """Whether any worker of the pool serves, or starts."""

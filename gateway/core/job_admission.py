@@ -15,10 +15,10 @@ from gateway.core.fleet_view import FleetView
 from shared.job.errors import DeadlineUnreachable, FlotillaError, TooManyWaiting
 from shared.job.job import NewJob
 from shared.platform.durations import duration
+from shared.store.health import Health
 from shared.store.interface import StoreError
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.memory_monitor import MemoryMonitor
-from shared.store.redis.next_place import NextPlace, next_place
+from shared.store.views import QueuePlace, next_place
 
 _READ_AGAIN_S: Final = 0.25
 _MOST_PLACES: Final = 1_000
@@ -33,16 +33,16 @@ class _Place:
         self.read_at_s = float("-inf")
         self.since = 0
         """Jobs for which the answer was used since then."""
-        self.reading: asyncio.Task[NextPlace] | None = None
+        self.reading: asyncio.Task[QueuePlace] | None = None
 
 
 class JobAdmission:
     """Of one gateway process."""
 
-    def __init__(self, queue: JobQueue, fleet: FleetView, memory: MemoryMonitor) -> None:
+    def __init__(self, queue: JobQueue, fleet: FleetView, health: Health) -> None:
         self._queue = queue
         self._fleet = fleet
-        self.memory = memory
+        self._health = health
         self._places: OrderedDict[tuple[str, str, str], _Place] = OrderedDict()
 
     async def admit(self, job: NewJob) -> NewJob:
@@ -54,8 +54,8 @@ class JobAdmission:
         refusal: FlotillaError | None = None
         limits_s = (job.queue_deadline_s, job.deadline_s, job.max_wait_s)
         limit_s = min((each for each in limits_s if each is not None), default=None)
-        if not self.memory.take_job(job):
-            refusal = self.memory.refusal(job.shard)
+        if not self._health.take_job(job):
+            refusal = self._health.refusal(job.shard)
         elif limit_s is not None:
             refusal = await self._unreachable(job, limit_s)
         if refusal is not None and await self._queue.find_keyed(job) is None:
@@ -86,7 +86,7 @@ class JobAdmission:
         except StoreError:
             return error
         # As the first one in its lane, or as its tenant's first one.
-        turns = place.turns if isinstance(error, TooManyWaiting) else 1
+        turns = place.tenants if isinstance(error, TooManyWaiting) else 1
         position = place.better + turns
         wait_s = self._fleet.wait_estimate(job.pool, position).wait_s
         if wait_s is None:
@@ -98,11 +98,12 @@ class JobAdmission:
     async def _wait_s(self, job: NewJob, place: _Place) -> float | None:
         """How long a new job waits; None: not known."""
         found = await self._read(job, place)
-        if place.since < found.free:
+        free = 0 if found.others else found.free
+        if place.since < free:
             return 0.0
         if not self._fleet.has_workers(job.pool):  # the job has to wait, so that one is started
             return None
-        position = found.position(place.since - found.free)
+        position = found.behind(place.since - free).position
         return self._fleet.wait_estimate(job.pool, position).wait_s
 
     def _place(self, job: NewJob) -> _Place:
@@ -115,7 +116,7 @@ class JobAdmission:
             self._places.popitem(last=False)
         return place
 
-    async def _read(self, job: NewJob, place: _Place) -> NextPlace:
+    async def _read(self, job: NewJob, place: _Place) -> QueuePlace:
         """Ask Redis, unless it was asked just now. All who wait for the answer share it."""
         now_s = time.monotonic()
         if place.reading is None or (

@@ -33,7 +33,7 @@ from shared.job.job_log import Delta
 from shared.job.states import JobState
 from shared.store.interface import StoreError
 from shared.store.read_again import read_again
-from shared.store.redis.depths import position
+from shared.store.views import places
 
 END_ID = "end"
 """The id of the last event. It is no number: where Redis has lost writes, the end may have that of
@@ -189,7 +189,8 @@ def _render_deltas(event: LogEvent) -> list[tuple[bytes, str]]:
 
 
 async def _queued(context: StreamContext, job: Job, last_id: str) -> bytes:
-    data = {"id": job.id, "state": job.state, "position": await position(context.queue, job)}
+    (place,) = await places(context.queue, [job])
+    data = {"id": job.id, "state": job.state, "position": place and place.position}
     return sse.event("queued", data, last_id)
 
 

@@ -14,10 +14,9 @@ from shared.job.job import Attempt, Job
 from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.job.trace_context import trace_id
-from shared.store.redis.depths import position, positions
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.listing import with_errors
 from shared.store.stored_body import Body
+from shared.store.views import places, with_errors
 
 _MAX_POSITION_COMMANDS = 10_000
 """Redis commands for the positions in one list. A list that needs more has no positions."""
@@ -71,9 +70,9 @@ async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]
     fields = [summary(job) for job in await with_errors(queue, jobs)]
     queued = [number for number, job in enumerate(jobs) if job.state is JobState.QUEUED]
     if len(queued) * queue.shards <= _MAX_POSITION_COMMANDS:
-        found = await positions(queue, [jobs[number] for number in queued])
-        for number, rank in zip(queued, found, strict=True):
-            fields[number]["position"] = rank
+        found = await places(queue, [jobs[number] for number in queued])
+        for number, place in zip(queued, found, strict=True):
+            fields[number]["position"] = place and place.position
     return fields
 
 
@@ -87,13 +86,14 @@ async def full(queue: JobQueue, fleet: FleetView, job: Job) -> tuple[Body, dict[
     """
     fields, headers = summary(job), dict[str, str]()
     if job.state is JobState.QUEUED:
-        rank = fields["position"] = await position(queue, job)
-        if rank is not None:
-            wait = fleet.wait_estimate(job.pool, rank)
+        (place,) = await places(queue, [job])
+        fields["position"] = place and place.position
+        if place is not None:
+            wait = fleet.wait_estimate(job.pool, place.position)
             fields["estimated_wait_s"] = None if wait.wait_s is None else round(wait.wait_s, 1)
             if wait.reason:
                 fields["wait_reason"] = wait.reason
-            headers = waiting_headers(rank, wait)
+            headers = waiting_headers(place.position, wait)
         if job.suspect:
             fields["wait_reason"] = _SUSPECT
     if job.state is not JobState.QUEUED or job.attempts:

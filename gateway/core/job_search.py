@@ -9,7 +9,7 @@ from gateway.core.job_filter import JobFilter
 from shared.job.job import Job
 from shared.job.place import Place
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.listing import page
+from shared.store.views import page
 
 _ROWS = 100
 """Rows in one read of a list that is filtered."""

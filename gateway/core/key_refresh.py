@@ -10,9 +10,12 @@ import time
 from gateway.http.known_keys import KnownKeys
 from shared.platform.malformed import MalformedValues
 from shared.platform.tasks import run_together
+from shared.store.api_keys import KeyRecords
+from shared.store.documents import SHARD
 from shared.store.interface import StoreError
+from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.key_records import KeyRecords, key_subscription
+from shared.store.subscription import Subscription
 
 log = logging.getLogger("flotilla.keys")
 
@@ -23,14 +26,17 @@ class KeyRefresh:
     """Looks twice a second whether keys have changed, and at once when told so. Start `run`."""
 
     def __init__(self, queue: JobQueue, known: KnownKeys, malformed: MalformedValues) -> None:
-        self.records = KeyRecords(queue)
+        self.records = KeyRecords(queue, malformed)
         self._known = known
-        self._malformed = malformed
         self._version: bytes | None = None
         self._refreshing = asyncio.Lock()
         self._told = asyncio.Event()
-        self._subscription = key_subscription(
-            queue.servers, lambda _: self._told.set(), self._told.set
+        self._subscription = Subscription(
+            queue.servers,
+            SHARD,
+            keys.API_KEYS_CHANNEL,
+            lambda _: self._told.set(),
+            self._told.set,
         )
         self.loaded = asyncio.Event()
         """The keys were read once."""
@@ -54,12 +60,9 @@ class KeyRefresh:
         """Read what has changed. Raises StoreError."""
         async with self._refreshing:
             began = time.monotonic()
-            if await self.records.version() != self._version:
+            if await self.records.keys.version() != self._version:
                 found = await self.records.read()
                 self._version = found.version
-                self._known.replace(found.keys(self._skip), found.tenant_limits(self._skip))
+                self._known.replace(found.keys, found.tenant_limits)
             self._known.checked(began)
             self.loaded.set()
-
-    def _skip(self, digest: bytes, error: Exception) -> None:
-        self._malformed.skip("key", digest.hex()[:8], error)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.core.context import Gateway
 from shared.store.redis.usage_records import UsageRecords
-from shared.tenants.rate_limits import MOST, RateLimits, limits_of
+from shared.tenants.rate_limits import MOST, RateLimits
 
 
 class LimitsObject(BaseModel):
@@ -29,15 +29,7 @@ class LimitsObject(BaseModel):
     @property
     def limits(self) -> RateLimits:
         """As they are stored."""
-        return limits_of(
-            (
-                self.requests_per_minute,
-                self.tokens_per_minute,
-                self.concurrent_requests,
-                self.tokens_per_day,
-                self.tokens_per_month,
-            )
-        )
+        return RateLimits(*(getattr(self, name) for name in RateLimits._fields))
 
 
 class UsedObject(BaseModel):

@@ -12,7 +12,7 @@ from shared.job.errors import StreamReset
 from shared.job.states import JobState
 from shared.platform.durations import duration
 from shared.store.interface import StoreError
-from shared.store.redis.depths import position
+from shared.store.views import places
 
 _LEAST_TOLD_S: Final = 2.0
 """Shorter waits are not compared: the first output takes a part of that by itself."""
@@ -65,20 +65,20 @@ async def read_progress(
         return _UNKNOWN
     try:
         job = await context.queue.get(job_id)
-        queue_position = job and await position(context.queue, job)
+        place = (await places(context.queue, [job]))[0] if job else None
     except StoreError:
         return _UNKNOWN
     if job is None:
         raise StreamReset("The queue has lost this job.")
     if job.state.terminal:
         return Progress(b"")
-    if not queue_position:
+    if place is None:
         return Progress(sse.comment(job.state))
     wait = None
     if job.state is JobState.QUEUED:
-        wait = context.fleet.wait_estimate(job.pool, queue_position)
-    text = f"{job.state}, position {queue_position}{_words(wait)}"
-    return Progress(sse.comment(text), queue_position, wait)
+        wait = context.fleet.wait_estimate(job.pool, place.position)
+    text = f"{job.state}, position {place.position}{_words(wait)}"
+    return Progress(sse.comment(text), place.position, wait)
 
 
 def _words(wait: WaitEstimate | None) -> str:

@@ -14,7 +14,7 @@ from gateway.core.context import Gateway
 from gateway.http.body_parts import BodyParts
 from gateway.http.early_answer import EarlyAnswer
 from gateway.http.error_response import error_response, to_flotilla_error
-from shared.store.redis.file_records import StorageQuota
+from shared.store.files import StorageQuota
 
 _AT_ONCE = 4
 """Bodies of one tenant that this gateway receives at a time; each takes some MiB. Others wait: the

@@ -1,6 +1,6 @@
 """The relay: a gateway's subscription to its channel, dispatched to readers in memory.
 
-Token path: Redis pub/sub (shared/store/redis/subscription.py) -> here -> gateway/core/reader.py.
+Token path: Redis pub/sub (shared/store/subscription.py) -> here -> gateway/core/reader.py.
 
 Pub/sub may lose messages. A job's log is the truth: readers read it where frames are missing.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from functools import partial
 from math import inf
 from time import monotonic
@@ -24,8 +24,9 @@ from shared.platform import logs
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import run_together
 from shared.store.interface import Store, StoreError
-from shared.store.redis.servers import Servers
-from shared.store.redis.subscription import gateway_subscription
+from shared.store.redis import keys
+from shared.store.servers import Servers
+from shared.store.subscription import Subscription
 
 log = logging.getLogger("flotilla.relay")
 
@@ -61,10 +62,10 @@ class Relay:
         self._metrics = metrics
         self._warn_malformed = logs.RareWarning(log)
         self._subscriptions = {
-            shards: gateway_subscription(
+            shards: Subscription(
                 servers,
                 shards[0],
-                gateway_id,
+                keys.tokens_channel(gateway_id),
                 self._dispatch,
                 partial(self._on_connected, shards),
                 partial(self._on_lost, shards),
@@ -105,11 +106,6 @@ class Relay:
     def is_served(self, shard: int) -> bool:
         """Whether jobs of the shard can be submitted now, and their frames arrive."""
         return self._subscription_of[shard].is_served
-
-    def check_subscription(self, shards: range, channels: Set[str]) -> None:
-        """Subscribe anew if this gateway's channel is not among those with subscribers."""
-        subscription = self._subscriptions[shards]
-        subscription.observe(subscribed=subscription.channel in channels)
 
     # --- readers ---
 

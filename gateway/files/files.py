@@ -11,8 +11,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from shared.files.storage import Storage
-from shared.files.stored_file import StoredFile
 from shared.job.errors import (
     FlotillaError,
     NotFound,
@@ -20,7 +18,8 @@ from shared.job.errors import (
     StorageUnavailable,
 )
 from shared.platform.logs import RareWarning
-from shared.store.redis.file_records import FileRecords
+from shared.storage import Storage
+from shared.store.files import FileRecords, StoredFile
 from shared.store.redis.job_queue import JobQueue
 
 log = logging.getLogger("flotilla.files")

@@ -29,9 +29,9 @@ log = logging.getLogger("flotilla.gateway")
 _CHECK_S = 1.0
 _LINGER_S = 2.0
 """Time for a refused client to read its answer."""
-# Files of the process itself, and connections of shared/store/redis/redis_client.py to each server.
-_OWN_DESCRIPTORS = 32
-_DESCRIPTORS_PER_REDIS = 72
+# Files of the process itself, and its connections to each server of Redis.
+_OWN_DESCRIPTORS = 64
+_DESCRIPTORS_PER_REDIS = 8
 
 
 def raise_descriptor_limit() -> int:
@@ -63,7 +63,6 @@ class Connections:
         self._timer: asyncio.TimerHandle | None = None
         self._warn_full = RareWarning(log)
         metrics.connections.set_function(lambda: len(self._open))
-        metrics.connections_limit.set(most)
 
     def has_room(self, open_connections: Collection[Any]) -> bool:
         """Whether a connection that was just accepted may stay; `open_connections` includes it."""

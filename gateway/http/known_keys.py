@@ -72,9 +72,9 @@ class KnownKeys:
     def limits_of(self, key: ApiKey) -> tuple[Limited, ...]:
         """The limits of a key and of its tenant; empty if there are none."""
         own, of_tenant = key.limits, self.tenant_limits.get(key.tenant)
-        if own is NO_LIMITS and of_tenant is None:
+        if own == NO_LIMITS and of_tenant is None:
             return ()
-        found = () if own is NO_LIMITS else (Limited(key_name(key.id), own),)
+        found = () if own == NO_LIMITS else (Limited(key_name(key.id), own),)
         return found if of_tenant is None else (*found, Limited(tenant_name(key.tenant), of_tenant))
 
     def checked(self, at: float) -> None:

@@ -13,15 +13,13 @@ from gateway.launcher.child import Command
 from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.service import Service
 from shared.fleet.pool import Pool
-from shared.platform.node_list import without_password
+from shared.platform.redis_url import without_password
 from shared.platform.settings import SettingsError, to_environment
+from shared.store.health import FORMAT_VERSION, FormatMismatch, refuse_unfit
 from shared.store.interface import StoreError
-from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.format_version import FORMAT_VERSION, FormatMismatch, check_format
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.servers import Servers
-from shared.store.redis.start_checks import refuse_old, refuse_shards
-from shared.store.redis.unused_models import UnusedModels
+from shared.store.servers import Servers
+from shared.store.upkeep import forget_idle_models
 
 _WAIT_S = 10.0
 
@@ -87,16 +85,9 @@ class FleetRedis:
         self.service = self._make_service("redis", lambda: command, self._answers)
 
     async def check(self) -> None:
-        """Raise CannotStartError for a server that is too old or holds another release's data.
-
-        Otherwise each process would fail with it.
-        """
-        shards = self._settings.shards
+        """Raise CannotStartError for a server with which each process would fail."""
         try:
-            refuse_shards(self.url, shards)
-            async with Servers(self.url, shards, max_connections=1) as servers:
-                await refuse_old(servers.primary)
-                await check_format(servers.primary, shards)
+            await refuse_unfit(self._settings.model_copy(update={"redis_url": self.url}))
         except FormatMismatch as error:
             if self.service is None:
                 raise CannotStartError(str(error)) from error
@@ -120,9 +111,9 @@ class FleetRedis:
         if self.service is None or renamed:
             return
         try:
-            async with Servers(self.url, self._settings.shards, max_connections=2) as servers:
-                unused = UnusedModels(JobQueue(servers), Registry(servers.primary))
-                names = await unused.forget_without_work({pool.name for pool in pools})
+            async with Servers(self.url, self._settings.shards) as servers:
+                used = {pool.name for pool in pools}
+                names = await forget_idle_models(JobQueue(servers), used)
         except StoreError as error:
             raise CannotStartError(f"Redis failed: {error}") from error
         if names:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gateway.launcher.child import Command
 from shared.store.interface import StoreError
-from shared.store.redis.redis_client import connect
+from shared.store.servers import connect
 
 _PING_TIMEOUT_S = 2.0
 _LOCK_WAIT_S = 2.0
@@ -161,7 +161,7 @@ def appendfsync(*, durable: bool) -> str:
 async def ping(url: str) -> str | None:
     """None if a Redis answers at `url`, else what is wrong."""
     try:
-        client = connect(url, max_connections=1)
+        client = connect(url)
     except ValueError as error:
         return str(error)
     try:
@@ -170,5 +170,5 @@ async def ping(url: str) -> str | None:
     except (StoreError, TimeoutError) as error:
         return str(error) or type(error).__name__
     finally:
-        await client.aclose(close_connection_pool=True)
+        await client.aclose()
     return None

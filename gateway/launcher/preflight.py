@@ -18,7 +18,7 @@ from gateway.launcher.supervisor import EXIT_FAILED, Commands, Supervisor
 from shared.fleet.pool import Pool
 from shared.fleet.pools import load_pools
 from shared.platform.settings import SettingsError, to_environment
-from shared.store.redis.start_checks import refuse_unfit
+from shared.store.health import refuse_unfit
 
 
 async def check_and_run(

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.worker_children import Workers
 from gateway.ops.autoscaler.reconcile import Plan, instance, reconcile
 from shared.store.interface import StoreError
+from shared.store.operators import ScaleStore
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.scale_store import ScaleStore
+from shared.store.redis.job_queue import JobQueue
 
 _INTERVAL_S = 1.0
 _TRY_AGAIN_S = 300.0
@@ -29,7 +29,7 @@ class Scaler:
         self,
         workers: Workers,
         pool: str,
-        redis: Any,
+        queue: JobQueue,
         *,
         start: Callable[[Service, Coroutine[None, None, None]], None],
         grace_s: float,
@@ -38,8 +38,8 @@ class Scaler:
         """`start` runs a service's coroutine as a task; `grace_s`: time for a worker to end."""
         self._workers = workers
         self._pool = pool
-        self._registry = Registry(redis)
-        self._store = ScaleStore(redis)
+        self._registry = Registry(queue.servers.primary)
+        self._store = ScaleStore(queue)
         self._start = start
         self._grace_s = grace_s
         self._say = say

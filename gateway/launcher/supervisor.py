@@ -36,7 +36,8 @@ from shared.fleet.pool import Pool
 from shared.platform.free_memory import free_memory
 from shared.platform.settings import to_environment
 from shared.platform.tasks import end
-from shared.store.redis import redis_client as connections
+from shared.store.redis.job_queue import JobQueue
+from shared.store.servers import Servers, connect
 
 EXIT_FAILED = 1
 EXIT_FORCED = 130
@@ -174,21 +175,19 @@ class Supervisor:
     @contextlib.asynccontextmanager
     async def _scalers(self) -> AsyncIterator[dict[str, Scaler]]:
         settings = self._settings
-        redis = connections.connect(self._redis.url, max_connections=2)
-        try:
+        async with Servers(self._redis.url, settings.shards) as servers:
+            queue = JobQueue(servers)
             yield {
                 name: Scaler(
                     workers,
                     name,
-                    redis,
+                    queue,
                     start=self._running.start,
                     grace_s=settings.drain_deadline_s + _WORKER_MARGIN_S,
                     say=self._say,
                 )
                 for name, workers in self._workers.items()
             }
-        finally:
-            await redis.aclose()
 
     async def _keep_serving(self, scalers: Mapping[str, Scaler]) -> None:
         tasks: list[asyncio.Task[Any]] = [
@@ -210,7 +209,7 @@ class Supervisor:
         settings = self._settings
         drain_s = settings.drain_deadline_s + _WORKER_MARGIN_S
         stalled = StalledWorkers(settings.worker_restart_after_s, drain_s)
-        redis = connections.connect(self._redis.url, max_connections=1)
+        redis = connect(self._redis.url)
         try:
             await stalled.run(redis, self._workers.values())
         finally:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from hashlib import sha256
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
-from shared.platform import cluster_url, sentinel_url
-from shared.platform.node_list import split_url
-from shared.platform.settings import SettingsError
+from shared.platform import redis_url
 from shared.store.interface import StoreError, StoreRefused
 from shared.store.redis import keys
-from shared.store.redis.redis_client import connect, parse_url
+from shared.store.servers import connect
 
 
 class Broker(NamedTuple):
@@ -34,91 +32,77 @@ class Broker(NamedTuple):
 
 
 def celery_redis_url(settings: MaintenanceSettings) -> str:
-    """The setting for it, else the database after the fleet's own. Raises SettingsError.
+    """The setting for it, else the database after the fleet's own.
 
     Empty if that is a cluster, which Celery can't use: messages stay in memory.
     """
     if settings.maintenance_redis_url:
         return settings.maintenance_redis_url
-    if cluster_url.is_cluster(settings.redis_url):
+    fleet = redis_url.parse(settings.redis_url)
+    if fleet.kind == redis_url.CLUSTER:
         return ""
-    parts = split_url(settings.redis_url)
-    if sentinel_url.is_sentinel(settings.redis_url):
-        fleet = sentinel_url.parse(settings.redis_url)
-        return urlunsplit(parts._replace(path=f"/{fleet.service}/{fleet.db + 1}"))
-    db = int(_parse("FLOTILLA_REDIS_URL", settings.redis_url).get("db", 0)) + 1
+    parts, db = redis_url.split_url(settings.redis_url), fleet.db + 1
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "db"]
-    if parts.scheme == "unix":
-        query.append(("db", str(db)))
-    path = parts.path if parts.scheme == "unix" else f"/{db}"
-    options = f"?{urlencode(query)}" if query else ""
-    return f"{parts.scheme}://{parts.netloc}{path}{options}"
+    if fleet.kind == redis_url.UNIX:
+        return f"unix://{parts.netloc}{parts.path}?{urlencode([*query, ('db', db)])}"
+    path = f"/{fleet.service}/{db}" if fleet.service else f"/{db}"
+    return parts._replace(path=path, query=urlencode(query), fragment="").geturl()
 
 
 def broker(settings: MaintenanceSettings) -> Broker:
-    """The same database for Celery. Raises SettingsError.
+    """The same database for Celery.
 
-    Of a URL's options, only `db` and those of TLS are used; timeouts are set in celery_app.py.
+    Of a URL's options, only the database and those of TLS are used; timeouts are set in
+    celery_app.py.
     """
     url = celery_redis_url(settings)
     if not url:
         return Broker("memory://", None, "", {})
-    if sentinel_url.is_sentinel(url):
-        return _sentinel_broker(settings, url)
-    options = _parse("FLOTILLA_MAINTENANCE_REDIS_URL", url)
-    user, password = options.get("username") or "", options.get("password") or ""
-    login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
-    db = options.get("db", 0)
-    if "path" in options:
-        celery_url = f"redis+socket://{login}{quote(options['path'])}?virtual_host={db}"
-    else:
-        host = options.get("host", "localhost")
-        host = f"[{host}]" if ":" in host else quote(host)
-        celery_url = f"redis://{login}{host}:{options.get('port', 6379)}/{db}"
-    ssl = None
-    if urlsplit(url).scheme == "rediss":
+    parts = redis_url.parse(url)
+    login = ""
+    if parts.username or parts.password:
+        login = f"{quote(parts.username, safe='')}:{quote(parts.password, safe='')}@"
+    ssl: dict[str, Any] | None = None
+    if parts.tls:
         ssl = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
-        ssl |= {name: value for name, value in options.items() if name.startswith("ssl_")}
-    return Broker(celery_url, ssl, keys.celery_prefix(_fleet(settings)), {})
-
-
-def _sentinel_broker(settings: MaintenanceSettings, url: str) -> Broker:
-    try:
-        parts = sentinel_url.parse(url)
-    except ValueError as error:
-        raise SettingsError(f"FLOTILLA_MAINTENANCE_REDIS_URL: {error}") from error
-    user, password = parts.username or "", parts.password or ""
-    login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
-    urls = [f"sentinel://{login}{host}:{port}/{parts.db}" for host, port in parts.sentinels]
-    ssl = {"ssl_cert_reqs": "required", "ssl_check_hostname": True} if parts.tls else None
-    names = {"sentinel_username": "username", "sentinel_password": "password"}
-    login_there = {
-        name: parts.options[option] for option, name in names.items() if option in parts.options
-    }
-    options = {"master_name": parts.service, "sentinel_kwargs": login_there}
-    return Broker(";".join(urls), ssl, keys.celery_prefix(_fleet(settings)), options)
+        ssl |= {name: parts.options[name] for name in parts.options if name.startswith("ssl_")}
+        ssl["ssl_check_hostname"] = redis_url.checks_host_name(parts)
+    hosts = [f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in parts.nodes]
+    options: dict[str, Any] = {}
+    if parts.kind == redis_url.UNIX:
+        celery_url = f"redis+socket://{login}{quote(parts.path)}?virtual_host={parts.db}"
+    elif parts.kind == redis_url.SENTINEL:
+        celery_url = ";".join(f"sentinel://{login}{host}/{parts.db}" for host in hosts)
+        login_there = {
+            name.removeprefix("sentinel_"): text
+            for name, text in parts.options.items()
+            if name.startswith("sentinel_")
+        }
+        options = {"master_name": parts.service, "sentinel_kwargs": login_there}
+    else:
+        celery_url = f"redis://{login}{hosts[0]}/{parts.db}"
+    return Broker(celery_url, ssl, keys.celery_prefix(_fleet(settings)), options)
 
 
 async def answers(settings: MaintenanceSettings) -> bool:
     """Whether this Redis can be reached now."""
     if not (url := celery_redis_url(settings)):
         return True
-    redis = connect(url, max_connections=1)
+    redis = connect(url)
     try:
         await redis.ping()
     except StoreError:
         return False
     finally:
-        await redis.aclose(close_connection_pool=True)
+        await redis.aclose()
     return True
 
 
 async def problem(settings: MaintenanceSettings) -> str:
     """Why Celery can never use this Redis; empty if it can, or if Redis can't be reached now."""
-    broker(settings)  # raises for an address that makes no sense
     if not (url := celery_redis_url(settings)):
         return ""
-    redis = connect(url, max_connections=1)
+    redis = connect(url)
     try:
         await redis.ping()
     except StoreRefused as error:
@@ -135,27 +119,10 @@ async def problem(settings: MaintenanceSettings) -> str:
     except StoreError:
         pass
     finally:
-        await redis.aclose(close_connection_pool=True)
+        await redis.aclose()
     return ""
 
 
-def _parse(name: str, url: str) -> dict[str, Any]:
-    try:
-        return dict(parse_url(url))
-    except ValueError as error:
-        raise SettingsError(f"{name}: {error}") from error
-
-
 def _fleet(settings: MaintenanceSettings) -> str:
-    """An id of the fleet: equal for all processes with the same host, port, path and database."""
-    if sentinel_url.is_sentinel(settings.redis_url):
-        return _digest(sentinel_url.parse(settings.redis_url).name)
-    if cluster_url.is_cluster(settings.redis_url):
-        return _digest(cluster_url.parse(settings.redis_url).name)
-    options = _parse("FLOTILLA_REDIS_URL", settings.redis_url)
-    names = ("host", "port", "path", "db")
-    return _digest(repr([options.get(name) for name in names]))
-
-
-def _digest(name: str) -> str:
-    return sha256(name.encode()).hexdigest()[:8]
+    """An id of the fleet: equal for all processes with the same servers and database."""
+    return sha256(redis_url.parse(settings.redis_url).name.encode()).hexdigest()[:8]

@@ -18,7 +18,7 @@ from gateway.maintenance.broker import broker
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.maintenance.maintenance_tasks import TIMEOUT_S as TASK_TIMEOUT_S
 from gateway.maintenance.maintenance_tasks import celery_intervals
-from shared.store.redis.redis_client import TIMEOUT_S
+from shared.store.connection import TIMEOUT_S
 
 SERIALIZER = "flotilla-json"
 CONTENT_TYPE = "application/x-flotilla-json"

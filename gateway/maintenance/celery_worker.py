@@ -16,9 +16,6 @@ from celery import signals
 from celery.beat import EmbeddedService, Scheduler
 from celery.platforms import SecurityWarning
 
-from gateway.batches.batch_context import BatchContext
-from gateway.batches.batch_work import BatchWork
-from gateway.gateway_settings import GatewaySettings
 from gateway.maintenance.celery_app import create_app
 from gateway.maintenance.loop_thread import LoopThread
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
@@ -29,7 +26,7 @@ from shared.fleet.pools import load_pools
 from shared.platform import logs
 from shared.platform.settings import load_settings
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from shared.webhooks.address_check import AllowedAddresses
 
 
@@ -70,12 +67,16 @@ async def _make_tasks(
     settings: MaintenanceSettings,
 ) -> tuple[MaintenanceTasks, Callable[[], Coroutine[Any, Any, None]]]:
     """The tasks, and how to close what they use. Raises SettingsError."""
-    servers = Servers(settings.redis_url, settings.shards, max_connections=8)
+    servers = Servers(settings.redis_url, settings.shards)
     queue = JobQueue(servers)
     sender = WebhookSender(AllowedAddresses.of(settings.webhook_allow))
     webhooks, context = WebhookWork(queue, sender), None
     further = {WEBHOOKS: webhooks.keep_working}
-    if settings.storage_url:
+    if settings.storage_url:  # what batches need, as FastAPI, is half of the time of a start
+        from gateway.batches.batch_context import BatchContext
+        from gateway.batches.batch_work import BatchWork
+        from gateway.gateway_settings import GatewaySettings
+
         context = BatchContext.of(load_settings(GatewaySettings), servers)
         further[BATCHES] = BatchWork(context).work
     tasks = MaintenanceTasks(settings, load_pools(settings), further)

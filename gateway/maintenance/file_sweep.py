@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from gateway.files.files import Files
 from shared.batches.batch import file_id_of
-from shared.files.storage import Blob, Storage
 from shared.job.errors import FileInUse
 from shared.platform.logs import RareWarning
+from shared.storage import Blob, Storage
 from shared.store.redis.job_queue import JobQueue
 
 log = logging.getLogger("flotilla.maintenance")
@@ -56,7 +56,7 @@ class FileSweep:
     async def _delete_expired(self) -> None:
         n_deleted = 0
         while n_deleted < _MOST_EXPIRED:
-            files = await self._files.records.expired(_AT_ONCE)
+            files = await self._files.records.documents.expired(_AT_ONCE)
             if not files:
                 break
             n_deleted += len(files)
@@ -71,7 +71,7 @@ class FileSweep:
         until_s = clock() + _ROUND_S
         # Put back only at the end: a generator that has raised can't be continued.
         blobs, self._blobs = self._blobs or _blobs(storage), None
-        old_s = await self._files.records.now_s() - _ORPHAN_S
+        old_s = await self._files.records.documents.now_s() - _ORPHAN_S
         some: list[str] = []
         async for blob in blobs:
             if blob.modified_at < old_s:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
-from shared.files.storage_settings import StorageSettings
 from shared.fleet.pool_settings import PoolSettings
-from shared.platform.node_list import check_login
+from shared.platform import redis_url
+from shared.storage import StorageSettings
 from shared.webhooks.webhook_settings import WebhookSettings
 
 
@@ -26,6 +26,7 @@ class MaintenanceSettings(AutoscalerSettings, PoolSettings, StorageSettings, Web
 
     @field_validator("maintenance_redis_url")
     @classmethod
-    def _check_login(cls, url: str) -> str:
-        check_login(url)
+    def _check_maintenance_url(cls, url: str) -> str:
+        if url:
+            redis_url.parse(url)
         return url

@@ -17,24 +17,22 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from gateway.maintenance.file_sweep import FileSweep
-from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.maintenance.usage_counter import UsageCounter
 from gateway.ops.autoscaler import tick as autoscaler
 from shared.fleet.pools import Pools
 from shared.job.errors import StorageUnavailable
 from shared.platform.logs import RareWarning
-from shared.platform.metrics.losses import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
-from shared.platform.tasks import run_together
+from shared.platform.metrics.losses import LostWorkerMetrics, ReaperMetrics
+from shared.store.health import Health
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis.detector import Detector
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.lost_gateways import LostGateways
 from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
+from shared.store.upkeep import prune, rewrite_logs
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -91,18 +89,17 @@ class MaintenanceTasks:
         further: Mapping[str, Callable[[], Awaitable[None]]] | None = None,
     ) -> None:
         """`further`: what BATCHES and WEBHOOKS do; a process that never runs these has none."""
-        servers = Servers(settings.redis_url, settings.shards, max_connections=4)
+        servers = Servers(settings.redis_url, settings.shards)
         self._queue = JobQueue(servers)
         self._silence_s = settings.silence_s
         self._intervals_s = celery_intervals(settings) | timer_intervals(settings, pools)
         registry = Registry(servers.primary)
-        housekeeping = Housekeeping(self._queue, registry)
-        self._runs = MaintenanceRuns(servers)
+        self.runs = MaintenanceRuns(servers)
         self._warnings = defaultdict[str, RareWarning](functools.partial(RareWarning, log))
         scaled = [pool.name for pool in pools.autoscaled]
         self._work: dict[str, Callable[[], Awaitable[None]]] = {
-            REPAIR: housekeeping.rewrite_logs,
-            PRUNE: functools.partial(housekeeping.prune, scaled, self._intervals_s),
+            REPAIR: functools.partial(rewrite_logs, servers),
+            PRUNE: functools.partial(prune, self._queue, registry, scaled, self._intervals_s),
             USAGE: UsageCounter(self._queue, settings.usage_days).run,
             FILES: FileSweep(self._queue, settings.storage_url).sweep,
             AUTOSCALE: functools.partial(autoscaler.tick, self._queue, registry, settings, pools),
@@ -130,33 +127,22 @@ class MaintenanceTasks:
         Raises what the task raises, StoreError among it.
         """
         round_s = self._intervals_s[name] * _LOCKED_SHARE
-        begin = functools.partial(self._runs.begin, name, round_s)
+        begin = functools.partial(self.runs.begin, name, round_s)
         if name not in _IN_EACH_PROCESS and not await _tried_twice(begin):
             return False
         await _tried_twice(self._work[name])
-        await self._runs.done(name)
+        await self.runs.done(name)
         return True
 
-    async def has_begun(self, name: str) -> bool:
-        """Whether any process has begun the task in this round; it may fail. Raises StoreError."""
-        return await self._runs.has_begun(name)
+    async def watch_health(self) -> None:
+        """Look at the Redis servers until cancelled. Raises FormatMismatch."""
+        await Health(self._queue.servers).run()
 
-    async def seconds_since(self, name: str) -> float | None:
-        """How long ago any process completed the task; None: never. Raises StoreError."""
-        return await self._runs.seconds_since(name)
-
-    async def monitor_format(self) -> None:
-        """Check the format version of Redis until cancelled. Raises FormatMismatch."""
-        await FormatMonitor(self._queue.servers.primary, self._queue.shards).run()
-
-    async def detect_lost_processes(self) -> None:
-        """Find workers and gateways that have lost their connection, until cancelled."""
+    async def detect_lost_workers(self) -> None:
+        """Find workers that have lost their connection or stand still, until cancelled."""
         registry = CollectorRegistry()  # not exported: this process serves no metrics
         metrics = LostWorkerMetrics(registry, ReaperMetrics(registry))
-        lost_workers = LostWorkers(self._queue, metrics)
-        lost_gateways = LostGateways(self._queue, LostGatewayMetrics(registry))
-        detector = Detector(self._queue, lost_workers, lost_gateways.abandon, self._silence_s)
-        await run_together(detector.run(), lost_gateways.run())
+        await Detector(self._queue, LostWorkers(self._queue, metrics), self._silence_s).run()
 
     async def close(self) -> None:
         """Close all connections."""

@@ -21,8 +21,8 @@ from shared.fleet.pools import load_pools
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
+from shared.store.health import refuse_unfit
 from shared.store.interface import StoreError
-from shared.store.redis.start_checks import refuse_unfit
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -51,9 +51,9 @@ async def run(settings: MaintenanceSettings, stdout: int) -> int:
     work = {"Celery": celery.run(), "the health check": watch(settings, tasks, celery)}
     work |= {name: repeat(name, tasks.run, interval_s) for name, interval_s in timers.items()}
     background = {asyncio.create_task(each, name=name) for name, each in work.items()}
-    background.add(asyncio.create_task(tasks.monitor_format(), name="the format check"))
+    background.add(asyncio.create_task(tasks.watch_health(), name="the look at Redis"))
     stopped = asyncio.create_task(stop.wait(), name="stop")
-    background.add(asyncio.create_task(tasks.detect_lost_processes(), name="the detector"))
+    background.add(asyncio.create_task(tasks.detect_lost_workers(), name="the detector"))
     ended, _ = await asyncio.wait({stopped, *background}, return_when=asyncio.FIRST_COMPLETED)
     failed = ended - {stopped}
     for task in failed:
@@ -112,9 +112,9 @@ async def _is_overdue(settings: MaintenanceSettings, tasks: MaintenanceTasks) ->
     A REPAIR that has begun and fails counts: a restart brings back no Redis server.
     """
     try:
-        if await tasks.has_begun(REPAIR):
+        if await tasks.runs.has_begun(REPAIR):
             return False
-        age_s = await tasks.seconds_since(REPAIR)
+        age_s = await tasks.runs.seconds_since(REPAIR)
     except StoreError:
         return False
     if age_s is not None and age_s < OVERDUE_S:

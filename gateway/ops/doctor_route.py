@@ -231,7 +231,7 @@ def _or_fine(problems: Iterable[Problem], name: str, text: str) -> list[Finding]
 
 async def _keys(gateway: Gateway) -> list[Finding]:
     """How many there are, and who has used nearly all of a budget: that is no fault of a fleet."""
-    keys = (await gateway.of(KeyRefresh).records.read()).keys().values()
+    keys = (await gateway.of(KeyRefresh).records.read()).keys.values()
     n_keys = "1 key" if len(keys) == 1 else f"{len(keys)} keys"
     found = [Finding(name="keys", state=Level.OK, text=f"{n_keys} in Redis")]
     limited = [(f"the key {key.id} of {key.tenant}", key_name(key.id), key.limits) for key in keys]

@@ -20,9 +20,9 @@ from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.delivery_records import OUTCOMES, Backlog, DeliveryRecords
-from shared.store.redis.depths import depths, given_up
 from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.redis.usage_records import LedgerBacklog, UsageRecords
+from shared.store.views import depths, given_up
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("flotilla.gateway")
@@ -46,7 +46,7 @@ async def _read_fleet(gateway: Gateway) -> None:
     """Set the gauges whose values are in Redis. If Redis does not answer they have no value."""
     m, queue = gateway.metrics, gateway.queue
     try:
-        (lanes, runs), ((batches, idle_s), webhooks, ledger) = await run_together(
+        (lanes, runs), (batches, webhooks, ledger) = await run_together(
             run_together(depths(queue), MaintenanceRuns(queue.servers).all()),
             run_together(
                 BatchRecords(queue).open_counts(),
@@ -58,15 +58,14 @@ async def _read_fleet(gateway: Gateway) -> None:
     except StoreError as error:
         _warn("the fleet's metrics could not be read: %s", error)
         lanes, runs, workers = [], {}, []
-        batches, idle_s, webhooks, ledger = {}, nan, None, None
-    counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance, m.batches)
+        batches, webhooks, ledger = {}, None, None
+    counted = (m.waiting, m.oldest, m.jobs, m.workers, m.maintenance, m.batches, m.wanted)
     for gauge in counted:
         gauge.clear()
     oldest: dict[tuple[str, str], float] = {}
     for depth in lanes:
         pool = pool_of(depth.pool)  # with the queues of its adapters
         m.waiting.labels(pool, depth.lane).inc(depth.waiting)
-        m.depth_limit.labels(pool).set(gateway.submitter.max_depth(pool) * queue.shards)
         oldest[pool, depth.lane] = max(oldest.get((pool, depth.lane), 0.0), depth.oldest_s)
         m.jobs.labels(pool, JobState.QUEUED).inc(depth.waiting)
         m.jobs.labels(pool, JobState.IN_PROGRESS).inc(depth.in_progress)
@@ -74,12 +73,13 @@ async def _read_fleet(gateway: Gateway) -> None:
         m.oldest.labels(pool, lane).set(seconds)
     for worker in workers:
         m.workers.labels(worker.pool, worker.state).inc()
-    m.batch_idle.set(idle_s)
     for status, n_batches in batches.items():
         m.batches.labels(status).set(n_batches)
     for task, done_s in runs.items():
         m.maintenance.labels(task).set(done_s)
-    _set_scales(gateway)
+    for pool, scale in gateway.fleet.scales.items():
+        if not scale.stale(gateway.fleet.now_s()):
+            m.wanted.labels(pool).set(scale.wanted)
     _set_webhooks(m, webhooks)
     _set_ledger(m, ledger)
 
@@ -99,19 +99,6 @@ def _set_ledger(m: GatewayMetrics, ledger: LedgerBacklog | None) -> None:
     m.usage_entries.labels("added").set(ledger.added if ledger else nan)
     m.usage_entries.labels("waiting").set(ledger.entries if ledger else nan)
     m.usage_entries.labels("dropped").set(ledger.dropped if ledger else nan)
-
-
-def _set_scales(gateway: Gateway) -> None:
-    m, fleet = gateway.metrics, gateway.fleet
-    for gauge in (m.wanted, m.bounds, m.decision_age):
-        gauge.clear()
-    for pool, scale in fleet.scales.items():
-        m.decision_age.labels(pool).set(fleet.now_s() - scale.at_s)
-        if scale.stale(fleet.now_s()):
-            continue
-        m.wanted.labels(pool).set(scale.wanted)
-        m.bounds.labels(pool, "min").set(scale.limits.min)
-        m.bounds.labels(pool, "max").set(scale.limits.max)
 
 
 async def _read_given_up(gateway: Gateway) -> None:

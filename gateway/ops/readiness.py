@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from gateway.core.context import Gateway
 from gateway.core.fleet_view import FleetView
-from shared.store.redis.start_checks import write_problems
+from shared.store.health import write_problems
 
 
 class Status(StrEnum):
@@ -66,8 +66,8 @@ async def checks(gateway: Gateway) -> dict[str, str]:
     ]
     return {
         "redis": await _redis(gateway),
-        "eviction": gateway.eviction.problem,
-        "format": gateway.format.problem,
+        "eviction": gateway.health.eviction,
+        "format": gateway.health.format,
         "relay": "" if _subscribed(gateway) else "not subscribed to any Redis server yet",
         "fleet": gateway.fleet.problem,
         "tasks": "; ".join(ended),
@@ -85,6 +85,4 @@ def _subscribed(gateway: Gateway) -> bool:
 async def _redis(gateway: Gateway) -> str:
     """Why no job can be queued, if so: that takes the primary, and the server of any shard."""
     primary, of_shards = await write_problems(gateway.queue, gateway.id)
-    for server, problem in enumerate(of_shards):
-        gateway.metrics.redis_writable.labels(str(server)).set(not problem)
     return primary or min(of_shards, key=bool)

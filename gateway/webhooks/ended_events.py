@@ -12,8 +12,8 @@ from shared.store.interface import Store
 from shared.store.redis.delivery_format import new_delivery
 from shared.store.redis.delivery_records import Taken
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.webhook_records import WebhookRecords
 from shared.store.stored_body import read_whole
+from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import Ended, Event
 
 _MOST_PARSED_BYTES = 4 << 20
@@ -24,10 +24,7 @@ _OF_RESPONSES = {"expired": "failed"}
 
 async def deliveries_of(queue: JobQueue, ended: Sequence[Ended]) -> list[Taken]:
     """What is to be delivered of what has ended. Raises StoreError."""
-    endpoints = WebhookRecords(queue)
-    of_tenants = {
-        tenant: await endpoints.list(tenant) for tenant in {each.tenant for each in ended}
-    }
+    of_tenants = await WebhookRecords(queue).documents.of_tenants({each.tenant for each in ended})
     found = []
     for each in ended:
         chosen = [e for e in of_tenants[each.tenant] if not e.disabled]

@@ -15,7 +15,7 @@ from load_tests.oracle.record_check import contradictions, record_errors
 from load_tests.oracle.request_source import RequestSource
 from load_tests.oracle.stored_job import StoredJob
 from load_tests.oracle.verifier import Verifier
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 
 _CHECK_S = 0.1
 

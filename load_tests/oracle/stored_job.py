@@ -9,7 +9,7 @@ from shared.job.job import Job, checked_shard
 from shared.job.job_log import Entry, parse_segments
 from shared.job.record import parse_job
 from shared.store.redis import keys
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 
 _READS = 4
 """Commands per job."""

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from shared.job.fair_shares import ShareRules
 from shared.job.placement import PlacementRules
-from shared.platform import cluster_url, sentinel_url
-from shared.platform.node_list import check_login, split_url
+from shared.platform import redis_url
 from shared.platform.settings import ProcessSettings
 
 _RULES = ShareRules()
@@ -104,22 +103,7 @@ class FleetSettings(ProcessSettings):
     @field_validator("redis_url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        check_login(url)
-        parts = split_url(url)
-        if sentinel_url.is_sentinel(url):
-            sentinel_url.parse(url)
-        elif cluster_url.is_cluster(url):
-            cluster_url.parse(url)
-        elif parts.scheme not in {"redis", "rediss", "unix"}:
-            raise ValueError(
-                "must start with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
-            )
-        try:
-            _ = parts.port if parts.scheme in {"redis", "rediss"} else None
-        except ValueError:
-            raise ValueError(  # without it: it may be a password
-                "the port is not a number, or the password is not percent-encoded"
-            ) from None
+        redis_url.parse(url)
         return url
 
     @field_validator("otlp_traces_endpoint")

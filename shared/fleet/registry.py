@@ -41,8 +41,6 @@ class WorkerInfo:
     host: str
     pid: int
     version: str
-    format: int = 1
-    """Format version of the worker's release (format_version.py); old ones wrote none."""
     reason: str = ""
     """Why it claims as much as it does, in a sentence."""
     start_s: float | None = None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pydantic import TypeAdapter
-
 from shared.fleet.limits import AUTOSCALER_SILENT
 
 _STALE_TICKS = 5
@@ -60,6 +58,13 @@ class Scale:
     """Between two decisions."""
     configured: tuple[int, int] | None = None
     """(least, most) workers by the settings; `limits` may have an operator's WorkerRange."""
+    # What the next tick needs of this one.
+    needs: tuple[tuple[float, int], ...] = ()
+    """(time, workers needed) in the last `down_after_s`, falling: the first is the most."""
+    busy_at_s: float = 0.0
+    """When a job last waited or ran."""
+    draining: tuple[str, ...] = ()
+    """The names that the docker actuator has returned."""
 
     @property
     def at_s(self) -> float:
@@ -97,8 +102,3 @@ class ScalingEvent:
     wanted: int
     reason: str
     seen: Observation
-
-
-SCALE = TypeAdapter(Scale)
-SCALING_EVENT = TypeAdapter(ScalingEvent)
-WORKER_RANGE = TypeAdapter(WorkerRange)

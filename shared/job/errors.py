@@ -1,7 +1,7 @@
-"""Every error of Flotilla's own. `to_openai` is the only place that renders them.
+"""Every error of Flotilla's own; `shared/api/error_shapes.py` has Anthropic's shape of them.
 
-docs/pages/api/index.md has a table of the codes. Errors that vLLM answers are vLLM's own, byte for
-byte, and are not here.
+The first line of a class's docstring is its text in the API's description and in the site's table.
+Errors that vLLM answers are vLLM's own, byte for byte, and are not here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from math import ceil
-from typing import ClassVar, Self
+from typing import Self
 
 NO_RETRY = (b"x-should-retry", b"false")
 _LONGEST_SLEEP_S = 120
@@ -24,24 +24,37 @@ def is_final(status: int) -> bool:
 class FlotillaError(Exception):
     """`str(error)` is the message for the client: what is wrong and what to do."""
 
-    status: int = 500
-    code: ClassVar[str | None] = None
-    type: str = "server_error"
+    status = 500
+    code: str | None = None
+    type = "server_error"
     retry_after_s: float | None = None
     """Seconds for the header `retry-after`. None: no header; who knows it calls `after`."""
-    final: bool = False
+    final = False
     """A repetition of the request can't succeed. A header says so to the SDKs of OpenAI and
     Anthropic, which would repeat 408, 409, 429 and 5xx."""
     param: str | None = None
 
+    def __init_subclass__(
+        cls,
+        status: int | None = None,
+        code: str | None = None,
+        type: str | None = None,  # noqa: A002  # the name of the field
+        retry: float | None = None,
+        final: bool | None = None,
+        param: str | None = None,
+    ) -> None:
+        """What is None follows from `status` (409 is final), and without that is the base's."""
+        if status is not None:
+            cls.status, cls.final = status, is_final(status) or status == 409
+            cls.type = "invalid_request_error" if status < 500 else "server_error"
+        given = {"code": code, "type": type, "retry_after_s": retry, "final": final, "param": param}
+        for name, value in given.items():
+            if value is not None:
+                setattr(cls, name, value)
+
     def to_openai(self) -> bytes:
         """The body of the answer: OpenAI's error object as JSON."""
-        error = {
-            "message": str(self),
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
+        error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -61,124 +74,133 @@ class FlotillaError(Exception):
         return self
 
 
-class BadRequest(FlotillaError):
-    """The request is invalid. `param` names the field, if one is to blame."""
-
-    status, type, final = 400, "invalid_request_error", True
+class BadRequest(FlotillaError, status=400):
+    """The request can't be parsed, or a field or parameter is wrong (`param` names it)."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
 
 
-class PreviousResponseNotFound(BadRequest):
-    """The response that a request continues is not stored."""
-
-    code = "previous_response_not_found"
+class PreviousResponseNotFound(BadRequest, code="previous_response_not_found"):
+    """The response to continue is not stored: a wrong id, deleted, expired, or `store: false`."""
 
 
-class ConversationLocked(BadRequest):
-    """A response that belongs to the conversation is being made."""
-
-    code, final = "conversation_locked", False
+class ConversationLocked(BadRequest, code="conversation_locked", final=False):
+    """A response of the conversation is being made, or another request has just changed it."""
 
 
-class WebhookUrlRefused(BadRequest):
-    """The URL of a webhook endpoint may not be called: it is not https, or not public."""
-
-    code = "webhook_url_refused"
+class WebhookUrlRefused(BadRequest, code="webhook_url_refused"):
+    """The URL of a webhook endpoint is not https, or not all of its addresses are public."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "url")
 
 
-class WebhookUnreachable(BadRequest):
+class WebhookUnreachable(BadRequest, code="webhook_unreachable", final=False):
     """A test event got no answer from its webhook endpoint."""
 
-    code, final = "webhook_unreachable", False
+
+class AnswerTooLarge(FlotillaError, status=400, code="answer_too_large"):
+    """The answer is longer than 64 MiB: ask for fewer embeddings, or for `base64` or `bytes`."""
 
 
-class Unauthorized(FlotillaError):
-    """The request has no API key, or an unknown one."""
-
-    status, code, type, final = 401, "invalid_api_key", "invalid_request_error", True
+class Unauthorized(FlotillaError, status=401, code="invalid_api_key"):
+    """The request has no API key, or one that is unknown, revoked or has expired."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """See FlotillaError."""
         return [*super().headers(), (b"www-authenticate", b"Bearer")]
 
 
-class MissingScope(FlotillaError):
+class MissingScope(FlotillaError, status=403, code="missing_scope"):
     """The API key lacks the scope that the route needs."""
 
-    status, code, type, final = 403, "missing_scope", "invalid_request_error", True
+
+class UnknownHost(FlotillaError, status=403, code="unknown_host"):
+    """Without keys: `Host` is neither a name of the machine nor in `FLOTILLA_ALLOWED_HOSTS`."""
 
 
-class UnknownHost(FlotillaError):
-    """A gateway without keys was addressed by a name that may be a web page's own."""
-
-    status, code, type, final = 403, "unknown_host", "invalid_request_error", True
+class ForeignSite(FlotillaError, status=403, code="foreign_site"):
+    """Without keys: a web page of another site tries to change something."""
 
 
-class ForeignSite(FlotillaError):
-    """A web page of another site tries to change something."""
-
-    status, code, type, final = 403, "foreign_site", "invalid_request_error", True
-
-
-class NotFound(FlotillaError):
-    """There is no such job, or it is another tenant's."""
-
-    status, code, type, final = 404, "not_found", "invalid_request_error", True
+class StorageQuotaExceeded(
+    FlotillaError, status=403, code="storage_quota_exceeded", type="insufficient_quota"
+):
+    """The tenant has as many files or bytes in the storage as it may keep."""
 
 
-class ModelNotFound(FlotillaError):
-    """No worker has ever registered a model of this name."""
-
-    status, code, type, final = 404, "model_not_found", "invalid_request_error", True
-    param = "model"
+class NotFound(FlotillaError, status=404, code="not_found"):
+    """There is no such object, or it has expired, or is another tenant's."""
 
 
-class UnknownRoute(FlotillaError):
-    """There is no such route. Another code than an unknown model's."""
-
-    status, code, type, final = 404, "unknown_route", "invalid_request_error", True
+class ModelNotFound(FlotillaError, status=404, code="model_not_found", param="model"):
+    """No pool has a model of this name or version, or the API key may not use it."""
 
 
-class MethodNotAllowed(FlotillaError):
+class UnknownRoute(FlotillaError, status=404, code="unknown_route"):
+    """There is no such route."""
+
+
+class MethodNotAllowed(FlotillaError, status=405, code="method_not_allowed"):
     """The path exists, but not for this method."""
 
-    status, code, type, final = 405, "method_not_allowed", "invalid_request_error", True
+
+class BodyTimeout(FlotillaError, status=408, code="body_timeout"):
+    """The body of the request was not complete after 30 s."""
 
 
-class BodyTimeout(FlotillaError):
-    """The body of the request did not arrive in time."""
-
-    status, code, type = 408, "body_timeout", "invalid_request_error"
+class HeadersTimeout(FlotillaError, status=408, code="headers_timeout"):
+    """The headers of the request were not complete after 10 s."""
 
 
-class BodyTooLarge(FlotillaError):
-    """The body has too many bytes or values."""
-
-    status, code, type, final = 413, "body_too_large", "invalid_request_error", True
+class BatchEnded(FlotillaError, status=409, code="batch_ended"):
+    """A batch that has ended can't be cancelled."""
 
 
-class HeadersTimeout(FlotillaError):
-    """The headers of the request did not arrive in time."""
-
-    status, code, type = 408, "headers_timeout", "invalid_request_error"
+class FileInUse(FlotillaError, status=409, code="file_in_use"):
+    """A batch that has not ended reads the file."""
 
 
-class HeadersTooLarge(FlotillaError):
-    """The headers have too many bytes or lines."""
-
-    status, code, type, final = 431, "headers_too_large", "invalid_request_error", True
+class NotRepeatable(FlotillaError, status=409, code="not_repeatable"):
+    """The job can't be repeated: it did not fail, or its request is not kept any more."""
 
 
-class RateLimited(FlotillaError):
-    """A limit of the API key or its tenant has too little left; the type names the limit."""
+class WorkerNotReady(FlotillaError, status=409, code="worker_not_ready"):
+    """The worker can't receive an operator call: it loads its model, or ends."""
 
-    status, code, type, retry_after_s = 429, "rate_limit_exceeded", "requests", 1
+
+class ModelInUse(FlotillaError, status=409, code="model_in_use"):
+    """The model has a worker, jobs or an open batch, or flotilla.yaml names it."""
+
+
+class BodyTooLarge(FlotillaError, status=413, code="body_too_large"):
+    """The body has too many bytes or values, or the answer to continue more than 4 MiB."""
+
+
+class FileTooLarge(FlotillaError, status=413, code="file_too_large", param="file"):
+    """The file has more bytes than a file may have (32 GiB)."""
+
+
+class UnsupportedMediaType(FlotillaError, status=415, code="unsupported_media_type"):
+    """The body has another content type, or content coding, than the endpoint takes."""
+
+
+class UnsupportedCoding(UnsupportedMediaType, code="unsupported_encoding"):
+    """The body is compressed in another way than `accept-encoding` of the answer names."""
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """See FlotillaError."""
+        return [*super().headers(), (b"accept-encoding", b"gzip, deflate, zstd")]
+
+
+class IdempotencyKeyReused(FlotillaError, status=422, code="idempotency_key_reused"):
+    """The `Idempotency-Key` was sent before with another body."""
+
+
+class RateLimited(FlotillaError, status=429, code="rate_limit_exceeded", type="requests", retry=1):
+    """A limit of the API key or its tenant has too little left; the message says which."""
 
     def __init__(
         self, message: str, kind: str = "", headers: Sequence[tuple[bytes, bytes]] = ()
@@ -193,17 +215,19 @@ class RateLimited(FlotillaError):
         return [*super().headers(), *self._headers]
 
 
-class BudgetExceeded(RateLimited):
-    """The API key or its tenant has used the tokens that it may use in a day or a month."""
-
-    code, type, final = "budget_exceeded", "insufficient_quota", True
+class BudgetExceeded(RateLimited, code="budget_exceeded", type="insufficient_quota", final=True):
+    """The API key or its tenant has used its tokens of a day or a month."""
 
 
-class QuotaExceeded(FlotillaError):
-    """The tenant has as many jobs, conversations or bytes in Redis as it may keep."""
-
-    status, code, type, retry_after_s = 429, "quota_exceeded", "insufficient_quota", 60
-    final = True
+class QuotaExceeded(
+    FlotillaError,
+    status=429,
+    code="quota_exceeded",
+    type="insufficient_quota",
+    retry=60,
+    final=True,
+):
+    """The tenant keeps as many jobs, conversations or bytes as it may: delete some, or wait."""
 
     @classmethod
     def of(cls, what: str, number: int) -> QuotaExceeded:
@@ -214,308 +238,118 @@ class QuotaExceeded(FlotillaError):
         )
 
 
-class TooManyWaiting(FlotillaError):
-    """As many jobs of the tenant wait in the lane as may."""
-
-    status, code, type = 429, "too_many_waiting", "invalid_request_error"
-    retry_after_s = 5
-
-
-class BatchEnded(FlotillaError):
-    """A batch that has ended can't be cancelled."""
-
-    status, code, type, final = 409, "batch_ended", "invalid_request_error", True
-
-
-class TooManyBatches(QuotaExceeded):
+class TooManyBatches(QuotaExceeded, code="too_many_batches"):
     """The tenant has as many batches, or as many open ones, as it may have."""
 
-    code = "too_many_batches"
+
+class TooManyWebhooks(QuotaExceeded, code="too_many_webhooks"):
+    """The tenant has as many webhook endpoints as it may have (20)."""
 
 
-class TooManyWebhooks(QuotaExceeded):
-    """The tenant has as many webhook endpoints as it may have."""
-
-    code = "too_many_webhooks"
+class TooManyWaiting(FlotillaError, status=429, code="too_many_waiting", retry=5):
+    """As many jobs of the tenant wait in the lane as may (`FLOTILLA_MAX_WAITING_JOBS`)."""
 
 
-class TooManyConnections(FlotillaError):
-    """The gateway has no file descriptor left for this connection."""
-
-    status, code, retry_after_s = 503, "too_many_connections", 2
+class HeadersTooLarge(FlotillaError, status=431, code="headers_too_large"):
+    """The request line and headers exceed 32 KiB or 200 fields."""
 
 
-class TooManyBodies(FlotillaError):
-    """The gateway holds as many bytes of bodies as it may."""
+class JobFailed(FlotillaError, status=500, code="job_failed"):
+    """The job ended without an answer."""
 
-    status, code, retry_after_s = 503, "too_many_bodies", 1
-
-
-class GatewayStopped(FlotillaError):
-    """The gateway was stopped before the answer was complete."""
-
-    status, code, retry_after_s = 503, "gateway_stopped", 1
+    message = "This job failed."
+    """Of those that `job_error` makes; `{job_id}` is the job's."""
 
 
-class UnsupportedMediaType(FlotillaError):
-    """The body has another content type than the endpoint's."""
+class WorkerLost(JobFailed, code="worker_lost"):
+    """The worker was lost in the middle of the answer, and the next one could not continue it."""
 
-    status, code, type, final = 415, "unsupported_media_type", "invalid_request_error", True
-
-
-class UnsupportedCoding(UnsupportedMediaType):
-    """The body is compressed in another way than the gateway unpacks."""
-
-    code = "unsupported_encoding"
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """See FlotillaError."""
-        return [*super().headers(), (b"accept-encoding", b"gzip, deflate, zstd")]
+    message = (
+        "The worker was lost after this answer had begun, and the next one could not continue it; "
+        "try again."
+    )
 
 
-class AnswerTooLarge(FlotillaError):
-    """The answer is larger than a job may store."""
+class ContextChanged(JobFailed, code="context_changed"):
+    """The next worker would continue the answer with another prompt, media, adapter or model."""
 
-    status, code, type, final = 400, "answer_too_large", "invalid_request_error", True
-
-
-class NotRepeatable(FlotillaError):
-    """The job's request can't be submitted again."""
-
-    status, code, type, final = 409, "not_repeatable", "invalid_request_error", True
+    message = (
+        "The worker was lost after this answer had begun, and on the next one the request has "
+        "another rendered prompt, other media, another adapter or another model; try again."
+    )
 
 
-class WorkerNotReady(FlotillaError):
-    """The worker can't receive an operator call: it loads its model, or ends."""
+class TooManyAttempts(JobFailed, code="too_many_attempts", final=True):
+    """As many workers as a job may lose were lost with this one, and none added to its answer."""
 
-    status, code, type, final = 409, "worker_not_ready", "invalid_request_error", True
-
-
-class ModelInUse(FlotillaError):
-    """The model has a worker, jobs or an open batch, or flotilla.yaml names it."""
-
-    status, code, type, final = 409, "model_in_use", "invalid_request_error", True
+    message = "Every worker that tried this job was lost, so it is not tried again."
 
 
-class IdempotencyKeyReused(FlotillaError):
-    """The idempotency key belongs to a request with another body."""
-
-    status, code, type, final = 422, "idempotency_key_reused", "invalid_request_error", True
-
-
-class JobFailed(FlotillaError):
-    """The job ended without an answer; `code` says why."""
-
-    code = "job_failed"
-
-
-class WorkerLost(JobFailed):
-    """The job's worker was lost after the answer had begun, and no other can continue it."""
-
-    code = "worker_lost"
-
-
-class ContextChanged(JobFailed):
-    """The next worker would have continued the answer with another prompt, adapter or model."""
-
-    code = "context_changed"
-
-
-class TooManyAttempts(JobFailed):
-    """Every worker that tried the job was lost."""
-
-    code, final = "too_many_attempts", True
-
-
-class RecordDamaged(JobFailed):
+class RecordDamaged(JobFailed, code="record_damaged"):
     """The job's record in Redis could not be read."""
 
-    code = "record_damaged"
+    message = "This job's record in Redis was damaged, so the job has ended; try again."
 
 
-class LogLost(JobFailed):
-    """Redis has lost tokens of the job's log."""
+class LogLost(JobFailed, code="log_lost", final=True):
+    """Tokens of the answer are missing in Redis."""
 
-    code, final = "log_lost", True
-
-
-class HookFailed(JobFailed):
-    """A hook of the pool failed, so the answer was not passed on."""
-
-    code = "hook_failed"
+    message = "Redis has lost tokens of this answer; try again."
 
 
-class Refused(JobFailed):
+class HookFailed(JobFailed, code="hook_failed"):
+    """A hook of the model's pool failed or took too long; nothing was passed on unchecked."""
+
+
+class Refused(JobFailed, status=400, code="refused"):
     """A hook of the pool refused the request or its answer; it may give another status and code."""
 
-    status, code, type, final = 400, "refused", "invalid_request_error", True
-
-    def __init__(self, message: str, status: int = 400, code: str = "refused") -> None:
+    def __init__(self, message: str, status: int = 400, code: str | None = "refused") -> None:
         super().__init__(message)
-        self.status = status
-        self.final = is_final(status)
-        self._code = code
-
-    def to_openai(self) -> bytes:
-        """See FlotillaError."""
-        error = {"message": str(self), "type": self.type, "param": None, "code": self._code}
-        return json.dumps({"error": error}).encode()
+        self.status, self.code, self.final = status, code, is_final(status)
 
 
-class Cancelled(JobFailed):
-    """The job was cancelled."""
+class Cancelled(JobFailed, status=409, code="cancelled", type="job_cancelled"):
+    """The job was cancelled; its output so far is in `GET /jobs/{id}`."""
 
-    status, code, type, final = 409, "cancelled", "job_cancelled", True
-
-
-class Unattended(JobFailed):
-    """The job was cancelled because no client followed it any more."""
-
-    status, code, type, final = 409, "unattended", "job_cancelled", True
+    message = (
+        "This job was cancelled. Its output so far is kept: `text` and `choices` of "
+        "GET /jobs/{job_id}."
+    )
 
 
-class DeadlineExceeded(JobFailed):
+class Unattended(JobFailed, status=409, code="unattended", type="job_cancelled"):
+    """No client followed the job for longer than `on_disconnect` allows, so it was cancelled."""
+
+    message = (
+        "No client followed this job for longer than its `on_disconnect` allows, so it was "
+        "cancelled. Its output so far is kept: `text` and `choices` of GET /jobs/{job_id}."
+    )
+
+
+class DeadlineExceeded(JobFailed, status=504, code="deadline_exceeded", final=True):
     """The job's deadline has passed."""
 
-    status, code, final = 504, "deadline_exceeded", True
+    message = "The deadline of this job has passed."
 
 
-class QueueDeadlineExceeded(DeadlineExceeded):
+class QueueDeadlineExceeded(DeadlineExceeded, code="queue_deadline_exceeded"):
     """No worker has started the job before its queue deadline."""
 
-    code = "queue_deadline_exceeded"
+    message = "No worker was free before the queue deadline of this job, so it was not started."
 
 
-class RunDeadlineExceeded(DeadlineExceeded):
+class RunDeadlineExceeded(DeadlineExceeded, code="run_deadline_exceeded"):
     """The job was not complete at its run deadline."""
 
-    code = "run_deadline_exceeded"
+    message = (
+        "The run deadline of this job has passed. Its output so far is kept: `text` and `choices` "
+        "of GET /jobs/{job_id}."
+    )
 
 
-class OperationFailed(FlotillaError):
-    """Workers could not do what an operator asked for; the answer names them."""
-
-    status, code, final = 502, "operation_failed", True
-
-
-class OperationIncomplete(OperationFailed):
-    """Not all workers have answered an operator call in time."""
-
-    status, code, final = 504, "operation_incomplete", True
-
-
-class QueueFull(FlotillaError):
-    """The lane has reached its limit of queued jobs."""
-
-    status, code, retry_after_s = 503, "queue_full", 5
-
-
-class RedisMemoryFull(FlotillaError):
-    """Redis has no memory for a further job beside those that it has."""
-
-    status, code, retry_after_s = 503, "redis_memory_full", 5
-
-
-class DeadlineUnreachable(FlotillaError):
-    """The job would wait for longer than its deadline, or its client, allows."""
-
-    status, code, retry_after_s = 503, "deadline_unreachable", 5
-
-
-class IntakeStopped(FlotillaError):
-    """An operator has stopped the intake of the model's pool."""
-
-    status, code, retry_after_s = 503, "intake_stopped", 30
-
-
-class NoWorker(FlotillaError):
-    """No worker has registered any model yet."""
-
-    status, code, retry_after_s = 503, "model_unavailable", 5
-
-
-class AutoscalerSilent(FlotillaError):
-    """There is no recent decision of the autoscaler."""
-
-    status, code, retry_after_s = 503, "autoscaler_silent", 5
-
-
-class OverviewFailed(FlotillaError):
-    """The overview could not be made, though Redis answers."""
-
-    status, code, retry_after_s = 503, "overview_failed", 2
-
-
-class RedisUnavailable(FlotillaError):
-    """Redis can't be reached, or refuses writes."""
-
-    status, code, retry_after_s = 503, "redis_unavailable", 2
-
-
-class StorageNotConfigured(FlotillaError):
-    """The gateway has no storage for files."""
-
-    status, code, final = 501, "storage_not_configured", True
-
-    def __init__(
-        self,
-        message: str = "This gateway stores no files: its setting FLOTILLA_STORAGE_URL is empty. "
-        "It names a folder or a bucket (s3://, gs://, az://) that all gateways share.",
-    ) -> None:
-        super().__init__(message)
-
-
-class KeysNotConfigured(FlotillaError):
-    """The gateway keeps no API keys in Redis, as it needs none."""
-
-    status, code, final = 501, "keys_not_configured", True
-
-
-class StorageUnavailable(FlotillaError):
-    """The storage of files can't be reached, is full, or is another one than the fleet's."""
-
-    status, code, retry_after_s = 503, "storage_unavailable", 5
-
-    def __init__(self, message: str, cause: str = "") -> None:
-        super().__init__(message)
-        self.cause = cause
-        """What the storage has said: for the log, as it may name hosts and folders."""
-
-    @classmethod
-    def of(cls, cause: str) -> StorageUnavailable:
-        """After an error of the storage."""
-        return cls("The storage of files can't be reached or is full now; try again.", cause)
-
-
-class BlobMissing(FlotillaError):
-    """The storage has lost bytes of a file."""
-
-    status, code, final = 500, "file_damaged", True
-
-
-class FileTooLarge(FlotillaError):
-    """The file has more bytes than a file may have."""
-
-    status, code, type, final = 413, "file_too_large", "invalid_request_error", True
-    param = "file"
-
-
-class StorageQuotaExceeded(FlotillaError):
-    """The tenant has as many files or bytes in the storage as it may keep."""
-
-    status, code, type, final = 403, "storage_quota_exceeded", "insufficient_quota", True
-
-
-class FileInUse(FlotillaError):
-    """A batch that has not ended reads the file."""
-
-    status, code, type, final = 409, "file_in_use", "invalid_request_error", True
-
-
-class StreamReset(FlotillaError):
-    """Redis has lost a part of the answer that was sent already."""
-
-    code, final = "stream_reset", True
+class StreamReset(FlotillaError, status=500, code="stream_reset", final=True):
+    """Redis has lost a part of the answer that was sent already, or (409) that `crc32` names."""
 
     @classmethod
     def refused(cls, message: str) -> StreamReset:
@@ -525,50 +359,93 @@ class StreamReset(FlotillaError):
         return error
 
 
-_ENDS: dict[str, tuple[type[JobFailed], str]] = {
-    "worker_lost": (
-        WorkerLost,
-        "The worker was lost after this answer had begun, and the next one could not continue it; "
-        "try again.",
-    ),
-    "context_changed": (
-        ContextChanged,
-        "The worker was lost after this answer had begun, and on the next one the request has "
-        "another rendered prompt, other media, another adapter or another model; try again.",
-    ),
-    "record_damaged": (
-        RecordDamaged,
-        "This job's record in Redis was damaged, so the job has ended; try again.",
-    ),
-    "too_many_attempts": (
-        TooManyAttempts,
-        "Every worker that tried this job was lost, so it is not tried again.",
-    ),
-    "log_lost": (LogLost, "Redis has lost tokens of this answer; try again."),
-    "cancelled": (
-        Cancelled,
-        "This job was cancelled. Its output so far is kept: `text` and `choices` of "
-        "GET /jobs/{job_id}.",
-    ),
-    "unattended": (
-        Unattended,
-        "No client followed this job for longer than its `on_disconnect` allows, so it was "
-        "cancelled. Its output so far is kept: `text` and `choices` of GET /jobs/{job_id}.",
-    ),
-    "deadline_exceeded": (DeadlineExceeded, "The deadline of this job has passed."),
-    "queue_deadline_exceeded": (
-        QueueDeadlineExceeded,
-        "No worker was free before the queue deadline of this job, so it was not started.",
-    ),
-    "run_deadline_exceeded": (
-        RunDeadlineExceeded,
-        "The run deadline of this job has passed. Its output so far is kept: `text` and `choices` "
-        "of GET /jobs/{job_id}.",
-    ),
-}
+class BlobMissing(FlotillaError, status=500, code="file_damaged", final=True):
+    """The storage has lost bytes of the file."""
+
+
+class StorageNotConfigured(FlotillaError, status=501, code="storage_not_configured"):
+    """Files and batches need `FLOTILLA_STORAGE_URL`."""
+
+    def __init__(
+        self,
+        message: str = "This gateway stores no files: its setting FLOTILLA_STORAGE_URL is empty. "
+        "It names a folder or a bucket (s3://, gs://, az://) that all gateways share.",
+    ) -> None:
+        super().__init__(message)
+
+
+class KeysNotConfigured(FlotillaError, status=501, code="keys_not_configured"):
+    """The gateway keeps no API keys in Redis, as it needs none."""
+
+
+class OperationFailed(FlotillaError, status=502, code="operation_failed", final=True):
+    """Workers could not do what an operator asked for; `operation` has each worker's answer."""
+
+
+class OperationIncomplete(OperationFailed, status=504, code="operation_incomplete", final=True):
+    """Not all workers have answered an operator call in time; the others still carry it out."""
+
+
+class TooManyConnections(FlotillaError, status=503, code="too_many_connections", retry=2):
+    """The gateway has no file descriptor left for this connection."""
+
+
+class TooManyBodies(FlotillaError, status=503, code="too_many_bodies", retry=1):
+    """The gateway holds as many bytes of bodies as it may (`FLOTILLA_MAX_HELD_BODY_BYTES`)."""
+
+
+class GatewayStopped(FlotillaError, status=503, code="gateway_stopped", retry=1):
+    """The gateway was stopped before the answer was complete: follow the job at another one."""
+
+
+class QueueFull(FlotillaError, status=503, code="queue_full", retry=5):
+    """The lane has reached its limit of queued jobs."""
+
+
+class RedisMemoryFull(FlotillaError, status=503, code="redis_memory_full", retry=5):
+    """Redis has no memory for a further job beside those that it has."""
+
+
+class DeadlineUnreachable(FlotillaError, status=503, code="deadline_unreachable", retry=5):
+    """The job would wait for longer than its deadline or `max_wait_s` allows."""
+
+
+class IntakeStopped(FlotillaError, status=503, code="intake_stopped", retry=30):
+    """An operator has stopped the intake of the model's pool."""
+
+
+class NoWorker(FlotillaError, status=503, code="model_unavailable", retry=5):
+    """No worker has registered any model yet."""
+
+
+class AutoscalerSilent(FlotillaError, status=503, code="autoscaler_silent", retry=5):
+    """There is no recent decision of the autoscaler."""
+
+
+class OverviewFailed(FlotillaError, status=503, code="overview_failed", retry=2):
+    """The overview could not be made, though Redis answers; the gateway's log says why."""
+
+
+class RedisUnavailable(FlotillaError, status=503, code="redis_unavailable", retry=2):
+    """Redis can't be reached, or refuses writes."""
+
+
+class StorageUnavailable(FlotillaError, status=503, code="storage_unavailable", retry=5):
+    """The storage of files can't be reached, is full, or is another one than the fleet's."""
+
+    def __init__(self, message: str, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+        """What the storage has said: for the log, as it may name hosts and folders."""
+
+
+_OF_ENDS = (
+    *(WorkerLost, ContextChanged, TooManyAttempts, RecordDamaged, LogLost, Cancelled, Unattended),
+    *(DeadlineExceeded, QueueDeadlineExceeded, RunDeadlineExceeded),
+)
 
 
 def job_error(code: str, job_id: str) -> JobFailed:
     """The error for a job that ended with this code (`error_code` of the job)."""
-    kind, message = _ENDS.get(code, (JobFailed, "This job failed."))
-    return kind(message.format(job_id=job_id))
+    kind = next((kind for kind in _OF_ENDS if kind.code == code), JobFailed)
+    return kind(kind.message.format(job_id=job_id))

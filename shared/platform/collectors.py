@@ -29,34 +29,11 @@ class FastHistogram(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Called by prometheus_client at each scrape."""
-        family = HistogramMetricFamily(self._name, self._help)
-        self.add_to(family, [])
-        yield family
-
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Add the counts so far to `family`, as the sample with these label values."""
         total, buckets = 0, []
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
             buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
-        family.add_metric(labels, buckets, self._sum)
-
-
-class FastHistograms(Collector):
-    """Histograms of one name with one label, whose values are known beforehand."""
-
-    def __init__(
-        self, name: str, text: str, bounds: Sequence[float], label: str, values: Sequence[str]
-    ) -> None:
-        self._name, self._help, self._label = name, text, label
-        self.by_value = {value: FastHistogram(name, text, bounds) for value in values}
-
-    def collect(self) -> Iterable[Metric]:
-        """Called by prometheus_client at each scrape."""
-        family = HistogramMetricFamily(self._name, self._help, labels=[self._label])
-        for value, histogram in self.by_value.items():
-            histogram.add_to(family, [value])
-        yield family
+        yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
 
 
 class FastCounter(Collector):

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Collection, Coroutine
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from prometheus_client import Gauge
-
 log = logging.getLogger("flotilla.tasks")
 
 A = TypeVar("A")
@@ -22,21 +20,17 @@ _AGAIN_S = 0.1
 class TaskSupervisor:
     """Runs tasks that should not end before `stop`, and reports each that does."""
 
-    def __init__(self, running: Gauge | None = None) -> None:
-        """`running` has one label, the task's name, and is 1 while the task runs."""
+    def __init__(self) -> None:
         self.ended: dict[str, str] = {}
         """The tasks that have ended by themselves: name -> why."""
-        self._running = running
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` as a task. `name` is shown in logs, metrics and `/readyz`."""
+        """Run `work` as a task. `name` is shown in logs and `/readyz`."""
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(partial(self._on_end, name))
         self._tasks.append(task)
-        if self._running is not None:
-            self._running.labels(name).set(1)
 
     async def stop(self) -> None:
         """Cancel all tasks and wait until they have ended."""
@@ -49,8 +43,6 @@ class TaskSupervisor:
             return
         reason = "was cancelled" if task.cancelled() else repr(error) if error else "returned"
         self.ended[name] = reason[:200]
-        if self._running is not None:
-            self._running.labels(name).set(0)
         log.error("background task %s has ended: %s", name, reason, exc_info=error)
 
 

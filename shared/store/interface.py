@@ -227,8 +227,9 @@ class Store(Protocol):
 
     # --- maintenance ---
 
-    async def expire(self, shard: int, limit: int = ...) -> list[str]:
-        """End at most `limit` jobs whose deadline has passed; returns their ids."""
+    async def expire(self, shard: int, limit: int = ...) -> tuple[int, dict[str, str]]:
+        """End at most `limit` jobs whose deadline has passed, and as many that no gateway has
+        watched for too long. Returns how many of either were due, and the jobs' new states."""
 
     async def reap(
         self, shard: int, lease_s: float, limit: int = ..., *, longest_pause_s: float | None = ...

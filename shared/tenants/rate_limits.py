@@ -49,12 +49,6 @@ class UsedTokens(NamedTuple):
     tokens_this_month: int
 
 
-def limits_of(numbers: Sequence[int]) -> RateLimits:
-    """As they are stored; NO_LIMITS itself if there is none. Raises ValueError and TypeError."""
-    limits = RateLimits(*map(int, numbers))
-    return limits if any(limits) else NO_LIMITS
-
-
 class Limited(NamedTuple):
     """Who has limits."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import NamedTuple
 
 EVENT_TYPES = (
@@ -22,7 +21,6 @@ EVENT_TYPES = (
 )
 MOST_ENDPOINTS = 20
 """Of one tenant."""
-_ID = re.compile(r"we_[0-9a-f]{24}")
 
 
 class WebhookEndpoint(NamedTuple):
@@ -51,8 +49,3 @@ class WebhookEndpoint(NamedTuple):
 def new_endpoint_id() -> str:
     """`we_` and 96 random bits."""
     return f"we_{os.urandom(12).hex()}"
-
-
-def is_endpoint_id(text: str) -> bool:
-    """Whether this can be the id of an endpoint."""
-    return _ID.fullmatch(text) is not None

@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
-from anthropic import Anthropic, AsyncAnthropic
 
 from tests.harness.client import CHAT, MODEL, ResumingTransport, http
 from tests.harness.fleet import Process, Stack
@@ -32,18 +30,18 @@ def gateway(module_stack: Stack) -> Process:
 
 
 @pytest.fixture
-def client(gateway: Process) -> Iterator[Anthropic]:
-    with Anthropic(base_url=gateway.url, api_key=KEY, max_retries=0) as client:
+def client(gateway: Process, anthropic: Any) -> Iterator[Any]:
+    with anthropic.Anthropic(base_url=gateway.url, api_key=KEY, max_retries=0) as client:
         yield client
 
 
-def create(client: Anthropic, **fields: Any) -> Any:
+def create(client: Any, **fields: Any) -> Any:
     return client.messages.create(
         **{"model": MODEL, "messages": MESSAGES, "max_tokens": 6} | fields
     )
 
 
-def test_a_message(client: Anthropic) -> None:
+def test_a_message(client: Any) -> None:
     message = create(client, system="Be brief.")
     assert message.content[0].text.startswith("[simulated]")
     assert (message.role, message.type, message.model) == ("assistant", "message", MODEL)
@@ -53,7 +51,7 @@ def test_a_message(client: Anthropic) -> None:
     assert message.id == f"chatcmpl-{message._request_id}"
 
 
-def test_the_events_of_a_stream(client: Anthropic) -> None:
+def test_the_events_of_a_stream(client: Any) -> None:
     plain = create(client)
     events = list(create(client, stream=True))
     assert [event.type for event in events] == EVENTS
@@ -62,7 +60,7 @@ def test_the_events_of_a_stream(client: Anthropic) -> None:
     assert events[-2].usage.output_tokens == plain.usage.output_tokens == 6
 
 
-def test_the_streaming_helper(client: Anthropic) -> None:
+def test_the_streaming_helper(client: Any) -> None:
     with client.messages.stream(model=MODEL, messages=MESSAGES, max_tokens=6) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
@@ -71,8 +69,8 @@ def test_the_streaming_helper(client: Anthropic) -> None:
     assert final.usage.output_tokens == 6
 
 
-async def test_the_asynchronous_sdk(gateway: Process) -> None:
-    async with AsyncAnthropic(base_url=gateway.url, api_key=KEY) as client:
+async def test_the_asynchronous_sdk(gateway: Process, anthropic: Any) -> None:
+    async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key=KEY) as client:
         message = await client.messages.create(model=MODEL, messages=MESSAGES, max_tokens=5)
         stream = await client.messages.create(
             model=MODEL, messages=MESSAGES, max_tokens=5, stream=True
@@ -82,18 +80,18 @@ async def test_the_asynchronous_sdk(gateway: Process) -> None:
     assert names[-1] == "message_stop"
 
 
-def test_counting_tokens(client: Anthropic) -> None:
+def test_counting_tokens(client: Any) -> None:
     assert client.messages.count_tokens(model=MODEL, messages=MESSAGES).input_tokens > 0
 
 
-def test_a_stop_sequence(client: Anthropic) -> None:
+def test_a_stop_sequence(client: Any) -> None:
     text = create(client).content[0].text
     message = create(client, stop_sequences=[text[20:26]])
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", text[20:26])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors_are_what_the_sdk_expects(client: Anthropic, stream: bool) -> None:
+def test_errors_are_what_the_sdk_expects(client: Any, anthropic: Any, stream: bool) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
         create(client, model="nope", stream=stream)
     assert unknown.value.body["error"]["type"] == "not_found_error"
@@ -106,9 +104,9 @@ def test_errors_are_what_the_sdk_expects(client: Anthropic, stream: bool) -> Non
         create(client, messages=large, stream=stream)
 
 
-def test_a_wrong_key(gateway: Process) -> None:
+def test_a_wrong_key(gateway: Process, anthropic: Any) -> None:
     with (
-        Anthropic(base_url=gateway.url, api_key="sk-wrong", max_retries=0) as client,
+        anthropic.Anthropic(base_url=gateway.url, api_key="sk-wrong", max_retries=0) as client,
         pytest.raises(anthropic.AuthenticationError) as refused,
     ):
         create(client)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from zlib import crc32
 
-import anthropic
 import httpx
 import pytest
 from openai import OpenAI
@@ -182,7 +181,7 @@ def test_anthropics_errors_are_named_events(api: httpx.Client, gateway: Process)
     assert event.data["error"]["code"] == "cancelled"
 
 
-def test_anthropics_sdk_raises_the_error(gateway: Process) -> None:
+def test_anthropics_sdk_raises_the_error(gateway: Process, anthropic: Any) -> None:
     body = chat(max_tokens=4000, stream=True)
     with anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0) as client:
         more: dict[str, Any] = {"extra_headers": BY_DEADLINE, "extra_body": {"ignore_eos": True}}

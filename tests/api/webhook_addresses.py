@@ -14,6 +14,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -23,7 +25,8 @@ from tests.harness.fleet import Stack
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
-PORT = 8443
+MOST_ENDPOINTS = 20
+"""Of a tenant."""
 ADDRESSES = [
     "10.0.0.1", "100.64.0.1", "169.254.169.254", "172.16.0.1", "192.0.0.8", "192.0.2.1",
     "192.88.99.1", "192.168.0.1", "198.18.0.1", "203.0.113.7", "64:ff9b::a00:1",
@@ -37,6 +40,8 @@ HOSTS = [
 ]  # fmt: skip
 PUBLIC = "8.8.8.8"
 """Another one that it has: calls of public addresses are not what is refused."""
+PORTS = {host: 8443 + number for number, host in enumerate((*HOSTS, PUBLIC))}
+"""Each host is called at a port of its own, which tells who was called."""
 RUNS = {"nothing": "", "one": "10.0.0.1", "all": "0.0.0.0/0,::/0,localhost"}
 """By name: FLOTILLA_WEBHOOK_ALLOW."""
 
@@ -49,42 +54,47 @@ def make_addresses() -> None:
         subprocess.run(["ip", "address", "add", *words, "dev", "lo"], check=True)
 
 
-def listen() -> list[str]:
-    """The connections that come on PORT of any address; each is ended at once."""
-    connections: list[str] = []
-    server = socket.create_server(
-        ("::", PORT), family=socket.AF_INET6, dualstack_ipv6=True, backlog=64
-    )
+def listen() -> list[int]:
+    """The ports of the connections that come, of any address; each is ended at once."""
+    connections: list[int] = []
 
-    def accept() -> None:
+    def accept(server: socket.socket) -> None:
         while True:
-            connection, peer = server.accept()
-            connections.append(str(peer))
+            connection, _ = server.accept()
+            connections.append(connection.getsockname()[1])
             connection.close()
 
-    threading.Thread(target=accept, daemon=True).start()
+    for port in PORTS.values():
+        server = socket.create_server(
+            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=64
+        )
+        threading.Thread(target=accept, args=[server], daemon=True).start()
     return connections
 
 
-def call(gateway_url: str, url: str) -> None:
-    """Have a gateway send an event to this URL, if it takes it for a webhook."""
+def call(gateway_url: str, urls: Sequence[str]) -> None:
+    """Have a gateway send an event to each of these URLs that it takes for a webhook."""
     with httpx.Client(base_url=f"{gateway_url}/v1", timeout=60) as api:
-        made = api.post(
-            "/webhook_endpoints", json={"name": "n", "url": url, "event_types": ["job.failed"]}
-        )
-        if made.status_code == 400:
-            assert made.json()["error"]["code"] == "webhook_url_refused", made.text
-            return
-        endpoint_id = made.raise_for_status().json()["id"]
-        request = {"body": chat(max_tokens=1), "webhooks": [endpoint_id]}
-        http.post(f"{gateway_url}/jobs", json=request, timeout=60).raise_for_status()
+        ids = []
+        for url in urls:
+            made = api.post(
+                "/webhook_endpoints", json={"name": "n", "url": url, "event_types": ["job.failed"]}
+            )
+            if made.status_code == 400:
+                assert made.json()["error"]["code"] == "webhook_url_refused", made.text
+            else:
+                ids.append(made.raise_for_status().json()["id"])
+        if ids:
+            request = {"body": chat(max_tokens=1), "webhooks": ids}
+            http.post(f"{gateway_url}/jobs", json=request, timeout=60).raise_for_status()
 
-        def was_tried() -> bool:
+        def was_tried(endpoint_id: str) -> bool:
             found = api.get(f"/webhook_endpoints/{endpoint_id}/deliveries").json()["data"]
             return bool(found and found[0]["tries"])
 
-        wait_for(was_tried, "the event was sent, or refused")
-        api.delete(f"/webhook_endpoints/{endpoint_id}").raise_for_status()
+        for each in ids:
+            wait_for(partial(was_tried, each), "the event was sent, or refused")
+            api.delete(f"/webhook_endpoints/{each}").raise_for_status()
 
 
 def reached(folder: Path) -> dict[str, list[str]]:
@@ -93,18 +103,17 @@ def reached(folder: Path) -> dict[str, list[str]]:
     redis = RedisServer(folder)
     redis.start()
     connections = listen()
+    urls = [f"{scheme}://{host}:{PORTS[host]}/" for host in PORTS for scheme in ("https", "http")]
     try:
         for name, words in RUNS.items():
             with contextlib.closing(Stack(redis.url, folder)) as stack:
                 stack.worker(sim_step_ms=1)
                 stack.maintenance(webhook_allow=words)
-                gateway, found[name] = stack.gateway(webhook_allow=words), []
-                for host in (*HOSTS, PUBLIC):
-                    connections.clear()
-                    for scheme in ("https", "http"):
-                        call(gateway.url, f"{scheme}://{host}:{PORT}/")
-                    if connections:
-                        found[name].append(host)
+                gateway = stack.gateway(webhook_allow=words)
+                connections.clear()
+                for at in range(0, len(urls), MOST_ENDPOINTS):
+                    call(gateway.url, urls[at : at + MOST_ENDPOINTS])
+                found[name] = [host for host, port in PORTS.items() if port in connections]
     finally:
         redis.stop()
     return found

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shared.job.job import shard_in
 from shared.store.redis import keys
-from shared.store.redis.cluster import shard_tags
+from shared.store.servers import shard_tags
 from tests.api.test_placement import CACHE, Conversation, cached
 from tests.harness.client import CHAT, chat, http
 from tests.harness.fleet import Process, Stack
@@ -38,32 +37,23 @@ def stack(cluster: RedisCluster, tmp_path: Path) -> Iterator[Stack]:
         yield stack
 
 
-def homes(cluster: RedisCluster) -> dict[str, list[int]]:
-    """Worker -> its home shards."""
-    stored: dict[Any, Any] = call(cluster.masters[0], "HGETALL", keys.homes(POOL))
-    return {
-        worker.decode(): [int(shard) for shard in shards.decode().split(",") if shard]
-        for worker, shards in stored.items()
-    }
+def homes(cluster: RedisCluster, shards: int) -> dict[str, list[int]]:
+    """Worker -> the shards where it advertises free slots."""
+    found: dict[str, list[int]] = {}
+    for shard, tag in enumerate(shard_tags(shards)):
+        name = f"flotilla:{{{tag}}}:{keys.ADVERTISED}:{POOL}"
+        there: list[bytes] = call(cluster.masters[0], "ZRANGE", name, "1", "+inf", "BYSCORE")
+        for each in there:
+            found.setdefault(each.decode().split(" ")[0], []).append(shard)
+    return found
 
 
 def settled(cluster: RedisCluster, workers: int, shards: int) -> bool:
-    found = homes(cluster)
+    """Whether each shard is the home of one worker, and the workers have about as many each."""
+    found = homes(cluster, shards)
     counts = [len(own) for own in found.values()]
-    every = {shard for own in found.values() for shard in own}
-    return len(found) == workers and len(every) == shards and max(counts) - min(counts) <= 1
-
-
-def advertised(cluster: RedisCluster, shards: int) -> bool:
-    """Whether free slots of a shard are those of workers at home there, and each has some."""
-    at_home = homes(cluster)
-    for shard, tag in enumerate(shard_tags(shards)):
-        name = f"flotilla:{{{tag}}}:{keys.ADVERTISED}:{POOL}"
-        found: list[bytes] = call(cluster.masters[0], "ZRANGE", name, "1", "+inf", "BYSCORE")
-        there = {each.decode().split(" ")[0] for each in found}
-        if not there or not all(shard in at_home[worker] for worker in there):
-            return False
-    return True
+    every = sorted(shard for own in found.values() for shard in own)
+    return len(found) == workers and every == [*range(shards)] and max(counts) - min(counts) <= 1
 
 
 def submit(gateway: Process, text: str, tokens: int) -> str:
@@ -82,7 +72,7 @@ def at_home(cluster: RedisCluster, gateway: Process) -> bool:
     job_id = submit(gateway, "a prompt", 1)
     wait_for(lambda: state(gateway, job_id) == "completed", "it is answered")
     worker = http.get(f"{gateway.url}/jobs/{job_id}").json()["worker"]
-    return shard_in(job_id) in homes(cluster)[worker]
+    return shard_in(job_id) in homes(cluster, 4)[worker]
 
 
 def test_homes_follow_the_workers(cluster: RedisCluster, stack: Stack) -> None:
@@ -118,7 +108,6 @@ def test_a_conversation_has_one_shard_and_worker(cluster: RedisCluster, stack: S
     for _ in range(3):
         stack.worker(shards=4, **CACHE, **WARM_ONLY)
     wait_for(lambda: settled(cluster, 3, 4), "the shards have workers")
-    wait_for(lambda: advertised(cluster, 4), "others have left them")
     talks = [Conversation(gateway, f"conversation {n}") for n in range(8)]
     for turn in range(4):
         # In turns: where a prompt is cached is known a little after its answer.

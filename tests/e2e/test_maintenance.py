@@ -78,6 +78,10 @@ def end(process: Process, number: int = signal.SIGTERM) -> str:
     return process.log.read_text()
 
 
+def liveness_files(folder: Path) -> list[Path]:
+    return list(folder.glob("flotilla-maintenance-*"))
+
+
 def check(stack: Stack) -> subprocess.CompletedProcess[str]:
     """The health check, as a container runs it."""
     settings = {"redis_url": stack.redis_url, **OFTEN}
@@ -92,18 +96,32 @@ def check(stack: Stack) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_runs_its_tasks_until_a_signal(fleet: Stack, store: redis.Redis, number: int) -> None:
+def test_it_runs_its_tasks_until_a_signal_and_writes_nothing_but_its_liveness_file(
+    fleet: Stack,
+    store: redis.Redis,
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that it can run on a read-only file system."""
+    workplace = tmp_path / "workplace"
+    workplace.mkdir()
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert check(fleet).returncode == 1
     maintenance = fleet.maintenance(**OFTEN)
     wait_until_done(store, maintenance, REPAIR)
     for _ in range(3):
         wait_for_rounds(store, maintenance)
-    wait_for(lambda: check(fleet).returncode == 0, "the health check passes")
+    wait_for(lambda: len(liveness_files(tmp_path)) == 1, "its file is there")
+    assert check(fleet).returncode == 0
     before = time.monotonic()
     output = end(maintenance, number)
     assert time.monotonic() - before < END_S / 2
     assert "Traceback" not in output
     assert "error" not in output
+    assert list(workplace.iterdir()) == []
+    assert liveness_files(tmp_path) == []
 
 
 def test_on_a_cluster_the_messages_of_its_tasks_stay_in_its_memory(tmp_path: Path) -> None:
@@ -129,7 +147,8 @@ def test_it_is_alive_and_says_what_fails_while_one_of_several_masters_is_away(
         cluster.start()
         settings = {"shards": 3, **OFTEN}
         process = fleet.maintenance(**settings)
-        wait_for(lambda: check(fleet).returncode == 0, "the health check passes")
+        wait_for(lambda: liveness_files(tmp_path), "its file is there")
+        assert check(fleet).returncode == 0
         with cluster.client() as client:
             own = cluster.master_of(client.keyslot(keys.MAINTENANCE_RUNS))
             other = next(node for node in cluster.masters if node is not own)
@@ -138,8 +157,10 @@ def test_it_is_alive_and_says_what_fails_while_one_of_several_masters_is_away(
             process.terminate()
             wait_for(lambda: process.popen.poll() is not None, "it ends", END_S)
             client.delete(keys.MAINTENANCE_RUNS)
+        assert liveness_files(tmp_path) == []
         again = fleet.maintenance(**settings)
-        wait_for(lambda: check(fleet).returncode == 0, "the next one is alive, too", 60)
+        wait_for(lambda: liveness_files(tmp_path), "the next one is alive, too", 60)
+        assert check(fleet).returncode == 0
         other.start()
         with own.client() as store:
             wait_for_rounds(store, again)
@@ -265,19 +286,3 @@ def test_a_redis_with_one_database_only(own_redis: RedisServer, tmp_path: Path) 
         end(works)
     finally:
         stack.close()
-
-
-def test_it_writes_nothing_but_its_liveness_file(
-    fleet: Stack, store: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that it can run on a read-only file system."""
-    workplace = tmp_path / "workplace"
-    workplace.mkdir()
-    monkeypatch.chdir(workplace)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    maintenance = fleet.maintenance(**OFTEN)
-    wait_for_rounds(store, maintenance)
-    wait_for(lambda: len(list(tmp_path.glob("flotilla-maintenance-*"))) == 1, "its file is there")
-    end(maintenance)
-    assert list(workplace.iterdir()) == []
-    assert list(tmp_path.glob("flotilla-maintenance-*")) == []

@@ -23,7 +23,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.driver_info import DriverInfo
 
 from gateway.launcher.ports import listen_problem
-from shared.store.redis.cluster import FLEET_TAG, shard_tags
+from shared.store.servers import FLEET_TAG, shard_tags
 from tests.harness.processes import Process
 from tests.harness.waiting import wait_for
 

@@ -23,11 +23,11 @@ from shared.job.states import TRANSITIONS, JobEvent
 from shared.job.step_log import FinalEntry, JobOutput, JobStream, LogFlush
 from shared.store.interface import Store
 from shared.store.redis import keys, suspects
-from shared.store.redis.channels import channel_commands
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.acquire import parse_jobs
 from shared.store.redis.scripts.emit import make_step
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
+from shared.store.subscription import channel_commands
 from tests.harness.servers import RedisServer
 
 POOL = "pool"

@@ -14,9 +14,9 @@ from shared.job.job import LeasedJob
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.job.states import JobState
 from shared.store.redis import keys
-from shared.store.redis.depths import position
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
+from shared.store.views import places
 from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     GATEWAY,
@@ -73,7 +73,7 @@ async def test_a_job_is_assigned_to_a_worker_with_an_advertised_slot(
     seen = await queue.get(job.id)
     assert seen is not None
     assert (seen.state, seen.attempts[0].worker) == (JobState.IN_PROGRESS, WORKER)
-    assert await position(queue, seen) is None
+    assert await places(queue, [seen]) == [None]
     assert (pending(store), advertised(store)) == (1, {WORKER: 3})
     assert store.llen(keys.wake_ups(0, POOL)) == 0
     assert await claim(queue) == []

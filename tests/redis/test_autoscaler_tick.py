@@ -13,10 +13,10 @@ from shared.fleet.registry import LOADING_EXPIRY_S
 from shared.fleet.scale_decisions import Scale
 from shared.job.states import WorkerState
 from shared.store.interface import StoreUnavailable
+from shared.store.operators import HISTORY, ScaleStore
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scale_store import HISTORY, ScaleStore
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.redis.conftest import POOL, claim, open_queue, submit
@@ -31,7 +31,7 @@ def registry(queue: JobQueue) -> Registry:
 
 
 async def scale_of(queue: JobQueue, pool: str = POOL) -> Scale:
-    _, scales = await ScaleStore(queue.servers.primary).read([pool])
+    _, scales = await ScaleStore(queue).read([pool])
     return scales[pool]
 
 
@@ -61,44 +61,37 @@ async def test_a_workers_own_card_is_never_overwritten(queue: JobQueue, registry
     assert (await scale_of(queue, "its-own")).model == "m"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("tick_state", "{"),
-        ("tick_state", '{"state": {"wanted": "many"}}'),
-        ("scale", '{"pool": 1}'),
-        ("scale", b"\xff"),
-    ],
-)
-async def test_a_record_that_cannot_be_read_is_as_if_there_were_none(
-    queue: JobQueue, registry: Registry, store: Redis, field: str, value: str
+async def test_a_decision_that_cannot_be_read_is_as_if_there_were_none(
+    queue: JobQueue, registry: Registry, store: Redis
 ) -> None:
     await tick(queue, registry, SETTINGS, SETTINGS.described)
-    store.hset(keys.scale(POOL), field, value)
-    store.lpush(keys.scaling_events(POOL), "nonsense")
-    _, scales = await ScaleStore(queue.servers.primary).read([POOL, "unknown"])
-    assert (POOL in scales) == (field != "scale")
+    store.hset(keys.first(keys.DOCUMENTS, "scale"), POOL, '{"pool": 1}')
+    assert (await ScaleStore(queue).read([POOL, "unknown"]))[1] == {}
     await tick(queue, registry, SETTINGS, SETTINGS.described)
     assert (await scale_of(queue)).wanted == 0
-    history = await ScaleStore(queue.servers.primary).history(POOL)
-    assert history
-    assert {entry.wanted for entry in history} == {0}
+    assert [entry.wanted for entry in await ScaleStore(queue).history(POOL)] == [0, 0]
 
 
 async def test_the_history_is_bounded_and_newest_first(queue: JobQueue, registry: Registry) -> None:
     for n in range(HISTORY + 20):
         settings = Settings(autoscale=f"m={n % 2}:3", pool=POOL)
         await tick(queue, registry, settings, settings.described)
-    history = await ScaleStore(queue.servers.primary).history(POOL)
+    history = await ScaleStore(queue).history(POOL)
     assert len(history) == HISTORY
     assert [entry.wanted for entry in history[:3]] == [1, 0, 1]
     assert history[0].at_s > history[-1].at_s
 
 
 async def test_a_pool_that_fails_does_not_stop_the_others(
-    queue: JobQueue, registry: Registry, store: Redis
+    queue: JobQueue, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.set(keys.scale("a"), "not a hash")
+    read = ScaleStore.read
+
+    async def fails_for_one(store: ScaleStore, pools: list[str]) -> tuple[float, dict[str, Scale]]:
+        assert pools != ["a"]
+        return await read(store, pools)
+
+    monkeypatch.setattr(ScaleStore, "read", fails_for_one)
     settings = Settings(autoscale="a=1:1,b=1:1")
     await tick(queue, registry, settings, settings.described)
     assert (await scale_of(queue, "b")).wanted == 1
@@ -140,7 +133,9 @@ async def test_the_docker_actuator_gets_the_decision_and_what_it_returned(
         def __init__(self, *where: str) -> None:
             asked.append(where)
 
-        async def reconcile(self, wanted: int, workers: list[Any], draining: list[str]) -> Any:
+        async def reconcile(
+            self, wanted: int, workers: list[Any], draining: tuple[str, ...]
+        ) -> Any:
             asked.append((wanted, draining))
             return ["w-9"]
 
@@ -151,6 +146,6 @@ async def test_the_docker_actuator_gets_the_decision_and_what_it_returned(
     for _ in range(2):
         await tick(queue, registry, settings, settings.described)
     where = ("http://docker-proxy:2375", "p", "worker")
-    assert asked == [where, (1, []), where, (1, ["w-9"])]
+    assert asked == [where, (1, ()), where, (1, ("w-9",))]
     await tick(queue, registry, SETTINGS, SETTINGS.described)
     assert len(asked) == 4

@@ -12,9 +12,8 @@ from redis import Redis
 from shared.job.frames import FrameKind
 from shared.job.job import LeasedJob, NewJob
 from shared.store.redis import keys
-from shared.store.redis.depths import depths
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.listing import page
+from shared.store.views import depths, page
 from tests.redis.conftest import (
     LEASE_S,
     TENANT,

@@ -115,7 +115,7 @@ async def test_a_lost_job_past_its_run_deadline_is_not_continued(
     if by == "claim":
         assert await claim(queue) == []
     else:
-        assert await queue.expire(0) == [job_id]
+        assert await queue.expire(0) == (1, {job_id: "expired"})
     job = await seen(queue, job_id)
     assert (job.state, job.error_code) == (JobState.EXPIRED, "run_deadline_exceeded")
     assert [entry.end for entry in await log_entries(queue, job_id, 0)] == ["", "expired"]

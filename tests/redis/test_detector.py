@@ -60,7 +60,6 @@ class Detectors:
             Detector(
                 queue,
                 LostWorkers(queue, lost),
-                ignore_gateway,
                 SILENCE_S,
                 functools.partial(self._looked, number),
             ).run()
@@ -92,10 +91,6 @@ async def detecting(*queues: JobQueue) -> AsyncIterator[Detectors]:
         yield detectors
     finally:
         await end(tasks)
-
-
-async def ignore_gateway(_shards: range, _gateway: str) -> None:
-    pass
 
 
 def subscribe(store: Redis, worker: str = WORKER) -> ChannelSubscriber:

@@ -11,12 +11,12 @@ from redis import Redis
 
 from shared.job.advertised_slots import advertiser
 from shared.job.job import Job, NewJob
-from shared.job.lanes import DEFAULT
+from shared.job.lanes import DEFAULT, FLEX
 from shared.platform.tasks import end
+from shared.store.operators import OperationAnswers
 from shared.store.redis import keys
-from shared.store.redis.depths import FreeSlots, free_slots
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.operation_answers import OperationAnswers
+from shared.store.views import next_place
 from tests.harness.waiting import eventually
 from tests.redis.conftest import LEASE_S, POOL, WORKER, claim, submit
 from tests.redis.worker_loops import chat, serving
@@ -106,18 +106,24 @@ async def test_jobs_of_an_engine_that_fails_while_the_worker_drains_are_blamed(
         assert (shown.state, shown.attempts[0].outcome) == ("queued", "engine_died")
 
 
+async def room(queue: JobQueue) -> tuple[int, int]:
+    """Free slots of other workers, and jobs that wait for them."""
+    last = await next_place(queue, POOL, FLEX, "", but_of=WORKER)
+    return last.free, last.others
+
+
 async def test_room_is_what_other_workers_advertise(queue: JobQueue, store: Redis) -> None:
-    assert await free_slots(queue, POOL, but_of=WORKER) == FreeSlots(0, 0)
+    assert await room(queue) == (0, 0)
     for worker, slots in ((WORKER, 9), (OTHER, 3), (f"{WORKER}0", 2)):
         await claim(queue, worker=worker, slots=slots)
     store.zincrby(keys.advertised(0, POOL), -5, advertiser(f"{WORKER}0", 10.0))
     store.zadd(keys.waiting(0, POOL, DEFAULT), {"job_1": 1})
-    assert await free_slots(queue, POOL, but_of=WORKER) == FreeSlots(3, 1)
+    assert await room(queue) == (3, 1)
 
 
 async def advertises(queue: JobQueue, slots: int) -> None:
     async def check() -> bool:
-        return (await free_slots(queue, POOL, but_of=WORKER)).slots == slots
+        return (await room(queue))[0] == slots
 
     await eventually(check, "the other worker advertises its slots")
 
@@ -148,7 +154,7 @@ async def test_a_drain_does_not_wait_for_a_sleep_that_waits_for_jobs(
         async with asyncio.timeout(SOON_S):
             await stopped.wait()
         assert loop.runs
-        answers = await OperationAnswers(queue.servers.primary).read("op-3")
+        answers = await OperationAnswers(queue.servers).read("op-3")
         assert [answer.status for answer in answers.values()] == [200]
-        assert not await OperationAnswers(queue.servers.primary).read("op-1")
+        assert not await OperationAnswers(queue.servers).read("op-1")
         await end([running])

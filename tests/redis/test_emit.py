@@ -14,9 +14,9 @@ from shared.job.replies import Fenced
 from shared.job.states import JobEvent, JobState
 from shared.job.step_log import STEPS, JobOutput, LogFlush
 from shared.store.redis import keys
-from shared.store.redis.channels import channel_commands
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
+from shared.store.subscription import channel_commands
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

@@ -16,7 +16,6 @@ from shared.platform.tasks import TaskSupervisor
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scale_store import ScaleStore
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 
@@ -26,7 +25,7 @@ NOT_UTF8 = b"\xff\xfe"
 @pytest.fixture
 async def fleet(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FleetView]:
     monkeypatch.setattr(fleet_view, "_REFRESH_S", 0.01)
-    fleet = FleetView(Registry(queue.servers.primary), ScaleStore(queue.servers.primary))
+    fleet = FleetView(queue)
     tasks = TaskSupervisor()
     tasks.start("fleet view", fleet.run())
     yield fleet
@@ -64,7 +63,7 @@ async def test_the_pools_of_the_file_are_known_and_workers_add_their_cards(
     primary = queue.servers.primary
     registry = Registry(primary)
     pools = load_pools(Settings(pools=POOLS))  # type: ignore[arg-type]
-    fleet = FleetView(registry, ScaleStore(primary), pools, "chat")
+    fleet = FleetView(queue, pools, "chat")
     assert (await fleet.model("")).pool in {"chat-1", "chat-2"}
     assert (await fleet.model("chat", "2")).pool == "chat-2"
     assert fleet.wait_reason("chat-2") == "no worker runs"
@@ -78,7 +77,7 @@ async def test_the_pools_of_the_file_are_known_and_workers_add_their_cards(
 async def test_an_unknown_name_is_refused_with_the_nearest_ones(queue: JobQueue) -> None:
     primary = queue.servers.primary
     registry = Registry(primary)
-    fleet = FleetView(registry, ScaleStore(primary))
+    fleet = FleetView(queue)
     with pytest.raises(NoWorker):
         await fleet.model("chat")
     await registry.register_models("chat", [{"id": "org/Chat-8B"}])

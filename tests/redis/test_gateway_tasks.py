@@ -14,10 +14,11 @@ from gateway.app import create_app
 from gateway.core import fleet_view
 from gateway.core.fleet_view import FleetView
 from gateway.core.relay import Relay
-from shared.store.redis import eviction, keys
+from shared.store.health import Health
+from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.reaper import Reaper
+from shared.store.upkeep import Reaper
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
@@ -47,7 +48,7 @@ async def serving(redis_server: RedisServer) -> AsyncIterator[httpx.AsyncClient]
         (Relay, "relay"),
         (FleetView, "fleet view"),
         (Reaper, "reaper"),
-        (eviction.EvictionMonitor, "eviction monitor"),
+        (Health, "health"),
     ],
 )
 async def test_an_ended_background_task_is_shown_by_name(
@@ -75,7 +76,6 @@ async def test_an_ended_background_task_is_shown_by_name(
         assert (await client.get("/healthz")).status_code == 503
         assert (await client.get("/health")).status_code == 503
         scraped = (await client.get("/metrics")).text
-    assert f'flotilla_background_task_running{{task="{name}"}} 0.0' in scraped
     assert 'flotilla_gateway_ready{check="tasks"} 0.0' in scraped
     assert f"background task {name} has ended: ValueError('broken')" in caplog.text
 
@@ -90,7 +90,7 @@ async def test_a_gateway_with_malformed_values_in_redis_serves(
     store.hset(keys.MODELS, mapping={"bad": "{", NOT_UTF8: "{}"})
     store.sadd(keys.WORKERS, "w-2", NOT_UTF8)
     store.hset(keys.worker("w-2"), mapping={"slots": '"many"'})
-    store.hset(keys.scale("pool"), "scale", NOT_UTF8)
+    store.hset(keys.first(keys.DOCUMENTS, "scale"), "pool", NOT_UTF8)
     async with serving(redis_server) as client:
 
         async def ready() -> bool:

@@ -615,8 +615,8 @@ class Fleet:
                 self.store.hset(keys.job(0, job.id), "deadline_us", 1)
 
     async def expire(self) -> None:
-        expired = await self.queue.expire(0, 1)
-        self.invalidate_fence(expired, hint=True)
+        _, expired = await self.queue.expire(0, 1)
+        self.invalidate_fence(list(expired), hint=True)
 
     async def watch(self) -> None:
         for job in self.sample(self.jobs):

@@ -25,13 +25,10 @@ from shared.job.idempotency import IdempotencyKey
 from shared.job.quotas import Quotas
 from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
-from shared.platform.tasks import end
+from shared.store.health import Health
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.memory_monitor import MemoryMonitor
-from shared.store.redis.next_place import NextPlace, next_place
-from shared.store.redis.scale_store import ScaleStore
 from tests.redis.conftest import (
     POOL,
     TENANT,
@@ -50,10 +47,9 @@ class Door:
     """A gateway's admission; its pool has a worker whose jobs have taken two seconds each."""
 
     def __init__(self, queue: JobQueue) -> None:
-        primary = queue.servers.primary
-        self.fleet = FleetView(Registry(primary), ScaleStore(primary))
-        self.memory = MemoryMonitor(queue, 0.9)
-        self.admission = JobAdmission(queue, self.fleet, self.memory)
+        self.fleet = FleetView(queue)
+        self.health = Health(queue.servers, 0.9)
+        self.admission = JobAdmission(queue, self.fleet, self.health)
         self.admit = self.admission.admit
 
 
@@ -106,17 +102,11 @@ async def test_a_pool_without_workers_takes_jobs_as_one_is_started_for_them(
 
 async def test_another_tenant_waits_for_its_turn_only(door: Door, queue: JobQueue) -> None:
     await fill(queue)
-    assert await next_place(queue, POOL, "default", TENANT) == NextPlace(0, WAITING, WAITING, 1, 0)
-    other = await next_place(queue, POOL, "default", "other")
-    assert other == NextPlace(0, WAITING, 0, 2, 0)
-    assert (other.position(), other.position(100)) == (2, 121)
     assert await door.admit(make_job(tenant="other", max_wait_s=3.0))
-    assert (await next_place(queue, POOL, "flex", "other")).position() == WAITING + 1
 
 
 async def test_a_job_that_need_not_wait_is_not_refused(door: Door, queue: JobQueue) -> None:
     await claim(queue, slots=SLOTS)
-    assert (await next_place(queue, POOL, "default", TENANT)).free == SLOTS
     for _ in range(SLOTS):  # none of them is submitted meanwhile
         await door.admit(make_job(max_wait_s=0.01))
     with pytest.raises(DeadlineUnreachable):
@@ -165,43 +155,18 @@ def limited(store: Redis) -> Iterator[Redis]:
 async def test_above_the_mark_no_job_is_accepted(
     door: Door, queue: JobQueue, limited: Redis
 ) -> None:
-    await door.memory.look()
+    await door.health.look()
     assert await door.admit(make_job())
     key = IdempotencyKey.of(TENANT, "/jobs", "k", b"")
     await submit(queue, idempotency=key)
     limited.set(f"{keys.base(0)}other", b"x" * (20 << 20))
     limited.config_set("maxmemory", 40 << 20)  # of which 20 MB are for buffers
-    await door.memory.look()
+    await door.health.look()
     with pytest.raises(RedisMemoryFull, match=r"Redis uses \d+% of its memory"):
         await door.admit(make_job())
-    assert "Redis uses" in door.memory.problem
+    assert "Redis uses" in door.health.full
     assert await door.admit(make_job(idempotency=key))
     limited.config_set("maxmemory", 0)
-    await door.memory.look()
+    await door.health.look()
     assert await door.admit(make_job())
-    assert door.memory.problem == ""
-
-
-async def test_the_room_is_looked_at_again_when_it_is_needed(door: Door, limited: Redis) -> None:
-    limited.set(f"{keys.base(0)}other", b"x" * (20 << 20))
-    used = int(limited.info("memory")["used_memory"])
-    limited.config_set("maxmemory", used + (50 << 20))
-    looking = asyncio.create_task(door.memory.run())
-    try:
-        async with asyncio.timeout(60):
-            large = make_job(body=b"x" * (8 << 20))
-            while True:
-                try:
-                    await door.admit(large)
-                except RedisMemoryFull:
-                    break
-                await asyncio.sleep(0.01)
-            limited.config_set("maxmemory", used * 20)
-            while True:
-                try:
-                    await door.admit(large)
-                    break
-                except RedisMemoryFull:
-                    await asyncio.sleep(0.01)
-    finally:
-        await end([looking])
+    assert door.health.full == ""

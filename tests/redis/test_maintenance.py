@@ -13,19 +13,14 @@ from redis import Redis
 
 from gateway.maintenance import broker, liveness_file, process
 from gateway.maintenance import maintenance_tasks as tasks_module
-from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
 from shared.job.lanes import DEFAULT
 from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
-from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.unused_models import KEPT_S
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.redis.conftest import POOL, submit
-from tests.redis.test_registry import INFO
+from tests.redis.conftest import POOL
 
 STREAM = keys.queue(0, POOL, DEFAULT)
 
@@ -47,67 +42,6 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 
 
 # --- stale records ---
-
-
-async def test_stale_records_are_removed(
-    queue: JobQueue, store: Redis, logged: pytest.LogCaptureFixture
-) -> None:
-    registry = Registry(queue.servers.primary)
-    await registry.register_models("served", [{"id": "m"}])
-    await submit(queue)  # the fleet has POOL now
-    store.sadd(keys.WORKERS, "w-gone")
-    kept = [
-        make(pool)
-        for pool in ("served", POOL, "named")
-        for make in (keys.scale, keys.scaling_events)
-    ]
-    for key in [*kept, keys.scale("forgotten"), keys.scaling_events("forgotten")]:
-        store.set(key, "x")
-    store.hset(keys.MAINTENANCE_RUNS, mapping={REPAIR: 1, "forgotten": 1})
-    keeper = Housekeeping(queue, registry)
-    await keeper.prune(["named"], [REPAIR])
-    assert store.smembers(keys.WORKERS) == set()
-    assert {key.decode() for key in store.keys("flotilla:{fleet}:scal*")} == set(kept)
-    assert store.hkeys(keys.MAINTENANCE_RUNS) == [REPAIR.encode()]
-    line = "removed stale records: 1 worker record, 2 scale records, 1 task record"
-    assert line in logged.text
-    logged.clear()
-    await keeper.prune(["named"], [REPAIR])
-    assert logged.text == ""
-
-
-async def test_a_model_is_forgotten_7_days_after_its_last_worker_and_job(
-    queue: JobQueue, store: Redis
-) -> None:
-    registry = Registry(queue.servers.primary)
-    keeper = Housekeeping(queue, registry)
-
-    async def after(seconds: float, *scaled: str) -> set[str]:
-        """The pools with models after a round, so long after the last one."""
-        for name, at in store.hgetall(keys.UNUSED_MODELS).items():
-            store.hset(keys.UNUSED_MODELS, name, float(at) - seconds)
-        await keeper.prune(scaled, [])
-        return set(await registry.models())
-
-    everything = {"unused", "scaled", POOL, INFO.pool}
-    for name in everything:
-        await registry.declare_models(name, [name])
-    await registry.announce(INFO)
-    job = await submit(queue)
-    assert await after(0, "scaled") == everything
-    assert await after(KEPT_S - 60, "scaled") == everything
-    assert await after(120, "scaled") == everything - {"unused"}
-    assert await after(KEPT_S) == everything - {"unused"}  # from now on it is not scaled
-    assert await after(KEPT_S + 60) == {POOL, INFO.pool}
-    await registry.leave(INFO.id)
-    await queue.cancel(job.id, job.tenant)
-    assert await after(KEPT_S + 60) == {POOL, INFO.pool}
-    await registry.announce(INFO)
-    assert await after(KEPT_S + 60) == {INFO.pool}
-    await registry.leave(INFO.id)
-    assert await after(KEPT_S + 60) == {INFO.pool}
-    assert await after(KEPT_S + 60) == set()
-    assert not store.exists(keys.UNUSED_MODELS)
 
 
 # --- once a round ---
@@ -137,8 +71,8 @@ async def test_two_processes_run_a_task_once_a_round(
     done = {name.decode(): int(at) for name, at in store.hgetall(keys.MAINTENANCE_RUNS).items()}
     assert set(done) == {REPAIR, PRUNE}
     assert all(now_s - 60 <= at <= now_s for at in done.values())
-    assert 0 <= (await tasks.seconds_since(REPAIR) or 0) < 60
-    assert await tasks.seconds_since(AUTOSCALE) is None
+    assert 0 <= (await tasks.runs.seconds_since(REPAIR) or 0) < 60
+    assert await tasks.runs.seconds_since(AUTOSCALE) is None
 
 
 async def test_a_task_that_fails_is_logged_and_not_recorded_as_done(

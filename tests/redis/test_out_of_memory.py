@@ -70,7 +70,7 @@ async def test_running_jobs_go_on_and_end(queue: JobQueue, full: Redis) -> None:
 async def test_deadlines_and_leases_still_expire(queue: JobQueue, full: Redis) -> None:
     late = await submit(queue, deadline_s=1e-6)
     full.config_set("maxmemory", 1)
-    assert await queue.expire(0, 10) == [late.id]
+    assert await queue.expire(0, 10) == (1, {late.id: "expired"})
 
 
 async def test_scripts_can_be_loaded_into_a_full_redis(queue: JobQueue, full: Redis) -> None:

@@ -19,14 +19,10 @@ from shared.fleet.registry import WorkerInfo
 from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
+from shared.store.health import Health
 from shared.store.interface import StoreUnavailable
-from shared.store.redis.desired_pools import DesiredPools
-from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.memory_monitor import MemoryMonitor
-from shared.store.redis.scale_store import ScaleStore
 from tests.redis.conftest import (
     POOL,
     WORKER,
@@ -61,18 +57,14 @@ class Fleet:
     def __init__(self, queue: JobQueue) -> None:
         primary = queue.servers.primary
         self.registry = Registry(primary)
-        self.desired = DesiredPools(primary)
-        self.view = FleetView(self.registry, ScaleStore(primary), desired=self.desired)
+        self.view = FleetView(queue)
         metrics = GatewayMetrics(CollectorRegistry())
-        self.eviction = EvictionMonitor([primary])
         gateway: Any = SimpleNamespace(
             id="gw-1",
             queue=queue,
             fleet=self.view,
             metrics=metrics,
-            eviction=self.eviction,
-            admission=SimpleNamespace(memory=MemoryMonitor(queue, 0.9)),
-            format=FormatMonitor(primary, 1),
+            health=Health(queue.servers, 0.9),
             tasks=TaskSupervisor(),
             submitter=Submitter(queue, 1000, metrics),
         )

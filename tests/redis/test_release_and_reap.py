@@ -16,9 +16,9 @@ from shared.job.record import read_lease
 from shared.job.replies import Fenced
 from shared.job.states import JobState
 from shared.store.redis import keys
-from shared.store.redis.depths import position
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import make_step
+from shared.store.views import places
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -72,8 +72,8 @@ async def test_an_unanswered_job_waits_again_in_front_of_all_others(
     assert await reap(queue, store, job) == {job.id: "queued"}
     again = await seen(queue, job.id)
     assert (again.state, again.lane, again.started_at) == (JobState.QUEUED, FLEX, None)
-    assert await position(queue, again) == 1
-    assert await position(queue, await seen(queue, later.id)) == 2
+    found = await places(queue, [again, await seen(queue, later.id)])
+    assert [place and place.position for place in found] == [1, 2]
     assert entries_of(store, job.id) == [RETRY_LANE]
     assert pending(store) == 0
     assert [each.id for each in await claim(queue)] == [job.id, later.id]

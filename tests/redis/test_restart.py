@@ -11,8 +11,8 @@ import pytest
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.redis_client import connect
 from shared.store.redis.scripts.emit import make_step
+from shared.store.servers import connect
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually
 from tests.redis.conftest import (

@@ -16,10 +16,10 @@ from gateway.launcher.worker_children import Workers
 from shared.fleet.scale_decisions import Limits, Observation, Scale
 from shared.job.states import WorkerState
 from shared.platform.tasks import end
+from shared.store.operators import ScaleStore
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scale_store import ScaleStore
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 from tests.redis.conftest import POOL
@@ -48,7 +48,7 @@ class Fleet:
 
     def __init__(self, queue: JobQueue, **settings: Any) -> None:
         self.registry = Registry(queue.servers.primary)
-        self.store = ScaleStore(queue.servers.primary)
+        self.store = ScaleStore(queue)
         self.output: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.workers = Workers(
@@ -60,7 +60,7 @@ class Fleet:
         self.scaler = Scaler(
             self.workers,
             POOL,
-            queue.servers.primary,
+            queue,
             start=self.start,
             grace_s=45,
             say=self.output.append,
@@ -80,7 +80,7 @@ class Fleet:
         now_s, _ = await self.store.read([])
         seen = Observation(now_s - ago_s, 0, 0.0, 0, None, 0, 0, 0, None, None)
         scale = Scale(POOL, "m", wanted, "because", seen, Limits(0, 9, 120, 300), 2.0)
-        await self.store.write(scale, b"{}", None)
+        await self.store.write(scale, None)
 
     async def announce(self, number: int, **changes: Any) -> None:
         info = worker_info(self.workers.ids[number], pool=POOL, **changes)
@@ -138,7 +138,7 @@ async def test_an_autoscaler_without_decisions_changes_nothing(fleet: Fleet, sto
     await fleet.decide(2, ago_s=60)
     await fleet.scaler.act()
     assert fleet.numbers == []
-    store.hset(keys.scale(POOL), "scale", "{")
+    store.hset(keys.first(keys.DOCUMENTS, "scale"), POOL, "{")
     await fleet.scaler.act()
     assert fleet.numbers == []
 

@@ -26,7 +26,7 @@ from shared.store.interface import StoreTimeout
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.scripts.emit import Step, make_step
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from tests.harness.servers import one_redis_only
 from tests.redis.conftest import (
     GATEWAY,

@@ -14,8 +14,8 @@ from shared.job.lanes import RETRY_LANE, SUSPECT_LANE
 from shared.job.replies import IsolationStage
 from shared.job.states import JobState
 from shared.store.redis import keys, suspects
-from shared.store.redis.depths import depths
 from shared.store.redis.job_queue import JobQueue
+from shared.store.views import depths
 from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     LEASE_S,
@@ -133,7 +133,7 @@ async def test_a_waiting_suspect_can_be_ended(
     else:
         store.hset(keys.job(0, job_id), "deadline_us", 1)
         store.zadd(keys.base(0) + keys.DEADLINES, {job_id: 1})
-        assert await queue.expire(0) == [job_id]
+        assert await queue.expire(0) == (1, {job_id: "expired"})
     assert not await suspects.waiting(queue, POOL)
     assert entries_of(store, job_id) == []
 

@@ -14,8 +14,8 @@ from shared.job.fair_shares import Account, ShareRules
 from shared.job.job import NO_SHARE, LeasedJob, NewJob, Share
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.store.redis import keys
-from shared.store.redis.depths import place_of
 from shared.store.redis.job_queue import JobQueue
+from shared.store.views import places
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -92,9 +92,10 @@ async def test_what_was_served_lately_decides(queue: JobQueue, store: Redis) -> 
 async def test_how_many_tenants_wait_in_a_lane(queue: JobQueue) -> None:
     (first, *_), (last,) = await queued(queue, 2, tenant="a"), await queued(queue, 1, tenant="b")
     jobs = [job for each in (first, last) if (job := await queue.get(each.id))]
-    assert [await place_of(queue, job) for job in jobs] == [(2, 2), (2, 2)]
+    found = await places(queue, jobs)
+    assert [place and (place.position, place.tenants) for place in found] == [(2, 2), (2, 2)]
     await claim(queue, 3)
-    assert [await place_of(queue, job) for job in jobs] == [None, None]
+    assert await places(queue, jobs) == [None, None]
 
 
 async def test_the_worker_gets_what_was_charged(queue: JobQueue) -> None:

@@ -1,10 +1,9 @@
-"""Jobs whose clients have left: unwatched, abandoned by a dead gateway, cancelled after a grace."""
+"""Jobs whose clients have left: unwatched, cancelled after a grace."""
 
 from __future__ import annotations
 
 import asyncio
 
-import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
@@ -18,13 +17,8 @@ from shared.store.redis.job_queue import JobQueue
 from tests.harness.waiting import eventually
 from tests.redis.conftest import (
     GATEWAY,
-    LANES,
-    POOL,
     answer,
-    claim,
-    entries_of,
     finish,
-    gateway_messages,
     lease,
     submit,
 )
@@ -62,7 +56,7 @@ async def test_an_ended_job_stays_ended(queue: JobQueue, store: Redis) -> None:
     await queue.unwatch(leased.id, GATEWAY)
     assert await finish(queue, leased, 1, answer()) == "ok"
     let_the_grace_pass(store)
-    assert await queue.cancel_unattended(0) == (1, [])
+    assert await queue.expire(0) == (1, {})
     assert not store.exists(UNATTENDED)
     await queue.unwatch(leased.id, GATEWAY)
     assert await state_of(queue, leased.id) == ("completed", "")
@@ -72,58 +66,8 @@ async def test_jobs_that_are_gone_are_forgotten(queue: JobQueue, store: Redis) -
     await queue.unwatch(new_job_id(1), GATEWAY)
     assert store.keys() == []
     store.zadd(UNATTENDED, {new_job_id(1): 1})
-    assert await queue.cancel_unattended(0) == (1, [])
+    assert await queue.expire(0) == (1, {})
     assert store.keys() == []
-
-
-async def test_no_more_are_cancelled_in_one_call_than_asked_for(
-    queue: JobQueue, store: Redis
-) -> None:
-    for _ in range(5):
-        job = await submit(queue, keep_s=GRACE_S)
-        await queue.unwatch(job.id, GATEWAY)
-    let_the_grace_pass(store)
-    assert [(await queue.cancel_unattended(0, 2))[0] for _ in range(4)] == [2, 2, 1, 0]
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 100])
-async def test_all_jobs_of_a_dead_gateway_are_unwatched(
-    queue: JobQueue, store: Redis, limit: int
-) -> None:
-    mine = [await submit(queue, keep_s=GRACE_S) for _ in range(4)]
-    await claim(queue, count=2)  # some are leased, some wait
-    mine += [await submit(queue, keep_s=GRACE_S, lane=lane) for lane in ("flex", "priority")]
-    (retried,) = await claim(queue, count=1)
-    await queue.release([retried], "drained", blame=False)
-    kept = await submit(queue)
-    others = await submit(queue, keep_s=GRACE_S, gateway="gw-12")
-    shared = await submit(queue, keep_s=GRACE_S)
-    await queue.watch(shared.id, "gw-12", follow=True)
-    assert await queue.abandon(0, GATEWAY, limit) == len(mine) + 2
-    assert {each.decode() for each in store.zrange(UNATTENDED, 0, -1)} == {j.id for j in mine}
-    assert watchers(store, kept.id) == GATEWAY.encode()
-    assert watchers(store, others.id) == watchers(store, shared.id) == b"gw-12"
-    assert len([job for job in mine if entries_of(store, job.id)]) == len(mine)
-    assert await queue.abandon(0, "gw-unknown", limit) == 0
-
-
-async def test_a_gateway_that_receives_frames_is_not_gone(queue: JobQueue, store: Redis) -> None:
-    job = await submit(queue, keep_s=GRACE_S)
-    with gateway_messages(store):
-        assert await queue.abandon(0, GATEWAY) is None
-    assert watchers(store, job.id) == GATEWAY.encode()
-
-
-async def test_abandoned_jobs_without_a_grace_are_cancelled_while_the_queue_is_walked(
-    queue: JobQueue, store: Redis
-) -> None:
-    jobs = [await submit(queue, keep_s=0.0) for _ in range(7)]
-    assert await queue.abandon(0, GATEWAY, 2) == len(jobs)
-    assert {await state_of(queue, job.id) for job in jobs} == {("cancelled", "unattended")}
-    assert all(
-        not store.exists(keys.queue(0, POOL, lane)) or not store.xlen(keys.queue(0, POOL, lane))
-        for lane in LANES
-    )
 
 
 async def test_watching_and_unwatching_at_once_leaves_no_job_without_either(

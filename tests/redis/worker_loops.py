@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
+from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.subscription import worker_subscription
+from shared.store.subscription import Subscription
 from tests.harness.settings import Settings
 from tests.redis.conftest import LEASE_S, POOL, WORKER
 from worker.core.loop import WorkerLoop
@@ -43,10 +44,10 @@ async def serving(
     )
     # Looked up at each message, so that a test may replace it.
     controls = [
-        worker_subscription(
+        Subscription(
             queue.servers,
             shards[0],
-            worker,
+            keys.control_channel(worker),
             lambda data: loop.control.on_message(data),
             lambda: loop.control.on_reconnect(),
         )

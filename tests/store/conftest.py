@@ -7,8 +7,10 @@ test. All jobs of these tests are in shard 0.
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 from redis import Redis
@@ -74,3 +76,16 @@ def control(server: Redis, queue: JobQueue) -> Iterator[ChannelSubscriber]:
     """The worker that `claim` names."""
     with control_messages(server) as subscriber:
         yield subscriber
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """Of 127.0.0.1, with its key beside it."""
+    certificate, key = tmp_path / "node.crt", tmp_path / "node.key"
+    subprocess.run(
+        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=node -keyout {key} "
+        f"-out {certificate} -addext subjectAltName=IP:127.0.0.1".split(),
+        check=True,
+        capture_output=True,
+    )
+    return certificate

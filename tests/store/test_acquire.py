@@ -6,7 +6,7 @@ from shared.job.frames import FrameKind
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.job.states import JobState
 from shared.store.interface import Store
-from shared.store.redis.depths import position
+from shared.store.views import places
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -52,7 +52,7 @@ async def test_a_claimed_job_and_its_record(queue: Store) -> None:
     assert seen is not None
     assert seen.state is JobState.IN_PROGRESS
     assert [a.worker for a in seen.attempts] == [WORKER]
-    assert await position(queue, seen) is None
+    assert await places(queue, [seen]) == [None]
 
 
 async def test_jobs_of_another_pool_are_left_alone(queue: Store) -> None:

@@ -58,24 +58,24 @@ async def test_a_job_whose_time_is_over_expires(
         await emit_token(queue, await claim_one(queue), 1)
         gateway.frames()
     pass_deadline(server, job.id)
-    assert await queue.expire(0, 100) == [job.id]
+    assert await queue.expire(0, 100) == (1, {job.id: "expired"})
     assert await state_of(queue, job.id) == ("expired", "deadline_exceeded")
     assert [f[1:3] for f in gateway.frames()] == [(1 + started, FrameKind.ENDED)]
     assert control.dropped() == [job.id] * started
     assert [e.end for e in await log_entries(queue, job.id, 0)] == [""] * started + ["expired"]
-    assert await queue.expire(0, 100) == []
+    assert await queue.expire(0, 100) == (0, {})
 
 
 async def test_a_job_whose_time_is_not_over_stays(queue: Store) -> None:
     job = await submit(queue, deadline_s=600)
-    assert await queue.expire(0, 100) == []
+    assert await queue.expire(0, 100) == (0, {})
     assert await state_of(queue, job.id) == ("queued", "")
 
 
 async def test_no_more_expire_in_one_call_than_asked_for(queue: Store) -> None:
     for _ in range(5):
         await submit(queue, deadline_s=1e-6)
-    assert [len(await queue.expire(0, 2)) for _ in range(4)] == [2, 2, 1, 0]
+    assert [(await queue.expire(0, 2))[0] for _ in range(4)] == [2, 2, 1, 0]
 
 
 async def test_the_watcher_of_a_queued_job_receives_all_frames(

@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Iterable
 
 from shared.job.job import LeasedJob
-from shared.store.redis.depths import with_waiting_jobs
 from shared.store.redis.job_queue import JobQueue
+from shared.store.views import with_waiting_jobs
 from worker.core.adapter_turns import QueuesSnapshot, Turns, turns
 
 

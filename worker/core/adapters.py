@@ -17,7 +17,7 @@ from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.lanes import adapter_queue, is_adapter_queue
 from shared.platform.backoff import Backoff
 from shared.store.interface import StoreError
-from shared.store.redis.depths import pool_names, with_waiting_jobs
+from shared.store.views import pool_names, with_waiting_jobs
 from worker.core.engine_call import model_cards, refusal
 from worker.core.loop import WorkerLoop
 from worker.core.membership import Membership

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
+from shared.store.redis import keys
 from shared.store.redis.detector import INTERVAL_S
-from shared.store.redis.servers import Servers
-from shared.store.redis.subscription import listening, worker_subscription
+from shared.store.servers import Servers
+from shared.store.subscription import Subscription
 from worker.core.control_channel import ControlChannel
 
 _SUBSCRIBE_S = 5.0
-_CHECK_S = 1.0
 
 
 class ControlSubscriptions:
@@ -31,40 +31,27 @@ class ControlSubscriptions:
         control: ControlChannel,
         on_silent: Callable[[], None],
     ) -> None:
-        self._servers = servers
-        self._worker_id = worker_id
+        channel = keys.control_channel(worker_id)
         callbacks = (control.on_message, control.on_reconnect, lambda: None, on_silent)
-        self._subscriptions = {
-            shards[0]: worker_subscription(servers, shards[0], worker_id, *callbacks)
-            for shards in servers.groups
-        }
+        self._subscriptions = [
+            Subscription(servers, shards[0], channel, *callbacks) for shards in servers.groups
+        ]
 
     async def run(self) -> None:
         """Receive until cancellation."""
-        await run_together(
-            *(subscription.run() for subscription in self._subscriptions.values()),
-            *map(self._check, self._subscriptions),
-        )
+        await run_together(*(each.run() for each in self._subscriptions))
 
     async def detectable(self) -> None:
         """Return when all detectors have seen the subscriptions, so that the end of this process
         is noticed at once; or after a while if Redis does not answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_S):
-                for subscription in self._subscriptions.values():
+                for subscription in self._subscriptions:
                     await subscription.connected.wait()
                 await asyncio.sleep(2 * INTERVAL_S)
 
     async def catch_up(self) -> None:
         """Return when all messages published before have been received, as far as possible."""
-        for subscription in self._subscriptions.values():
+        for subscription in self._subscriptions:
             with contextlib.suppress(StoreError):
                 await subscription.catch_up()
-
-    async def _check(self, shard: int) -> None:
-        """Subscribe anew where the server that takes commands has no such subscriber."""
-        while True:
-            await asyncio.sleep(_CHECK_S)
-            with contextlib.suppress(StoreError):
-                found = await listening(self._servers, [self._worker_id], shard)
-                self._subscriptions[shard].observe(subscribed=bool(found))

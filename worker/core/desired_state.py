@@ -12,7 +12,7 @@ import logging
 from shared.fleet.registry import HEARTBEAT_S
 from shared.platform.logs import RareWarning
 from shared.store.interface import StoreError
-from shared.store.redis.desired_pools import DesiredPools
+from shared.store.operators import DesiredPools
 from worker.core.adapters import Adapters
 from worker.core.membership import Membership
 from worker.core.operations import Operations
@@ -24,7 +24,7 @@ class DesiredState:
     """One worker's part of what is desired of its pool."""
 
     def __init__(self, member: Membership, adapters: Adapters, operations: Operations) -> None:
-        self._desired = DesiredPools(member.queue.servers.primary)
+        self._desired = DesiredPools(member.queue)
         self._pool = member.pool
         self._adapters = adapters
         self._operations = operations

@@ -11,10 +11,11 @@ import logging
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Iterable
 
+from shared.job.lanes import FLEX
 from shared.platform.logs import RareWarning
 from shared.platform.tasks import end
 from shared.store.interface import StoreError
-from shared.store.redis.depths import free_slots
+from shared.store.views import next_place
 from worker.core.job_run import JobRun
 from worker.core.loop import WorkerLoop
 from worker.core.membership import Membership
@@ -89,8 +90,8 @@ class Drain:
     async def _move_jobs(self) -> None:
         loop, member = self._loop, self._member
         try:
-            free = await free_slots(member.queue, member.pool, but_of=member.worker_id)
-            count = how_many(free.slots, free.waiting, len(loop.runs), loop.sequences)
+            last = await next_place(member.queue, member.pool, FLEX, "", but_of=member.worker_id)
+            count = how_many(last.free, last.others, len(loop.runs), loop.sequences)
             await loop.releases.some(cheapest(loop.runs.values(), count), "handed_over")
         except StoreError as error:
             self._warn("jobs not handed over, trying again: %s", error)

@@ -13,63 +13,55 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection
 
-from shared.job.home_shards import balanced
 from shared.store.interface import StoreError
-from shared.store.redis.stored_homes import StoredHomes
+from shared.store.redis.fleet_registry import Registry
 from worker.core.membership import Membership
 
 log = logging.getLogger("flotilla.worker")
 
 _INTERVAL_S = 1.0
-_WORKERS_AT_FULL_RATE = 100
+_WORKERS_AT_FULL_RATE = 20
 """More read less often each: the reply grows with their number, too."""
+
+
+def homes(worker: str, others: Collection[str], shards: int) -> frozenset[int]:
+    """The home shards of one of a pool's serving workers, by its rank among them.
+
+    With at least as many workers as shards each has one home, else each shard one worker; their
+    numbers differ by one at most.
+    """
+    ranked = sorted({worker, *others})
+    n = min(len(ranked), shards)
+    return frozenset(range(ranked.index(worker) % n, shards, n))
 
 
 class HomeShards:
     """The home shards of one worker: all on one Redis, where one claim is about all shards."""
 
     def __init__(self, member: Membership) -> None:
-        queue = member.queue
-        self.shards: Collection[int] = frozenset(range(queue.shards))
-        self._n_shards = queue.shards
-        self._worker_id = member.worker_id
+        self._member = member
+        self.shards: Collection[int] = frozenset(range(member.queue.shards))
         self._stopped = asyncio.Event()
-        self._stored: StoredHomes | None = None
-        if len(queue.servers.groups) > 1:
-            self._stored = StoredHomes(queue.servers.primary, member.pool)
 
     async def run(self, on_change: Callable[[], Awaitable[None]]) -> None:
-        """Follow the other workers that come and go, until `stop`; then they take these over.
-
-        `on_change` may raise StoreError.
-        """
-        stored = self._stored
-        while stored is not None and not self._stopped.is_set():
-            n_workers = 0
-            try:
-                before = self.shards
-                n_workers = await self._refresh(stored)
-                if self.shards != before:
+        """Follow the other workers that come and go, until `stop`. `on_change` may raise
+        StoreError."""
+        queue, pool, worker_id, _ = self._member
+        registry, others = Registry(queue.servers.primary), list[str]()
+        while len(queue.servers.groups) > 1 and not self._stopped.is_set():
+            with contextlib.suppress(StoreError):  # the homes stay as they are
+                found = await registry.workers()
+                others = [each.id for each in found if each.pool == pool and each.state.serving]
+                own = homes(worker_id, others, queue.shards)
+                if own != self.shards:
+                    log.info("home shards: %s", ", ".join(map(str, sorted(own))))
+                    self.shards = own
                     await on_change()
-            except StoreError as error:
-                log.debug("the home shards stay as they are: %s", error)
-            interval_s = _INTERVAL_S * max(1.0, n_workers / _WORKERS_AT_FULL_RATE)
+            interval_s = _INTERVAL_S * max(1.0, len(others) / _WORKERS_AT_FULL_RATE)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(random.uniform(0.7, 1.0) * interval_s):
                     await self._stopped.wait()
-        if stored is not None:
-            with contextlib.suppress(StoreError):
-                await stored.remove(self._worker_id)
 
     def stop(self) -> None:
         """The worker claims nothing more."""
         self._stopped.set()
-
-    async def _refresh(self, stored: StoredHomes) -> int:
-        before = await stored.read(self._worker_id)
-        own = balanced(before, self._n_shards)[self._worker_id]
-        if own != tuple(before[self._worker_id]):
-            log.info("home shards: %s", ", ".join(map(str, own)))
-            await stored.write(self._worker_id, own)
-        self.shards = frozenset(own)
-        return len(before)

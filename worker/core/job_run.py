@@ -99,7 +99,6 @@ class JobRun:
         self.task: asyncio.Task[None] | None = None
         """The task that executes it; set by the worker's loop."""
         self._exchange = Exchange(self._on_chunk)
-        self._first_chunk_seen = False
         self._failed = False  # the stream has ended with an error
         self._release = False
         self._task: asyncio.Task[Any] | None = None
@@ -248,9 +247,6 @@ class JobRun:
                 data = as_anthropic_event(data)
         if self.buffer.discarded:
             return
-        if not self._first_chunk_seen:
-            self._first_chunk_seen = True
-            self._metrics.first_token.observe(time.monotonic() - self.started)
         self.buffer.chunk(data)
 
     def _result(self, failure: Exception | None) -> JobResult:

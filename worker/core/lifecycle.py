@@ -25,12 +25,12 @@ from shared.platform import logs, tracing
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
+from shared.store.health import Health
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.heartbeat_thread import Heartbeat
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.reaper import Reaper
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
+from shared.store.upkeep import Reaper
 from worker.core.adapters import Adapters
 from worker.core.control_subscriptions import ControlSubscriptions
 from worker.core.desired_state import DesiredState
@@ -185,14 +185,13 @@ class Worker:
         self._heartbeat.start()
         claiming, watching = self._spawn(loop.run()), self._spawn(self._watch(loop))
         registration.started(loop)
-        monitor = FormatMonitor(servers.primary, self._settings.shards)
         for work in (
             loop.publisher.run(),
             LeaseRenewer(loop.lease, self._progressing).run(),
             registration.run_heartbeats(),
             operations.run(),
             desired.run(),
-            monitor.run(),
+            Health(servers).run(),
             Reaper(self._queue, self._settings.lease_s, self._metrics.reaper).run(),
         ):
             self._spawn(work)

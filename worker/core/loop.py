@@ -74,7 +74,7 @@ class WorkerLoop:
         self.engine_lost = asyncio.Event()
         """A run has ended because the engine is dead."""
         self.runs = Runs(metrics)
-        self.releases = Releases(queue, self.runs, metrics)
+        self.releases = Releases(queue, self.runs)
         self.charges = Charges(member.pool, self.runs, queue.share_rules)
         self.slots = SlotAccounting(engine, self.runs, self.charges, kv_high_watermark)
         self.progress = EngineProgress(engine, self.runs, self.slots)

@@ -32,7 +32,7 @@ from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.errors import BadRequest
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
-from shared.store.redis.operation_answers import OperationAnswers
+from shared.store.operators import OperationAnswers
 from worker.core.adapters import Adapters
 from worker.core.drain import cheapest
 from worker.core.engine_call import refusal
@@ -62,7 +62,7 @@ class Operations:
         self._worker_id = member.worker_id
         self._loop = loop
         self._adapters = adapters
-        self._answers = OperationAnswers(member.queue.servers.primary)
+        self._answers = OperationAnswers(member.queue.servers)
         self._paused = False
         self._asleep = False
         self._stop = stop

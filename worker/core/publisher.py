@@ -133,7 +133,6 @@ class Publisher:
         if not batch.outputs:
             return
         self.sending_since[shard] = time.monotonic()
-        self._metrics.flushes.inc()
         batch.close(self._schedules[shard])
         fence_token = self._lease.fence_token(shard)
         if not batch.valid_under(fence_token):

@@ -178,7 +178,6 @@ class QueueConsumer:
     def _start_blocking_pop(self) -> None:
         names = (self._pool, *self._adapter_queues.names)
         self._blocking_pop = self._connection.pop_wake_up(names)
-        self._blocking_pop.add_done_callback(_retrieve_error)
 
     async def wait_for_wake_up(self) -> None:
         """Return when a job may have been queued since `claim`, or one that it left to another
@@ -207,9 +206,3 @@ class QueueConsumer:
     async def close(self) -> None:
         """Close the connection."""
         await self._connection.close()
-
-
-def _retrieve_error(blocking_pop: asyncio.Future[list[bytes] | None]) -> None:
-    """Mark the error as seen: no task may be awaiting the pop, and asyncio would log it."""
-    if not blocking_pop.cancelled():
-        blocking_pop.exception()

@@ -18,12 +18,10 @@ from typing import Any
 from shared.fleet.pool import Pool
 from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, WorkerInfo
 from shared.job.lanes import adapter_queue
-from shared.job.states import WorkerState
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import StoreError
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.format_version import FORMAT_VERSION
 from worker.core.health import HealthServer
 from worker.core.loop import WorkerLoop
 from worker.engines.interface import Engine
@@ -89,13 +87,10 @@ class Registration:
         `failure`: why the worker ends; empty if nothing has failed.
         """
         state, reason = self._health.status()
-        for each in WorkerState:
-            self._metrics.state.labels(each).set(each is state)
         loop = self._loop
         load = self._engine.load() if loop else None
         info = WorkerInfo(
             id=self._worker_id,
-            format=FORMAT_VERSION,
             pool=self.pool,
             state=state,
             engine=self._engine.kind,

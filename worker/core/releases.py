@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from shared.job.job import LeasedJob
 from shared.platform.logs import RareWarning
-from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import Store, StoreError
 from worker.core.job_run import JobRun
 from worker.core.runs import Runs
@@ -23,19 +22,17 @@ _ENGINE_S = 2.0
 
 
 class Releases:
-    """Releases the jobs of one worker, which are in `runs`. `reason` is a label of the metrics."""
+    """Releases the jobs of one worker, which are in `runs`. `reason` is for logs and traces."""
 
-    def __init__(self, queue: Store, runs: Runs, metrics: WorkerMetrics) -> None:
+    def __init__(self, queue: Store, runs: Runs) -> None:
         self._queue = queue
         self._runs = runs
-        self._metrics = metrics
 
     async def failed(self, run: JobRun) -> None:
         """Release a job whose run has failed, while its last entries are still in the step log."""
         reason = "run_failed"
         _trace([run], reason)
         run.abort()
-        self._metrics.released.labels(reason).inc()
         try:
             states = await self._queue.release([run.job], reason, blame=True)
         except Exception as error:
@@ -87,7 +84,6 @@ class Releases:
         self, jobs: Sequence[LeasedJob], reason: str, *, blame: bool, in_turn: bool = False
     ) -> None:
         states = await self._queue.release(jobs, reason, blame=blame, in_turn=in_turn)
-        self._metrics.released.labels(reason).inc(len(states))
         for job_id, state in states.items():
             log.info("job released (%s), it is %s now", reason, state, extra={"job_id": job_id})
 

@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from gateway.core.audit_trail import AuditTrail
 from gateway.core.context import GatewayDep
 from gateway.http.query import known_only
 from shared.job.errors import BadRequest
-from shared.store.redis.audit_records import AuditRecord, is_audit_id
+from shared.store.operators import AuditRecord, AuditTrail, is_audit_id
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
 
@@ -58,7 +57,7 @@ async def list_changes(
     """
     if after and not is_audit_id(after):
         raise BadRequest("`after` must be the last id of the page before.", "after")
-    found = await gateway.of(AuditTrail).records.read(after, limit + 1)
+    found = await gateway.of(AuditTrail).read(after, limit + 1)
     return AuditEntryList(
         data=[AuditEntry.of(each) for each in found[:limit]], has_more=len(found) > limit
     )

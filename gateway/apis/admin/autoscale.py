@@ -52,7 +52,8 @@ async def set_range(
     most = max(1, least, scale.limits.max) if most is None else most
     if most < least:
         raise BadRequest("`max` must be at least `min`.", "max")
-    await gateway.fleet.set_worker_range(scale.pool, WorkerRange(least, most, scale.configured))
+    chosen = WorkerRange(least, most, scale.configured)
+    await gateway.fleet.scale_store.ranges.set(scale.pool, chosen)
     return {"pool": scale.pool, "min": least, "max": most}
 
 

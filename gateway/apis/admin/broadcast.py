@@ -15,9 +15,9 @@ from shared.api.operator_actions import OperatorAction
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.frames import encode_operation
 from shared.job.states import WorkerState
-from shared.store.redis import subscription
-from shared.store.redis.operation_answers import OperationAnswers
-from shared.store.redis.servers import Servers
+from shared.store import subscription
+from shared.store.operators import OperationAnswers
+from shared.store.servers import Servers
 
 OUTCOMES = ("done", "failed", "incomplete")
 """The outcomes of operator calls."""
@@ -77,7 +77,7 @@ class Broadcast:
         self._servers = servers
         self._fleet = fleet
         self._timeout_s = timeout_s
-        self._answers = OperationAnswers(servers.primary)
+        self._answers = OperationAnswers(servers)
 
     async def send(
         self, pool: str, action: OperatorAction, options: Mapping[str, Any], worker: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.core.context import GatewayDep
-from shared.store.redis.depths import depths
+from shared.store.views import depths
 
 router = APIRouter(tags=["fleet"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -18,7 +17,6 @@ from gateway.apis.admin.key_object import (
     ListedKey,
     NewLimits,
 )
-from gateway.core.audit_trail import AuditTrail
 from gateway.core.call import read_object
 from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.key_refresh import KeyRefresh
@@ -28,15 +26,8 @@ from gateway.description.schema import errors_in, shows, takes
 from gateway.http.query import known_only
 from shared.job import errors
 from shared.store.interface import StoreError
-from shared.store.redis.key_records import KeyRecords
-from shared.tenants.api_key import (
-    ApiKey,
-    digest_of,
-    hint_of,
-    is_key_id,
-    new_key_id,
-    new_secret,
-)
+from shared.store.operators import AuditTrail
+from shared.tenants.api_key import ApiKey, digest_of, hint_of, new_key_id, new_secret
 from shared.tenants.rate_limits import key_name
 
 router = APIRouter(
@@ -48,8 +39,6 @@ router = APIRouter(
 _ONLY_REASON = takes(
     {"type": "object", "properties": {"reason": {"type": "string"}}}, required=False
 )
-_TRIES = 5
-"""Another operator may rotate the key between reading and writing it."""
 
 
 def _body(model: type[BaseModel]) -> dict[str, Any]:
@@ -86,8 +75,9 @@ async def create(request: Request, gateway: GatewayDep, operator: KeyDep) -> Key
         created_at=now_s,
         created_by=operator.tenant,
         limits=sent.limits.limits,
+        digest=digest_of(secret.encode()).hex(),
     )
-    await _records(gateway).create(digest_of(secret.encode()), key)
+    await gateway.of(KeyRefresh).records.create(key)
     await _done(gateway, "created", key, operator, sent.reason)
     return KeyWithSecret.made(key, secret)
 
@@ -103,22 +93,10 @@ async def list_keys(
 
     `after` is the last id of the page before.
     """
-    records = _records(gateway)
-    stored = await records.read()
-    keys = sorted(stored.keys().values(), key=lambda key: (-key.created_at, key.id))
-    found = [key for key in keys if tenant in ("", key.tenant)]
-    if after:
-        ids = [key.id for key in found]
-        if after in ids:
-            found = found[ids.index(after) + 1 :]
-        elif (made_at := await records.place_of(after)) is not None:
-            found = [key for key in found if (-key.created_at, key.id) > (-made_at, after)]
-        else:
-            raise _no_such_key(after)
-    page = found[:limit]
+    page, has_more = await gateway.of(KeyRefresh).records.list(tenant, after, limit)
     used = await used_objects(gateway, [key_name(key.id) for key in page])
     shown = [ListedKey.with_use(key, each) for key, each in zip(page, used, strict=True)]
-    return KeyObjectList(data=shown, has_more=len(found) > limit)
+    return KeyObjectList(data=shown, has_more=has_more)
 
 
 @router.put(
@@ -129,7 +107,8 @@ async def limit(key_id: str, request: Request, gateway: GatewayDep, operator: Ke
     check_configured(gateway)
     sent = await read_object(gateway.settings, request.scope, request.receive, NewLimits.of)
     limits = sent.limits
-    changed = await _change(gateway, key_id, lambda key: key._replace(limits=limits))
+    records = gateway.of(KeyRefresh).records
+    changed = await records.change(key_id, lambda key: key._replace(limits=limits))
     await _done(gateway, "limited", changed, operator, sent.reason)
     return KeyObject.of(changed)
 
@@ -144,8 +123,9 @@ async def rotate(
     check_configured(gateway)
     reason, _ = taken_reason(await optional_body(request, gateway))
     secret = new_secret()
-    hint, digest = hint_of(secret), digest_of(secret.encode())
-    changed = await _change(gateway, key_id, lambda key: key._replace(hint=hint), digest)
+    hint, digest = hint_of(secret), digest_of(secret.encode()).hex()
+    records = gateway.of(KeyRefresh).records
+    changed = await records.change(key_id, lambda key: key._replace(hint=hint, digest=digest))
     await _done(gateway, "rotated", changed, operator, reason)
     return KeyWithSecret.made(changed, secret)
 
@@ -155,34 +135,10 @@ async def revoke(
     key_id: str, request: Request, gateway: GatewayDep, operator: KeyDep
 ) -> KeyRevoked:
     """Refuse a key from now on, at every gateway within a second. Its jobs go on."""
-    records = _records(gateway)
     reason, _ = taken_reason(await optional_body(request, gateway))
-    for _ in range(_TRIES):
-        digest, key = await _stored(records, key_id)
-        if await records.revoke(digest, key):
-            await _done(gateway, "revoked", key, operator, reason)
-            return KeyRevoked(id=key.id)
-    raise errors.RedisUnavailable("The key was changed meanwhile; try again.")
-
-
-async def _change(
-    gateway: Gateway, key_id: str, change: Callable[[ApiKey], ApiKey], digest: bytes = b""
-) -> ApiKey:
-    """Store what `change` makes of a key; under another digest if that is not empty.
-
-    Raises NotFound, RedisUnavailable, and StoreError.
-    """
-    records = _records(gateway)
-    for _ in range(_TRIES):
-        before, key = await _stored(records, key_id)
-        changed = change(key)
-        if await records.replace(before, digest or before, changed):
-            return changed
-    raise errors.RedisUnavailable("The key was changed meanwhile; try again.")
-
-
-def _records(gateway: Gateway) -> KeyRecords:
-    return gateway.of(KeyRefresh).records
+    key = await gateway.of(KeyRefresh).records.revoke(key_id)
+    await _done(gateway, "revoked", key, operator, reason)
+    return KeyRevoked(id=key.id)
 
 
 def check_configured(gateway: Gateway) -> None:
@@ -191,19 +147,6 @@ def check_configured(gateway: Gateway) -> None:
         raise errors.KeysNotConfigured(
             "This gateway asks no client for a key: set FLOTILLA_ADMIN_KEYS first."
         )
-
-
-async def _stored(records: KeyRecords, key_id: str) -> tuple[bytes, ApiKey]:
-    """The key with this id and its digest. Raises NotFound, and StoreError."""
-    stored = await records.read() if is_key_id(key_id) else None
-    for digest, key in (stored.keys() if stored else {}).items():
-        if key.id == key_id:
-            return digest, key
-    raise _no_such_key(key_id)
-
-
-def _no_such_key(key_id: str) -> errors.NotFound:
-    return errors.NotFound(f"There is no API key {key_id[:64]!r}.")
 
 
 async def _done(gateway: Gateway, what: str, key: ApiKey, operator: ApiKey, reason: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.apis.admin.broadcast import OUTCOMES, Broadcast, Operation, new_operation_id
-from gateway.core.audit_trail import AuditTrail
 from gateway.core.context import Gateway
 from shared.api.operator_actions import (
     ACTIONS,
@@ -17,7 +16,6 @@ from shared.api.operator_actions import (
     UNLOAD_ADAPTER,
     OperatorAction,
 )
-from shared.fleet.desired_pool import DesiredPool
 from shared.fleet.registry import ModelInfo, unknown_card
 from shared.job.errors import (
     BadRequest,
@@ -28,9 +26,9 @@ from shared.job.errors import (
     WorkerNotReady,
 )
 from shared.job.lanes import adapter_queue, pool_of
-from shared.store.redis.desired_pools import DesiredPools
+from shared.store.operators import AuditTrail, DesiredPool, DesiredPools
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.unused_models import UnusedModels
+from shared.store.upkeep import in_use
 from shared.tenants.api_key import ApiKey
 
 
@@ -45,9 +43,9 @@ class OperatorCalls:
         self._audit = gateway.of(AuditTrail)
         # The timeout is for the answers of all workers of a pool together.
         self._broadcast = Broadcast(servers, gateway.fleet, timeout_s)
-        self._desired = DesiredPools(servers.primary)
+        self._desired = DesiredPools(gateway.queue)
         self._registry = Registry(servers.primary)
-        self._unused = UnusedModels(gateway.queue, self._registry)
+        self._queue = gateway.queue
         # Prometheus misses the first increase of a counter that does not start at 0.
         for name in (*ACTIONS, DRAIN.name):
             for outcome in OUTCOMES:
@@ -101,13 +99,14 @@ class OperatorCalls:
             case UNLOAD_ADAPTER.name:
                 done = await self._unload(pool, options["lora_name"])
             case PAUSE.name if options.get("intake"):
-                await self._desired.stop_intake(pool)  # which gateways read; workers do nothing
+                # Gateways read it; workers do nothing.
+                await self._desired.switch(pool, intake_stopped=True)
                 done = Operation(new_operation_id(), pool, action.name, {})
             case PAUSE.name:
-                await self._desired.pause(pool)
+                await self._desired.switch(pool, paused=True)
                 done = await self._broadcast.send(pool, action, options)
             case RESUME.name:
-                await self._desired.resume(pool)
+                await self._desired.switch(pool, paused=False, intake_stopped=False)
                 done = await self._broadcast.send(pool, action, options)
             case _:
                 done = await self._broadcast.send(pool, action, options)
@@ -137,7 +136,7 @@ class OperatorCalls:
         return done
 
     async def forget(self, name: str, operator: ApiKey, reason: str = "") -> None:
-        """Forget a model, with all of its versions and adapters. See `UnusedModels`.
+        """Forget a model, with all of its versions and adapters, whose pool is not in use.
 
         Raises ModelNotFound, and ModelInUse.
         """
@@ -147,7 +146,9 @@ class OperatorCalls:
             raise ModelNotFound(f"There is no model {name[:100]!r} in the registry.")
         if declared := self._fleet.declared & named.keys():
             raise ModelInUse(f"flotilla.yaml names {', '.join(sorted(declared))}: remove it there.")
-        used = {pool_of(each.pool) for each in named.values()} & await self._unused.in_use()
+        used = {pool_of(each.pool) for each in named.values()} & await in_use(
+            self._queue, self._registry
+        )
         if used:
             raise ModelInUse(
                 f"The pool {', '.join(sorted(used))} has workers, jobs or open batches: end these "
@@ -179,7 +180,8 @@ class OperatorCalls:
         name, in_place = options["lora_name"], bool(options.get("load_inplace"))
         self._check_free(pool, name)
         before = (await self._desired.read(pool)).adapters.get(name)
-        if not await self._desired.add_adapter(pool, options, replace=in_place):
+        is_new = before is None or in_place
+        if not (is_new and await self._desired.put_adapter(pool, options, replace=in_place)):
             raise BadRequest(
                 f"The lora adapter '{name}' has already been loaded. If you want to load the "
                 "adapter in place, set 'load_inplace' to True.",
@@ -190,7 +192,7 @@ class OperatorCalls:
             if before is None:
                 await self._desired.remove_adapter(pool, name)
             else:
-                await self._desired.add_adapter(pool, before, replace=True)
+                await self._desired.put_adapter(pool, before, replace=True)
         elif not done.workers:  # jobs for it may wait already
             await self._declare(pool, name, options["lora_path"])
         await self._fleet.refresh()

@@ -33,7 +33,12 @@ async def get_autoscale(gateway: GatewayDep) -> dict[str, Any]:
     fleet = gateway.fleet
     await fleet.refresh()
     pools = [
-        whole(scale, fleet.workers_of(pool), await fleet.history(pool, _HISTORY), fleet.now_s())
+        whole(
+            scale,
+            fleet.workers_of(pool),
+            await fleet.scale_store.history(pool, _HISTORY),
+            fleet.now_s(),
+        )
         for pool, scale in sorted(fleet.scales.items())
     ]
     return {"object": "list", "data": pools}

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from gateway.apis.admin.key_object import TENANT, NewLimits, TenantLimits
 from gateway.apis.admin.key_routes import NEW_LIMITS, check_configured
-from gateway.core.audit_trail import AuditTrail
 from gateway.core.call import read_object
 from gateway.core.context import GatewayDep, KeyDep
 from gateway.core.key_refresh import KeyRefresh
@@ -19,7 +18,8 @@ from gateway.description.schema import errors_in
 from gateway.http.query import known_only
 from shared.job.errors import KeysNotConfigured
 from shared.store.interface import StoreError
-from shared.store.redis.tenants import kept_of
+from shared.store.operators import AuditTrail
+from shared.store.views import kept_of
 from shared.tenants.rate_limits import NO_LIMITS, tenant_name
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])

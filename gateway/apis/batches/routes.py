@@ -19,10 +19,10 @@ from gateway.description.schema import errors_in, shows, takes
 from gateway.files.files import Files
 from gateway.http.content_response import content_response
 from shared.batches.batch import MAX_OPEN, Batch, BatchStatus, is_batch_id, new_batch_id
-from shared.files.stored_file import Purpose, total_bytes
 from shared.job import errors
+from shared.store.files import Purpose, total_bytes
 from shared.store.redis.batch_records import BatchRecords, Which
-from shared.store.redis.webhook_records import WebhookRecords
+from shared.store.webhooks import WebhookRecords
 
 
 def _check_storage(gateway: GatewayDep) -> None:

@@ -18,7 +18,6 @@ from gateway.description.schema import (
     ref,
 )
 from gateway.http.wrong_fields import sent
-from shared.files.stored_file import UPLOADED, Purpose, StoredFile
 from shared.job.errors import (
     BadRequest,
     FileTooLarge,
@@ -26,6 +25,7 @@ from shared.job.errors import (
     StorageQuotaExceeded,
     StorageUnavailable,
 )
+from shared.store.files import UPLOADED, Purpose, StoredFile
 
 _BATCH_TTL_S = 30 * 86_400.0
 _SHORTEST_S, _LONGEST_S = 3600, 30 * 86_400

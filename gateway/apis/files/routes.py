@@ -26,15 +26,9 @@ from gateway.description.schema import ANYTHING, TEXT, Schema, errors_in, shows
 from gateway.files.files import Files, no_such_file
 from gateway.http.content_response import content_response
 from gateway.http.streamed_form import StreamedForm
-from shared.files.stored_file import (
-    UPLOADED,
-    Purpose,
-    Segment,
-    StoredFile,
-    file_blob,
-    new_file_id,
-)
 from shared.job.errors import BadRequest, BlobMissing, FileInUse
+from shared.storage import Segment
+from shared.store.files import UPLOADED, Purpose, StoredFile, file_blob, new_file_id
 
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = {"purpose", _ANCHOR, _SECONDS}
@@ -91,11 +85,11 @@ async def _store(
 
     async def keep(n_bytes: int) -> None:
         purpose, ttl_s = _checked(form.fields)
-        now_s = await files.records.now_s()
+        now_s = await files.records.documents.now_s()
         expires_at = None if ttl_s is None else now_s + ttl_s
         segments = (Segment(blob, n_bytes),)
         file = StoredFile(file_id, tenant, form.filename, purpose, now_s, expires_at, segments)
-        await files.records.add(file, *quota)
+        await files.records.add(file, quota)
         kept.append(file)
 
     await files.store_blob(blob, _checked_early(form, chunks), keep)

@@ -38,6 +38,5 @@ async def accepted(gateway: Gateway, call: NewCall) -> BodyResponse:
     if call.taken:
         headers |= {name.decode(): value.decode() for name, value in call.taken.headers()}
     if joined:
-        gateway.metrics.replayed.inc()
         headers["idempotent-replayed"] = "true"
     return BodyResponse(body, 202, headers)

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.apis.jobs.bulk_action import Bulk, BulkAction, BulkActions
-from gateway.core.audit_trail import AuditTrail
 from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.operator_body import optional_body, taken_reason
@@ -16,6 +15,7 @@ from gateway.description.schema import MAYBE_TEXT, takes
 from gateway.http.query import known_only
 from gateway.http.wrong_fields import wrong_field
 from shared.job.place import PLACE, Place
+from shared.store.operators import AuditTrail
 from shared.tenants.api_key import ApiKey
 
 router = APIRouter(prefix="/admin/jobs", tags=["operators"], dependencies=[known_only])

@@ -10,11 +10,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.apis.jobs.timeline import Timeline, timeline
-from gateway.apis.jobs.why import PoolSituation, Why, explain
+from gateway.apis.jobs.why import PoolSituation, Waiting, Why, explain
 from gateway.core.context import Gateway, GatewayDep, KeyDep
 from gateway.core.job_lookup import any_job_of, own_or_any_job
 from gateway.core.job_object import summaries
-from gateway.core.waiting import waiting
 from gateway.description.schema import shows
 from gateway.http.held_bytes import hold_answer
 from gateway.http.query import known_only
@@ -23,6 +22,7 @@ from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import NotFound, NotRepeatable
 from shared.job.job import Job
 from shared.job.lanes import pool_of
+from shared.store.views import places
 
 router = APIRouter(tags=["jobs"], dependencies=[known_only])
 
@@ -94,9 +94,13 @@ async def _why(gateway: Gateway, job: Job) -> Why:
         running=sum(worker.running for worker in serving),
         slots=sum(worker.slots for worker in serving),
         workers=len(serving),
-        paused=pool in fleet.switches.paused,
+        paused=fleet.switches_of(pool).paused,
         wait_reason=fleet.wait_reason(pool),
     )
-    place = await waiting(gateway.queue, fleet, job)
+    (place,) = await places(gateway.queue, [job])
+    waiting = Waiting()
+    if place is not None:
+        wait_s = fleet.wait_estimate(job.pool, place.position).wait_s
+        waiting = Waiting(place.position, place.tenants, wait_s)
     message = (shown["error"] or {}).get("message", "")
-    return explain(job, situation, place, message, fleet.now_s())
+    return explain(job, situation, waiting, message, fleet.now_s())

@@ -41,9 +41,7 @@ async def resume(gateway: Gateway, incoming: Incoming) -> JobAnswer:
         awaited = step is not None and await step.begins_at_once(job)
         return await answer_of(gateway, job, position._replace(awaited=awaited), incoming)
 
-    answer = await _patiently(begin)
-    gateway.metrics.resumed.inc()
-    return answer
+    return await _patiently(begin)
 
 
 async def _patiently(begin: Callable[[], Awaitable[JobAnswer]]) -> JobAnswer:

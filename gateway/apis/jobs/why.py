@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from gateway.core.waiting import Waiting
 from shared.job.job import Job
 from shared.job.lanes import pool_of
 from shared.job.states import JobState
@@ -43,6 +42,22 @@ class PoolSituation:
     paused: bool = False
     wait_reason: str = ""
     """Why no worker is ready, if so."""
+
+
+class Waiting(NamedTuple):
+    """A job's place in its queue, and its estimate; empty if it does not wait (any more)."""
+
+    position: int | None = None
+    """In its queue, better lanes included."""
+    tenants: int = 0
+    """That have jobs waiting in its lane, and are served in turn."""
+    wait_s: float | None = None
+    """The estimate."""
+
+    @property
+    def estimate(self) -> str:
+        """The estimate, in words; empty: not known."""
+        return "" if self.wait_s is None else duration(self.wait_s)
 
 
 @dataclass(frozen=True, slots=True)

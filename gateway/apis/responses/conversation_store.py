@@ -34,8 +34,8 @@ from shared.job.errors import (
 )
 from shared.job.job import new_job_id
 from shared.job.response_id import new_conversation_id, response_id, shard_of_conversation
+from shared.store.health import Health
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.memory_monitor import MemoryMonitor
 from shared.store.redis.stored_conversations import StoredConversations
 
 _READ_ITEMS = 256
@@ -72,11 +72,11 @@ class Conversations:
         queue: JobQueue,
         new_shard: Callable[[], int],
         settings: GatewaySettings,
-        memory: MemoryMonitor,
+        health: Health,
     ) -> None:
         """`new_shard`: a random one, for a new conversation."""
         self._queue = queue
-        self._memory = memory
+        self._health = health
         self._new_shard = new_shard
         limits = ConversationLimits(
             MAX_MESSAGES, settings.max_body_bytes, settings.conversation_ttl_s
@@ -229,8 +229,8 @@ class Conversations:
         new: NewConversation | None = None,
     ) -> None:
         shard, size = shard_of_conversation(conversation.id), sum(len(item) for _, item in items)
-        if shard is not None and not self._memory.take(shard, size):
-            raise self._memory.refusal(shard)
+        if shard is not None and not self._health.take(shard, size):
+            raise self._health.refusal(shard)
         reply = await self._stored.extend(conversation.id, conversation.tenant, items, new)
         _check(reply, "items", NotFound(f"Conversation with id {conversation.id!r} not found."))
 

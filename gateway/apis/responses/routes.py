@@ -100,7 +100,7 @@ async def input_items(
 
 def _start(gateway: Gateway) -> None:
     conversations = Conversations(
-        gateway.queue, gateway.factory.new_shard, gateway.settings, gateway.admission.memory
+        gateway.queue, gateway.factory.new_shard, gateway.settings, gateway.health
     )
     jobs = ResponseJobs(gateway.queue, conversations, gateway.settings)
     gateway.add(conversations)

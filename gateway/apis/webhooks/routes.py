@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -34,13 +35,12 @@ from gateway.webhooks.checked_network import check_url
 from gateway.webhooks.webhook_sender import WebhookSender
 from shared.job import errors
 from shared.store.redis.delivery_records import DeliveryRecords
-from shared.store.redis.webhook_records import WebhookRecords
+from shared.store.webhooks import WebhookRecords
 from shared.webhooks.address_check import AllowedAddresses
 from shared.webhooks.webhook_delivery import Event
 from shared.webhooks.webhook_endpoint import (
     EVENT_TYPES,
     WebhookEndpoint,
-    is_endpoint_id,
     new_endpoint_id,
 )
 from shared.webhooks.webhook_signature import new_secret, signed_headers
@@ -92,22 +92,13 @@ async def list_endpoints(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> WebhookEndpointList:
     """The tenant's endpoints, newest first; `after` is the last id of the page before."""
-    records = gateway.of(WebhookRecords)
-    found = list(await records.list(tenant))
-    if after:
-        ids = [each.id for each in found]
-        if after in ids:
-            found = found[ids.index(after) + 1 :]
-        elif (place := await records.place_of(after)) is not None:
-            found = [each for each in found if each.created_at < place]
-        else:
-            raise _no_such_endpoint(after)
-    shown = [WebhookEndpointObject.of(each) for each in found[:limit]]
+    found, has_more = await gateway.of(WebhookRecords).list(tenant, after, limit)
+    shown = [WebhookEndpointObject.of(each) for each in found]
     return WebhookEndpointList(
         data=shown,
         first_id=shown[0].id if shown else None,
         last_id=shown[-1].id if shown else None,
-        has_more=len(found) > limit,
+        has_more=has_more,
     )
 
 
@@ -128,20 +119,22 @@ async def update(
     endpoint_id: str, request: Request, gateway: GatewayDep, tenant: TenantDep
 ) -> WebhookEndpointObject:
     """Change an endpoint. Sending a `url` has events sent again if it was disabled."""
-    endpoint = await _endpoint(gateway, tenant, endpoint_id)
+    await _endpoint(gateway, tenant, endpoint_id)
     sent = await read_object(gateway.settings, request.scope, request.receive, WebhookUpdate.of)
     if sent.url is not None:
         await _check_url(gateway, sent.url)
-    changed = endpoint._replace(
-        name=endpoint.name if sent.name is None else sent.name,
-        url=endpoint.url if sent.url is None else sent.url,
-        event_types=endpoint.event_types if sent.event_types is None else tuple(sent.event_types),
-        disabled=endpoint.disabled if sent.url is None else "",
-    )
-    if changed != endpoint:
-        changed = changed._replace(updated_at=gateway.fleet.now_s())
-        await _replace(gateway, changed)
-    return WebhookEndpointObject.of(changed)
+
+    def updated(before: WebhookEndpoint) -> WebhookEndpoint:
+        types = before.event_types if sent.event_types is None else tuple(sent.event_types)
+        after = before._replace(
+            name=before.name if sent.name is None else sent.name,
+            url=before.url if sent.url is None else sent.url,
+            event_types=types,
+            disabled=before.disabled if sent.url is None else "",
+        )
+        return before if after == before else after._replace(updated_at=gateway.fleet.now_s())
+
+    return WebhookEndpointObject.of(await _changed(gateway, endpoint_id, updated))
 
 
 @router.delete("/webhook_endpoints/{endpoint_id}")
@@ -162,20 +155,24 @@ async def rotate_secret(
     endpoint_id: str, request: Request, gateway: GatewayDep, tenant: TenantDep
 ) -> WebhookEndpointWithSecret:
     """Replace the secret; the new one is shown now, and not again."""
-    endpoint, sent = await _endpoint(gateway, tenant, endpoint_id), WebhookRotation()
+    await _endpoint(gateway, tenant, endpoint_id)
+    sent = WebhookRotation()
     if has_body(request.scope["headers"]):
         sent = await read_object(
             gateway.settings, request.scope, request.receive, WebhookRotation.of
         )
     now_s, keep = gateway.fleet.now_s(), sent.keep_old_secret_active_for_24_hours
-    changed = endpoint._replace(
-        secret=new_secret(),
-        old_secret=endpoint.secret if keep else "",
-        old_until=now_s + _DAY_S if keep else 0.0,
-        updated_at=now_s,
+    rotated = await _changed(
+        gateway,
+        endpoint_id,
+        lambda before: before._replace(
+            secret=new_secret(),
+            old_secret=before.secret if keep else "",
+            old_until=now_s + _DAY_S if keep else 0.0,
+            updated_at=now_s,
+        ),
     )
-    await _replace(gateway, changed)
-    return WebhookEndpointWithSecret.of(changed)
+    return WebhookEndpointWithSecret.of(rotated)
 
 
 @router.post(
@@ -236,15 +233,18 @@ async def _check_url(gateway: Gateway, url: str) -> None:
     await check_url(url, sender.allowed, sender.resolver)
 
 
-async def _replace(gateway: Gateway, endpoint: WebhookEndpoint) -> None:
-    if not await gateway.of(WebhookRecords).replace(endpoint):
-        raise _no_such_endpoint(endpoint.id)
+async def _changed(
+    gateway: Gateway, endpoint_id: str, change: Callable[[WebhookEndpoint], WebhookEndpoint]
+) -> WebhookEndpoint:
+    changed = await gateway.of(WebhookRecords).documents.change(endpoint_id, change)
+    if changed is None:
+        raise _no_such_endpoint(endpoint_id)
+    return changed
 
 
 async def _endpoint(gateway: Gateway, tenant: str, endpoint_id: str) -> WebhookEndpoint:
     """The tenant's endpoint with this id. Raises NotFound, and StoreError."""
-    known = is_endpoint_id(endpoint_id)
-    found = await gateway.of(WebhookRecords).get(tenant, endpoint_id) if known else None
+    found = await gateway.of(WebhookRecords).get(tenant, endpoint_id)
     if found is None:
         raise _no_such_endpoint(endpoint_id)
     return found

@@ -14,7 +14,7 @@ from shared.fleet.registry import Heartbeat
 from shared.fleet.scale_decisions import Limits, Observation
 from shared.fleet.wait_estimate import mean_job_s
 from shared.job.states import WorkerState
-from shared.store.redis.depths import LaneDepth
+from shared.store.views import LaneDepth
 
 _SLOTS = 32
 """Of a worker, until one has announced its own. vLLM has up to 256: too few only start more."""

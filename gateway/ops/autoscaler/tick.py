@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import httpx
-from pydantic import TypeAdapter
 
 from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
 from gateway.ops.autoscaler.docker import Docker
@@ -20,28 +19,14 @@ from shared.fleet.pools import Pools
 from shared.fleet.registry import Heartbeat, ModelInfo, without_failed
 from shared.fleet.scale_decisions import Scale, ScalingEvent
 from shared.job.lanes import pool_of
-from shared.platform.malformed import MalformedValues
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreUnavailable
-from shared.store.redis.depths import LaneDepth, depths
+from shared.store.operators import ScaleStore
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scale_store import ScaleStore, parse
+from shared.store.views import LaneDepth, depths
 
 log = logging.getLogger("flotilla.autoscale")
-
-
-@dataclass(frozen=True, slots=True)
-class _TickState:
-    """What is kept of one tick until the next."""
-
-    decided: Decided
-    draining: list[str]
-    """The names that the docker actuator has returned."""
-
-
-_TICK_STATE = TypeAdapter(_TickState)
-_malformed = MalformedValues()
 
 
 async def tick(
@@ -104,11 +89,13 @@ async def _scale(
 ) -> None:
     """One tick for one pool; `name` is its name in the registry."""
     assert pool.limits is not None
-    store = ScaleStore(queue.servers.primary)
-    before = parse(_TICK_STATE, await store.tick_state(name), name, _malformed)
-    last, draining = (before.decided, before.draining) if before else (None, [])
+    store = ScaleStore(queue)
+    _, scales = await store.read([name])
+    before, last = scales.get(name), None
+    if before is not None:
+        last = Decided(before.wanted, before.reason, before.seen, before.needs, before.busy_at_s)
     seen = observe(await queue.servers.time_s(), lanes, heartbeats, last.seen if last else None)
-    chosen = await store.worker_range(name)
+    chosen = await store.ranges.get(name)
     limits = chosen.applied_to(pool.limits) if chosen else pool.limits
     decided = decide(seen, limits, last)
     scale = Scale(
@@ -120,6 +107,9 @@ async def _scale(
         limits=limits,
         tick_s=settings.autoscale_tick_s,
         configured=(pool.limits.min, pool.limits.max),
+        needs=decided.needs,
+        busy_at_s=decided.busy_at_s,
+        draining=before.draining if before else (),
     )
     change = None
     if last is None or last.wanted != decided.wanted:
@@ -127,14 +117,16 @@ async def _scale(
         change = ScalingEvent(seen.at_s, wanted_before, decided.wanted, decided.why, seen)
         log.info("%s: workers wanted: %d (%s)", name, decided.wanted, decided.why)
     # Recorded before acting: the decision can be read even if the actuator fails.
-    await store.write(scale, _TICK_STATE.dump_json(_TickState(decided, draining)), change)
+    await store.write(scale, change)
     if settings.autoscale_actuator != "docker":
         return  # `flotilla up` or KEDA reads the decision and acts on it
     docker = Docker(settings.docker_host, pool.docker_project, pool.docker_service)
     try:
-        now_drain = await docker.reconcile(decided.wanted, without_failed(heartbeats), draining)
+        now_drain = await docker.reconcile(
+            decided.wanted, without_failed(heartbeats), scale.draining
+        )
     except (OSError, httpx.HTTPError) as error:
         log.warning("%s: %d workers are wanted, but Docker failed: %s", name, decided.wanted, error)
         return
-    if now_drain != draining:
-        await store.write(scale, _TICK_STATE.dump_json(_TickState(decided, now_drain)), None)
+    if tuple(now_drain) != scale.draining:
+        await store.write(replace(scale, draining=tuple(now_drain)), None)

@@ -71,7 +71,7 @@ class Overview:
             at_s=fleet.now_s(),
             pools=reading.pools(fleet, lanes, tenants, self._max_depth),
             workers=reading.workers(fleet, self._worker_rates.output),
-            redis=reading.redis_overview(self._gateway.eviction, error, self._failing_since_s),
+            redis=reading.redis_overview(self._gateway.health, error, self._failing_since_s),
             gateway_problems=self._own_problems(),
         )
 
@@ -92,7 +92,7 @@ class Overview:
         ended = [f"the task {name} has ended: {why}" for name, why in tasks]
         return {
             "gateway_tasks": "; ".join(ended),
-            "gateway_format": self._gateway.format.problem,
+            "gateway_format": self._gateway.health.format,
             "gateway_fleet": self._fleet.problem,
-            "redis_full": self._gateway.admission.memory.problem,
+            "redis_full": self._gateway.health.full,
         }

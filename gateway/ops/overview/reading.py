@@ -18,10 +18,9 @@ from shared.fleet.registry import WorkerInfo
 from shared.job.lanes import WAITING_LANES, pool_of
 from shared.job.states import WorkerState
 from shared.platform.tasks import run_together
-from shared.store.redis.depths import LaneDepth, depths
-from shared.store.redis.eviction import EvictionMonitor
+from shared.store.health import Health
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.tenants import waiting_by_tenant
+from shared.store.views import LaneDepth, depths, waiting_by_tenant
 
 _MOST_TENANTS = 100
 """Tenants with waiting jobs in one lane and shard, which are counted."""
@@ -53,9 +52,9 @@ async def read(queue: JobQueue, fleet: FleetView) -> Reading:
     return Reading(lanes, tenants)
 
 
-def redis_overview(eviction: EvictionMonitor, error: str, since_s: float | None) -> RedisOverview:
+def redis_overview(health: Health, error: str, since_s: float | None) -> RedisOverview:
     """The state of all servers, as far as it is known. `error`: of the last reading."""
-    memory = eviction.memory
+    memory = health.memory
     return RedisOverview(
         ok=not error,
         error=error or None,
@@ -63,7 +62,7 @@ def redis_overview(eviction: EvictionMonitor, error: str, since_s: float | None)
         used_memory=sum(each.used for each in memory),
         max_memory=sum(each.limit for each in memory) if all(m.limit for m in memory) else 0,
         fullest=max((each.used / each.limit for each in memory if each.limit), default=0.0),
-        evicts=eviction.problem or None,
+        evicts=health.eviction or None,
     )
 
 
@@ -154,8 +153,8 @@ def pools(
                 busy=sum(worker.running for worker in serving),
                 workers_ready=len(serving),
                 workers_starting=sum(w.state is WorkerState.STARTING for w in workers),
-                paused=pool in fleet.switches.paused,
-                intake_stopped=pool in fleet.switches.intake_stopped,
+                paused=fleet.switches_of(pool).paused,
+                intake_stopped=fleet.switches_of(pool).intake_stopped,
                 estimated_wait_s=_wait_s(fleet, pool, waiting, serving),
                 wait_reason=fleet.wait_reason(pool),
                 max_depth=max_depth(pool),

@@ -46,11 +46,6 @@ class Sampler:
         self._closed = False
         self._warn = logs.RareWarning(log)
 
-    @property
-    def viewers(self) -> int:
-        """Streams that are open now."""
-        return self._viewers
-
     async def latest(self) -> bytes:
         """The overview as JSON, at most a little more than a second old.
 

@@ -12,10 +12,17 @@ from load_tests.faults.batches.history import completions
 from load_tests.faults.batches.maintained_fleet import MaintainedFleet
 from load_tests.faults.batches.sums import several_of_an_owner
 from load_tests.harness.leftovers import leftovers
-from shared.files.storage import Storage
+from shared.storage import Storage
 from shared.store.redis import keys
 
-_GONE = {keys.JOB, keys.LOG, keys.BATCH_LINES, keys.BATCH_LOCK, keys.OPEN_BATCHES, keys.FILE_USERS}
+_GONE = {
+    keys.JOB,
+    keys.LOG,
+    keys.BATCH_LINES,
+    keys.BATCH_LOCK,
+    keys.OPEN_BATCHES,
+    keys.DOCUMENT_USERS,
+}
 """Kinds of keys that no ended batch has."""
 _EMPTY = {keys.EXPIRING, keys.JOBS}
 """Kinds of sorted sets that have nothing of deleted jobs."""

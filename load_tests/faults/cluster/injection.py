@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from redis.crc import key_slot
 
-from shared.store.redis.cluster import shard_tags
+from shared.store.servers import shard_tags
 from tests.harness.servers import RedisCluster, RedisServer, call, move_slot, stop_until_replaced
 from tests.harness.waiting import wait_for
 

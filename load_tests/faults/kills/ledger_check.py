@@ -9,8 +9,8 @@ from typing import NamedTuple
 from load_tests.oracle.stored_job import StoredJob
 from shared.job.job_log import Entry, prompt_tokens_in, tokens_in
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.servers import Servers
 from shared.store.redis.usage_records import UsageRecords
+from shared.store.servers import Servers
 from shared.tenants.usage import Owner, UsageEntry
 
 _AT_ONCE = 10_000

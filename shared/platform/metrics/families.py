@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from shared.platform.collectors import FastCounter, FastCounters, FastHistogram, FastHistograms
+from shared.platform.collectors import FastCounter, FastCounters, FastHistogram
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2, 2.5, 5, 10, 30, 60, 300, 1800)
 
@@ -50,12 +50,6 @@ class Families:
         histogram = FastHistogram(name, text, bounds)
         self.registry.register(histogram)
         return histogram
-
-    def histograms(self, name: str, text: str, label: str, *values: str) -> FastHistograms:
-        """Histograms of seconds with one label."""
-        histograms = FastHistograms(name, text, SECONDS, label, values)
-        self.registry.register(histograms)
-        return histograms
 
     def build_info(self) -> None:
         """The version of this process."""

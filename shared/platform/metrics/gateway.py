@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from shared.job import errors
 from shared.platform.metrics.families import Families
-from shared.platform.metrics.losses import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
+from shared.platform.metrics.losses import LostWorkerMetrics, ReaperMetrics
 from shared.platform.metrics.redis import RedisReading
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -20,20 +20,11 @@ class GatewayMetrics:
         new.build_info()
         self.reaper = ReaperMetrics(registry)
         self.lost_workers = LostWorkerMetrics(registry, self.reaper)
-        self.lost_gateways = LostGatewayMetrics(registry)
         self.ready = new.gauge(
             "flotilla_gateway_ready", "1 if this check of /readyz passes", "check"
         )
-        self.background_tasks = new.gauge(
-            "flotilla_background_task_running",
-            "1 while this background task runs; 0: it has ended, restart the process",
-            "task",
-        )
         self.silent_subscriptions = new.silent_subscriptions()
         self.malformed = new.malformed("worker", "model", "scale", "frame")
-        self.redis_writable = new.gauge(
-            "flotilla_redis_writable", "1 if the last test write to this server succeeded", "server"
-        )
         self.redis = RedisReading()
         registry.register(self.redis)
         self._add_requests(new)
@@ -57,9 +48,6 @@ class GatewayMetrics:
 
     def _add_connections(self, new: Families) -> None:
         self.connections = new.gauge("flotilla_connections", "Open client connections")
-        self.connections_limit = new.gauge(
-            "flotilla_connections_limit", "Client connections that the file descriptor limit allows"
-        )
         self.connections_closed = new.counter(
             "flotilla_connections_closed_total",
             "Connections closed before an answer, by the limit that was reached",
@@ -77,17 +65,6 @@ class GatewayMetrics:
             "How long a streamed call waited for its first output / what its client was told first",
             (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 4.0),
         )
-        answers = new.histograms(
-            "flotilla_answer_seconds",
-            "From a request's arrival to the end of its answer",
-            "stream",
-            "false",
-            "true",
-        )
-        self.answer_seconds = {
-            stream: answers.by_value[str(stream).lower()] for stream in (False, True)
-        }
-        """By whether the answer is streamed."""
         self.itl = new.histogram(
             "flotilla_inter_token_seconds",
             "Time between two chunks of one stream, as they reach the gateway",
@@ -96,22 +73,12 @@ class GatewayMetrics:
         self.open_streams = new.gauge(
             "flotilla_open_streams", "Requests that wait for an answer or are reading one"
         )
-        self.overview_streams = new.gauge(
-            "flotilla_overview_streams", "Open streams of the overview"
-        )
         self.gaps = new.counter(
             "flotilla_stream_gaps_total",
             "Times a reader fell back to the job log because pub/sub lost a frame",
         )
         self.cancelled_by_disconnect = new.counter(
             "flotilla_disconnects_total", "Clients that disconnected before the end of their answer"
-        )
-        self.resumed = new.counter(
-            "flotilla_answers_resumed_total", "Answers taken up again by GET /jobs/{id}/stream"
-        )
-        self.replayed = new.counter(
-            "flotilla_idempotent_replays_total",
-            "Requests that joined the job of an earlier one with the same Idempotency-Key",
         )
 
     def _add_queues(self, new: Families) -> None:
@@ -129,22 +96,6 @@ class GatewayMetrics:
         self.wanted = new.gauge(
             "flotilla_autoscale_wanted_workers", "Workers the autoscaler wants", "pool"
         )
-        self.bounds = new.gauge(
-            "flotilla_autoscale_limit_workers",
-            "Least and most workers the autoscaler may want",
-            "pool",
-            "bound",
-        )
-        self.decision_age = new.gauge(
-            "flotilla_autoscale_decision_age_seconds",
-            "Time since the autoscaler's last decision",
-            "pool",
-        )
-        self.depth_limit = new.gauge(
-            "flotilla_queue_depth_limit",
-            "Most jobs that may be queued in one lane of a pool",
-            "pool",
-        )
 
     def _add_operators(self, new: Families) -> None:
         self.operator_calls = new.counter(
@@ -156,10 +107,6 @@ class GatewayMetrics:
 
     def _add_maintenance(self, new: Families) -> None:
         self.batches = new.gauge("flotilla_open_batches", "Batches that have not ended", "status")
-        self.batch_idle = new.gauge(
-            "flotilla_batch_idle_seconds",
-            "Longest time for which an open batch has not advanced; 0: none is open",
-        )
         self.webhook_events = new.gauge(
             "flotilla_webhook_events", "Events that maintenance has not taken for delivery yet"
         )

@@ -1,4 +1,4 @@
-"""What a process has found of lost workers and gateways, and of jobs out of time."""
+"""What a process has found of lost workers, and of jobs out of time."""
 
 from __future__ import annotations
 
@@ -35,14 +35,4 @@ class LostWorkerMetrics:
         self.false_alarms = new.counter(
             "flotilla_false_alarms_total",
             "Workers whose jobs this process took because they were silent, and that went on later",
-        )
-
-
-class LostGatewayMetrics:
-    """The gateways that this process has found to be gone."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.gateways = Families(registry).counter(
-            "flotilla_lost_gateways_total",
-            "Gateways that were gone, and whose jobs this process unwatched for them",
         )

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.store.redis import eviction
+from shared.store.health import evicts
 
 
 class RedisReading(Collector):
@@ -63,18 +63,6 @@ _REDIS: Sequence[
         lambda info: info["aof_last_write_status"] == info["aof_last_bgrewrite_status"] == "ok",
     ),
     (
-        GaugeMetricFamily,
-        "flotilla_redis_clients",
-        "Open client connections",
-        lambda info: info["connected_clients"],
-    ),
-    (
-        GaugeMetricFamily,
-        "flotilla_redis_uptime_seconds",
-        "Uptime",
-        lambda info: info["uptime_in_seconds"],
-    ),
-    (
         CounterMetricFamily,
         "flotilla_redis_commands_total",
         "Commands executed, including those called by scripts",
@@ -88,12 +76,6 @@ _REDIS: Sequence[
     ),
     (
         CounterMetricFamily,
-        "flotilla_redis_rejected_connections_total",
-        "Connections refused because maxclients was reached",
-        lambda info: info["rejected_connections"],
-    ),
-    (
-        CounterMetricFamily,
         "flotilla_redis_evicted_keys_total",
         "Keys evicted because memory was full, which may be jobs",
         lambda info: info["evicted_keys"],
@@ -102,6 +84,6 @@ _REDIS: Sequence[
         GaugeMetricFamily,
         "flotilla_redis_evicts",
         "1 if maxmemory-policy evicts keys when memory is full",
-        lambda info: bool(eviction.problem(info)),
+        lambda info: bool(evicts(info)),
     ),
 )

@@ -40,20 +40,6 @@ class WorkerMetrics:
         self.finished.of(JobState.COMPLETED, "")
         for code in ("rejected", "engine_error"):
             self.finished.of(JobState.FAILED, code)
-        self.released = new.counter(
-            "flotilla_jobs_released_total",
-            "Jobs released back to the queue",
-            "reason",
-            values=(
-                "handed_back",
-                "handed_over",
-                "drained",
-                "engine_died",
-                "id_taken",
-                "run_failed",
-                "asleep",
-            ),
-        )
         self.retried = new.counter(
             "flotilla_jobs_retried_total", "Jobs leased for a second or later attempt"
         )
@@ -72,9 +58,6 @@ class WorkerMetrics:
             "known_blocks",
             values=("0", *map(str, DEPTHS)),
         )
-        self.first_token = new.histogram(
-            "flotilla_worker_first_token_seconds", "Time from lease to first token"
-        )
         self.job_seconds = new.histogram("flotilla_job_duration_seconds", "Time from lease to end")
         tokens = new.fast_counters("flotilla_tokens_total", "Tokens of ended jobs", "kind")
         self.prompt_tokens = tokens.of("prompt")
@@ -92,10 +75,6 @@ class WorkerMetrics:
         )
         self.kv_usage = new.gauge("flotilla_worker_kv_usage_ratio", "Share of the KV cache in use")
         self.steps = new.fast_counter("flotilla_engine_steps_total", "Engine steps")
-        self.flushes = new.fast_counter(
-            "flotilla_flushes_total", "Script calls that carried output"
-        )
-        self.state = new.gauge("flotilla_worker_state", "1 for the worker's current state", "state")
 
     def _add_continuations(self, new: Families) -> None:
         self.continued = new.counter(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from shared.batches.batch import Batch, BatchStatus, LineError, Usage
-from shared.files.stored_file import Segment
+from shared.storage import Segment
 from shared.webhooks.webhook_delivery import notify_of
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from shared.batches.batch import Batch, BatchStatus
-from shared.files.stored_file import Segment
 from shared.job.errors import NotFound, TooManyBatches
 from shared.job.packing import pack
 from shared.job.replies import Fenced
+from shared.storage import Segment
 from shared.store.redis import keys
 from shared.store.redis.batch_fields import fields_of, parse_batch, parse_segment
 from shared.store.redis.job_queue import JobQueue
@@ -165,14 +165,12 @@ class BatchRecords:
         key = keys.first(word, batch_id)
         return tuple(parse_segment(each) for each in await self._redis.lrange(key, 0, -1))
 
-    async def open_counts(self) -> tuple[dict[BatchStatus, int], float]:
-        """How many open batches have each status, and the longest time, in seconds, for which one
-        of them has not advanced. Of very many, the oldest are counted."""
-        counts, found = dict.fromkeys(BatchStatus, 0), await self.open_now()
-        for batch in found:
+    async def open_counts(self) -> dict[BatchStatus, int]:
+        """How many open batches have each status. Of very many, the oldest are counted."""
+        counts = {status: 0 for status in BatchStatus if not status.ended}
+        for batch in await self.open_now():
             counts[batch.status] += 1
-        idle_s = max((batch.idle_s for batch in found), default=0.0)
-        return {status: n for status, n in counts.items() if not status.ended}, idle_s
+        return counts
 
     async def open_now(self) -> Sequence[OpenBatch]:
         """Those of all tenants that have not ended, oldest first; of very many, the oldest."""

@@ -13,12 +13,13 @@ from typing import Any, Protocol
 from shared.job.advertised_slots import SlotUpdate
 from shared.job.fair_shares import EXPECTED_COST, NOTHING, Account
 from shared.job.replies import Acquired
+from shared.store.connection import Connection
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import BLOCK_S
 from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
 
+BLOCK_S = 5.0
+"""How long one blocking pop waits."""
 _SILENCE_S = 2.0
 """How much later than its time-out the reply to a blocking pop may come."""
 
@@ -61,8 +62,8 @@ class ClaimConnection:
         self._worker = worker
         self._lease_s = lease_s
         self._charges = charges
-        redis = queue.servers.of(shards[0])
-        self._connection = PipelinedConnection(redis, BLOCK_S + _SILENCE_S)
+        server = queue.servers.of(shards[0]).server
+        self._connection = Connection(server, BLOCK_S + _SILENCE_S)
 
     @property
     def tenants_share(self) -> bool:
@@ -117,7 +118,7 @@ class ClaimConnection:
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._connection.close()
+        self._connection.close()
 
 
 async def _acquired(reply: Coroutine[Any, Any, Any]) -> Acquired:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from shared.store.documents import SHARD
 from shared.store.redis import keys
 from shared.store.redis.delivery_format import (
     ended_delivery,
@@ -20,7 +21,7 @@ from shared.store.redis.delivery_format import (
 )
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.outbox import outbox_key, parse_ended
-from shared.store.redis.webhook_records import SHARD, parse_endpoint
+from shared.store.webhooks import ENDPOINT, WebhookRecords
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, TryResult
 from shared.webhooks.webhook_endpoint import WebhookEndpoint
 
@@ -117,29 +118,28 @@ class DeliveryRecords:
         begin_by = time.monotonic() + CLAIM_S - _LONGEST_TRY_S
         claim, *groups = await self._queue.run("take_deliveries", SHARD, arguments)
         taken = []
-        for endpoint_id, raw, *rest in groups:
-            endpoint = parse_endpoint(endpoint_id.decode(), _pairs(raw))
+        for _endpoint_id, raw, *rest in groups:
+            endpoint = ENDPOINT.validate_json(raw)
             for delivery, tries in zip(rest[::2], rest[1::2], strict=True):
-                if endpoint:
-                    parsed = pending_delivery(endpoint.id, delivery.decode(), tries, None)
-                    taken.append(Taken(endpoint, parsed, claim.decode(), begin_by))
+                parsed = pending_delivery(endpoint.id, delivery.decode(), tries, None)
+                taken.append(Taken(endpoint, parsed, claim.decode(), begin_by))
         return taken
 
     async def end_tries(self, ended: Iterable[Taken]) -> int:
         """Note the results of tries. Returns how many; not those of deliveries that another process
         has taken meanwhile."""
         groups: defaultdict[str, list[str]] = defaultdict(list)
-        disabled: dict[str, str] = {}
         for each in ended:
             assert each.result is not None
             endpoint_id = each.endpoint.id
-            disabled[endpoint_id] = each.result.disabled or disabled.get(endpoint_id, "")
+            if each.result.disabled and not each.endpoint.disabled:
+                await WebhookRecords(self._queue).disable(each.endpoint, each.result.disabled)
             groups[endpoint_id] += (
                 packed(each.delivery), each.claim, *outcome(each.delivery, each.result)
             )  # fmt: skip
         words: list[str | int] = []
         for endpoint_id, found in groups.items():
-            words += (endpoint_id, disabled[endpoint_id], len(found) // 4, *found)
+            words += (endpoint_id, len(found) // 4, *found)
         if not words:
             return 0
         arguments = (int(KEPT_S * 1000), MOST_KEPT, MOST_PENDING, *words)
@@ -234,7 +234,3 @@ class DeliveryRecords:
             max((0.0, *(seconds - at / 1e6 for _, at in due))),
             {name.decode(): int(value) for name, value in counts.items()},
         )
-
-
-def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,9 +1,8 @@
-"""The detector: notices within 200 ms that a process has lost its connection to Redis, and within
-2 s that a worker stands still with its connections open.
+"""The detector: notices within 200 ms that a worker has lost its connection to Redis, and within
+2 s that one stands still with its connections open.
 
 Every gateway and the maintenance process run one. It asks Redis about seven times a second for
-the channels that have subscribers, over a connection of its own. What it misses, it reports to the
-handler of that kind of channel; several processes may report the same.
+the channels that have subscribers, over a connection of its own.
 """
 
 from __future__ import annotations
@@ -12,19 +11,18 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Callable, Set
 
 from shared.platform import logs
 from shared.platform.tasks import run_together
+from shared.store.connection import Connection
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.redis import keys
-from shared.store.redis.channels import channel_commands
 from shared.store.redis.disconnects import CONFIRM_S, Disconnects
 from shared.store.redis.heartbeats import Heartbeats
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_workers import LostWorkers
-from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import TIMEOUT_S, server_name
+from shared.store.subscription import channel_commands
 
 log = logging.getLogger("flotilla.detector")
 
@@ -38,8 +36,6 @@ _RETRY_S = 0.1
 _REFUSED_S = 10.0
 """Until the next try if Redis refuses the command: its user may not call PUBSUB."""
 
-OnGone = Callable[[range, str], Awaitable[None]]
-"""Called with the shards whose server was asked, and the id of the process."""
 OnLook = Callable[[range, Set[str]], None]
 """Called with these shards and all channels that have subscribers."""
 
@@ -47,24 +43,18 @@ OnLook = Callable[[range, Set[str]], None]
 class Detector:
     """Call `run` as a task; it ends by cancellation.
 
-    `on_gateway_gone` is the handler for gateways. A worker is silent when its heartbeat stays the
-    same for `silence_s`.
+    A worker is silent when its heartbeat stays the same for `silence_s`.
     """
 
     def __init__(
         self,
         queue: JobQueue,
         lost_workers: LostWorkers,
-        on_gateway_gone: OnGone,
         silence_s: float,
         on_look: OnLook = lambda _shards, _channels: None,
     ) -> None:
         self._queue = queue
         self._lost_workers = lost_workers
-        self._on_gone: Mapping[str, OnGone] = {
-            keys.CONTROL_CHANNEL: lost_workers.reclaim,
-            keys.TOKENS_CHANNEL: on_gateway_gone,
-        }
         self._silence_s = silence_s
         self._on_look = on_look
         self._warn_refused = logs.RareWarning(log)
@@ -75,7 +65,7 @@ class Detector:
 
     async def _watch(self, shards: range) -> None:
         redis = self._queue.servers.of(shards[0])
-        connection, losses = PipelinedConnection(redis, TIMEOUT_S), 0
+        connection, losses = Connection(redis.server), 0
         disconnects, is_new = Disconnects(), True
         heartbeats, delay_s = Heartbeats(self._silence_s), 0.0
 
@@ -110,13 +100,13 @@ class Detector:
                     connection_lost()
                     self._warn_refused(
                         "Redis %s: lost workers are found by their leases only: %s",
-                        server_name(redis),
+                        redis.name,
                         error,
                     )
                     delay_s = _REFUSED_S
                 await asyncio.sleep(CONFIRM_S if disconnects.pending else delay_s)
         finally:
-            await connection.close()
+            connection.close()
 
     async def _expect_registered(self, disconnects: Disconnects) -> bool:
         """Expect the channels of all workers in the registry: one may have ended before this
@@ -131,14 +121,14 @@ class Detector:
 
     async def _handle(self, shards: range, gone: list[str], disconnects: Disconnects) -> None:
         for position, channel in enumerate(gone):
-            for prefix, handler in self._on_gone.items():
-                if channel.startswith(prefix):
-                    try:
-                        await handler(shards, channel.removeprefix(prefix))
-                    except StoreError:
-                        for each in gone[position:]:
-                            disconnects.retry(each)
-                        raise
+            if channel.startswith(keys.CONTROL_CHANNEL):
+                worker = channel.removeprefix(keys.CONTROL_CHANNEL)
+                try:
+                    await self._lost_workers.reclaim(shards, worker)
+                except StoreError:
+                    for each in gone[position:]:
+                        disconnects.retry(each)
+                    raise
 
 
 def interval_s(channels: Set[str]) -> float:
@@ -147,9 +137,7 @@ def interval_s(channels: Set[str]) -> float:
     return min(_LONGEST_S, INTERVAL_S * max(1.0, n_gateways / _AT_FULL_RATE))
 
 
-async def _channels(
-    connection: PipelinedConnection, shard: int
-) -> tuple[frozenset[str], frozenset[str]]:
+async def _channels(connection: Connection, shard: int) -> tuple[frozenset[str], frozenset[str]]:
     """The channels of processes, and the heartbeat channels of workers."""
     pattern = keys.channel_at(shard, keys.CHANNELS_PATTERN)
     reply = await connection.call("PUBSUB", channel_commands().channels, pattern)

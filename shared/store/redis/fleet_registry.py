@@ -39,12 +39,14 @@ class Registry:
         """
         key = keys.life(worker_id)
         expiry_ms = int(expiry_s * 1000)
-        if await self._redis.set(key, process, nx=True, px=expiry_ms):
-            return True
-        if await self._redis.get(key) != process.encode():
-            return False
-        await self._redis.pexpire(key, expiry_ms)
-        return True
+        while True:
+            held = await self._redis.set(key, process, nx=True, get=True, px=expiry_ms)
+            if held is None:
+                return True
+            if held != process.encode():
+                return False
+            if await self._redis.pexpire(key, expiry_ms):
+                return True  # else it has expired since
 
     async def reserved_s(self, worker_id: str) -> float:
         """How long the id stays reserved unless its process extends that, as a live one does."""

@@ -14,12 +14,12 @@ from itertools import count
 from typing import Any
 
 from shared.platform.tasks import end
+from shared.store.connection import Connection
 from shared.store.interface import StoreError
 from shared.store.redis import keys
-from shared.store.redis.channels import channel_commands
 from shared.store.redis.heartbeats import BEAT_S
-from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
+from shared.store.subscription import channel_commands
 
 _ANSWER_S = 1.0
 """Longest wait for Redis; then the thread connects anew."""
@@ -53,7 +53,7 @@ class Heartbeat:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         # A loop of its own needs clients of its own.
-        async with Servers(self._url, self._shards, max_connections=1) as servers:
+        async with Servers(self._url, self._shards) as servers:
             tasks = [
                 asyncio.create_task(self._beat(servers.of(shards[0]), shards[0]))
                 for shards in servers.groups
@@ -62,7 +62,7 @@ class Heartbeat:
             await end(tasks)
 
     async def _beat(self, redis: Any, shard: int) -> None:
-        connection, before = PipelinedConnection(redis, _ANSWER_S), ""
+        connection, before = Connection(redis.server, _ANSWER_S), ""
         commands = channel_commands()
         try:
             for number in count():
@@ -79,4 +79,4 @@ class Heartbeat:
                 else:
                     await asyncio.sleep(BEAT_S)
         finally:
-            await connection.close()
+            connection.close()

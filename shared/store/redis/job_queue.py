@@ -2,7 +2,7 @@
 
 Gateways submit, watch and cancel; workers acquire, emit, renew and release. A method packs the
 arguments of its script and parses the reply; the larger ones do so in `scripts/`. Questions about
-many jobs at once are in depths.py and listing.py.
+many jobs at once are in shared/store/views.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
 from shared.store.redis.scripts.emit import Step, pack_emit, parse_emit
 from shared.store.redis.scripts.next_turn import pack_next_turn, parse_next_turn
 from shared.store.redis.scripts.renew import held_pairs, pack_renew, parse_renewal
-from shared.store.redis.scripts.runner import ids, job_states
+from shared.store.redis.scripts.runner import job_states
 from shared.store.redis.scripts.submit import pack_submit, parse_submit
 from shared.tenants.usage import MOST_ENTRIES
 
@@ -94,26 +94,6 @@ class JobQueue(JobReader, Store):
 
     async def unwatch(self, job_id: str, gateway: str) -> None:
         await self.run("unwatch", checked_shard(job_id), (job_id, gateway))
-
-    async def abandon(self, shard: int, gateway: str, limit: int = 100) -> int | None:
-        """Unwatch all jobs of the shard for a gateway that is gone; returns how many it watched.
-
-        `limit`: jobs in one call. None if the gateway receives frames there, so it is not gone.
-        """
-        watched = 0
-        for name in await self.servers.of(shard).smembers(keys.pool_names(shard)):
-            for lane in LANES:
-                after = b""
-                while True:
-                    arguments = (gateway, f"{name.decode()}:{lane}", after, limit)
-                    reply = await self.run("abandon", shard, arguments)
-                    if reply is None:
-                        return None
-                    after, found = reply
-                    watched += found
-                    if not after:
-                        break
-        return watched
 
     async def take_out_input(self, job_id: str, head_bytes: int, later: str) -> None:
         """Take a completed response's input out of its record: that of the job `later` begins with
@@ -232,16 +212,9 @@ class JobQueue(JobReader, Store):
 
     # --- maintenance ---
 
-    async def expire(self, shard: int, limit: int = 100) -> list[str]:
-        return ids(await self.run("expire", shard, (limit,)))
-
-    async def cancel_unattended(self, shard: int, limit: int = 100) -> tuple[int, list[str]]:
-        """Cancel jobs that no client has followed for too long: how many were due, and their ids.
-
-        At most `limit` were looked at; some of them may have ended, or be followed again.
-        """
-        due, *cancelled = await self.run("cancel_unattended", shard, (limit,))
-        return due, ids(cancelled)
+    async def expire(self, shard: int, limit: int = 100) -> tuple[int, dict[str, str]]:
+        due, *states = await self.run("expire", shard, (limit,))
+        return due, job_states(states)
 
     async def reap(
         self,
@@ -285,7 +258,10 @@ class JobQueue(JobReader, Store):
         arguments = (limit, int(dead_consumer_s * 1000), most_usage, *LANES)
         return int(await self.run("sweep", shard, arguments))
 
-    async def check(self, shard: int, limit: int = 20) -> dict[str, str]:
+    async def check(self, shard: int, limit: int = 100) -> dict[str, str]:
         """Look at so many unfinished jobs, behind those of the call before; requeue what waits and
-        is in no line, or runs and is held by no worker. Returns the new states of these jobs."""
+        is in no line, or runs and is held by no worker. Returns the new states of these jobs.
+
+        Those whose gateways are gone are cancelled later (`expire`), unless they are watched again.
+        """
         return job_states(await self.run("check", shard, (limit, *LANES)))

@@ -14,11 +14,11 @@ from shared.job.quotas import NO_QUOTAS, Quotas
 from shared.job.record import WHOLE, read_job
 from shared.job.replies import JoinedJob, LogPart
 from shared.job.result import piece_field
+from shared.store.connection import Argument
 from shared.store.redis import keys
-from shared.store.redis.pipelined_connection import Argument
 from shared.store.redis.scripts.runner import Scripts, job_states
 from shared.store.redis.scripts.submit import parse_refusal
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 
 
 class JobReader:

@@ -56,14 +56,13 @@ BATCH_LOCK: Final = "batch_lock"
 BATCH_EPOCH: Final = "batch_epoch"
 BATCHES: Final = "batches"
 OPEN_BATCHES: Final = "open_batches"
-FILE_USERS: Final = "file_users"
-FILE: Final = "file"
-FILES: Final = "files"
-FILES_EXPIRING: Final = "files_expiring"
-STORED: Final = "stored"
+DOCUMENTS: Final = "documents"
+DOCUMENT_INDEX: Final = "document_index"
+DOCUMENT_BYTES: Final = "document_bytes"
+DOCUMENT_EXPIRY: Final = "document_expiry"
+DOCUMENT_USERS: Final = "document_users"
+DOCUMENT_VERSION: Final = "document_version"
 GONE: Final = "gone"
-WEBHOOK: Final = "webhook"
-WEBHOOKS: Final = "webhooks"
 WEBHOOK_TENANTS: Final = "webhook_tenants"
 WEBHOOK_COUNTS: Final = "webhook_counts"
 OUTBOX: Final = "outbox"
@@ -72,8 +71,6 @@ DUE: Final = "due"
 PENDING: Final = "pending"
 TRIES: Final = "tries"
 DELIVERY_LOG: Final = "delivery_log"
-API_KEYS: Final = "api_keys"
-API_KEYS_VERSION: Final = "api_keys_version"
 USAGE: Final = "usage"
 USAGE_DROPPED: Final = "usage_dropped"
 USAGE_DAY: Final = "usage_day"
@@ -89,9 +86,10 @@ LUA_WORDS: Final = (
     EXPIRING, POOL_NAMES, REAPER, REAP_CLOCK, CHECKED,
     UNATTENDED, IDEMPOTENCY, GIVEN_UP, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
-    BATCHES, OPEN_BATCHES, FILE_USERS, FILE, FILES, FILES_EXPIRING, STORED, GONE,
-    WEBHOOK, WEBHOOKS, WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, OUTBOX_READER,
-    DUE, PENDING, TRIES, DELIVERY_LOG, API_KEYS, API_KEYS_VERSION, USAGE, USAGE_DROPPED, USAGE_DAY,
+    BATCHES, OPEN_BATCHES, GONE,
+    DOCUMENTS, DOCUMENT_INDEX, DOCUMENT_BYTES, DOCUMENT_EXPIRY, DOCUMENT_USERS, DOCUMENT_VERSION,
+    WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, OUTBOX_READER,
+    DUE, PENDING, TRIES, DELIVERY_LOG, USAGE, USAGE_DROPPED, USAGE_DAY,
     USAGE_ROWS, USAGE_TOTALS, USAGE_POSITIONS, RATE, RUNNING, PROBE_WORD,
 )  # fmt: skip
 
@@ -258,7 +256,6 @@ def parse(key: str) -> tuple[int, str, str] | None:
 
 
 FORMAT: Final = "flotilla:{fleet}:format"
-GATEWAYS: Final = "flotilla:{fleet}:gateways"
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
 UNUSED_MODELS: Final = "flotilla:{fleet}:unused_models"
@@ -267,7 +264,6 @@ PROBE: Final = "flotilla:{fleet}:probe"
 MAINTENANCE_RUNS: Final = "flotilla:{fleet}:maintenance"
 STORAGE: Final = "flotilla:{fleet}:storage"
 AUDIT: Final = "flotilla:{fleet}:audit"
-SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"  # of `scale` and `scaling_events`, for SCAN
 
 
 def worker(worker_id: str) -> str:
@@ -280,29 +276,9 @@ def life(worker_id: str) -> str:
     return f"flotilla:{{fleet}}:life:{worker_id}"
 
 
-def scale(pool: str) -> str:
-    """The latest scale decision of a pool."""
-    return f"flotilla:{{fleet}}:scale:{pool}"
-
-
-def desired(pool: str) -> str:
-    """What operators have asked for of a pool."""
-    return f"flotilla:{{fleet}}:desired:{pool}"
-
-
-def homes(pool: str) -> str:
-    """On a cluster: the home shards of each worker of a pool."""
-    return f"flotilla:{{fleet}}:homes:{pool}"
-
-
 def operation(operation_id: str) -> str:
     """The workers' answers to an operator call."""
     return f"flotilla:{{fleet}}:operation:{operation_id}"
-
-
-def scaling_events(pool: str) -> str:
-    """The latest changes of a pool's number of workers."""
-    return f"flotilla:{{fleet}}:scaling_events:{pool}"
 
 
 def maintenance_lock(name: str) -> str:

@@ -1,13 +1,11 @@
-"""When each maintenance task has run, and records that nothing refers to any more."""
+"""When each maintenance task has run."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from shared.store.redis import keys
-from shared.store.redis.servers import Servers
-
-_KEYS_PER_STEP = 500
+from shared.store.servers import Servers
 
 
 class MaintenanceRuns:
@@ -45,12 +43,3 @@ class MaintenanceRuns:
         """Delete the records of other tasks; returns how many."""
         others = [task for task in await self.all() if task not in tasks]
         return int(await self._redis.hdel(keys.MAINTENANCE_RUNS, *others)) if others else 0
-
-    async def forget_scales_but(self, pools: Collection[str]) -> int:
-        """Delete the scale decisions for other pools; returns how many records."""
-        known = {make(pool) for pool in pools for make in (keys.scale, keys.scaling_events)}
-        deleted = 0
-        async for key in self._redis.scan_iter(keys.SCALE_PATTERN, _KEYS_PER_STEP):
-            if key.decode() not in known:
-                deleted += await self._redis.delete(key)
-        return deleted

@@ -14,10 +14,11 @@ from gateway.batches import owner
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.batch_work import BatchWork
 from shared.batches.batch import Batch, new_batch_id
-from shared.files.stored_file import Purpose, Segment, StoredFile
+from shared.storage import Segment
+from shared.store.files import Purpose, StoredFile
 from shared.store.redis import keys
 from shared.store.redis.batch_records import Which
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from tests.harness.client import CHAT
 from tests.harness.fleet import Stack
 from tests.harness.settings import Settings
@@ -40,7 +41,7 @@ class Batches:
     async def create(self, data: bytes, **changes: Any) -> Batch:
         """A batch whose input is `data`."""
         context, batch_id = self.context, new_batch_id()
-        now = await context.files.records.now_s()
+        now = await context.files.records.documents.now_s()
         blob = f"files/{batch_id}"
         storage = await context.files.ready()  # the first has it marked as the fleet's
         await storage.write_bytes(blob, data)

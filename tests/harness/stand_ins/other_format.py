@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[3])  # as `python -m` in the repository's root
 
-from shared.store.redis import format_version as version  # noqa: E402
+from shared.store import health  # noqa: E402
 
 number, _, _, module, *arguments = sys.argv[1:]
-version.FORMAT_VERSION = int(number)
+health.FORMAT_VERSION = int(number)
 sys.argv = [module, *arguments]
 runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -59,14 +59,14 @@ async def test_conversations_need_room_in_redis_memory(queue: JobQueue, store: R
     store.set(f"{keys.base(0)}other", b"x" * (20 << 20))
     store.config_set("maxmemory", 40 << 20)  # of which 20 MB are for buffers
     try:
-        await side.memory.look()
+        await side.health.look()
         with pytest.raises(RedisMemoryFull):
             await side.new("y")
         with pytest.raises(RedisMemoryFull):
             await side.conversations.append(made, [{"role": "user", "content": "z"}])
     finally:
         store.config_set("maxmemory", 0)
-    await side.memory.look()
+    await side.health.look()
     assert await side.new("y")
 
 

@@ -37,9 +37,9 @@ from shared.job.job import LeasedJob, NewJob, shard_in
 from shared.job.replies import JoinedJob
 from shared.job.response_id import response_id, shard_of_conversation
 from shared.job.states import JobEvent
+from shared.store.health import Health
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.memory_monitor import MemoryMonitor
 from tests.harness.settings import Settings
 from tests.redis.conftest import POOL, TENANT, answer, claim, finish, open_queue
 
@@ -70,8 +70,8 @@ class Side:
     def __init__(self, queue: JobQueue, settings: Settings = SETTINGS) -> None:
         self.queue = queue
         self.factory = JobFactory(settings, settings.described, "gw-1", lambda shard: True)
-        self.memory = MemoryMonitor(queue, 0.9)
-        self.conversations = Conversations(queue, self.factory.new_shard, settings, self.memory)
+        self.health = Health(queue.servers, 0.9)
+        self.conversations = Conversations(queue, self.factory.new_shard, settings, self.health)
         self.responses = ResponseJobs(queue, self.conversations, settings)
 
     async def new(self, *texts: str) -> Conversation:

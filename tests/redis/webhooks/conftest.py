@@ -8,7 +8,7 @@ from typing import Any
 
 from shared.store.redis.delivery_format import new_delivery
 from shared.store.redis.delivery_records import Taken
-from shared.store.redis.webhook_records import WebhookRecords
+from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import Event, TryResult
 from shared.webhooks.webhook_endpoint import EVENT_TYPES, WebhookEndpoint, new_endpoint_id
 from shared.webhooks.webhook_signature import new_secret

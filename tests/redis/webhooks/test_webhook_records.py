@@ -10,7 +10,7 @@ from redis import Redis
 from shared.store.redis import delivery_records, keys
 from shared.store.redis.delivery_records import DeliveryRecords, Taken
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.webhook_records import WebhookRecords
+from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import DeliveryState, Try, TryResult
 from shared.webhooks.webhook_endpoint import WebhookEndpoint
 from tests.redis.conftest import TENANT, open_queue
@@ -122,7 +122,7 @@ async def test_a_deleted_endpoint_leaves_nothing(
     assert await deliveries.end_tries([ended(two, gone), ended(three, IS_DELIVERED)]) == 1
     await records.delete(TENANT, other.id)
     await deliveries.add([told(endpoint)])
-    places = {keys.first(keys.GONE, each.id) for each in (endpoint, other)}
+    places = {keys.first(keys.GONE, f"webhook:{each.id}") for each in (endpoint, other)}
     left = {each.decode() for each in store.keys(f"{keys.base(0)}*")}
     assert left == {keys.first(keys.WEBHOOK_COUNTS), *places}
 

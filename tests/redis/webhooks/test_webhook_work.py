@@ -19,7 +19,7 @@ from shared.store.interface import StoreUnavailable
 from shared.store.redis.delivery_records import CLAIM_S, DeliveryRecords, Taken
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.outbox import Outbox
-from shared.store.redis.webhook_records import WebhookRecords
+from shared.store.webhooks import WebhookRecords
 from shared.webhooks import retry_schedule
 from shared.webhooks.address_check import AllowedAddresses
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, notify_of

@@ -14,7 +14,10 @@ import pytest
 from docs.repository_texts import MERMAID, PICTURES, ROOT, drawn, linked, picture_of
 
 PAGES = ROOT / "docs" / "pages"
-MADE = {"operate/settings.md", "api/reference.md", "api/schemas.md", "command-line.md"}
+MADE = {
+    *("operate/settings.md", "command-line.md"),
+    *("api/reference.md", "api/schemas.md", "api/errors.md"),
+}
 LEFT_OUT = {"README.md", "tests/clients/README.md", "worker/demo/model/README.md"}
 """A new text has to be put on the site, or into this list."""
 NAVIGATION = (ROOT / "docs" / "mkdocs.yml").read_text().split("\nnav:\n")[1]

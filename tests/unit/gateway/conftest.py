@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.core.relay import Relay
 from shared.platform.metrics.gateway import GatewayMetrics
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from tests.unit.gateway.reader_support import BUFFER, Log, RecordingWriter
 
 

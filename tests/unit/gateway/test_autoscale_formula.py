@@ -14,7 +14,7 @@ from shared.fleet.pool_settings import parse_autoscale
 from shared.fleet.registry import Heartbeat, WorkerInfo
 from shared.fleet.scale_decisions import Limits, Observation
 from shared.job.states import WorkerState
-from shared.store.redis.depths import LaneDepth
+from shared.store.views import LaneDepth
 from tests.unit.worker_info import NOW_S, worker
 
 LIMITS = Limits(min=0, max=20, down_after_s=120, idle_s=300)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.http.known_keys import ANYONE, KnownKeys
 from shared.job.errors import RedisUnavailable, Unauthorized
-from shared.tenants.api_key import ApiKey, digest_of, new_secret, parse_key
+from shared.tenants.api_key import ApiKey, digest_of, new_secret
 from shared.tenants.scopes import ALL_SCOPES, TENANT_SCOPES, Scope
 from shared.tenants.tenant import Tenant
 
@@ -29,11 +29,9 @@ def known(stored: dict[bytes, ApiKey] | None = None, age_s: float = 0) -> KnownK
     return found
 
 
-def test_a_key_has_random_bits_and_a_record_has_all_but_them() -> None:
+def test_a_secret_has_random_bits() -> None:
     assert len({new_secret() for _ in range(100)}) == 100
     assert len(SECRET) == 4 + 43
-    key = ApiKey("key_1", "t", ALL_SCOPES, "n", ("m",), 1.5, "flk_1234", 1.0, "ops")
-    assert parse_key(key.packed().encode()) == key
 
 
 def test_settings_give_tenants_and_operators_their_scopes() -> None:

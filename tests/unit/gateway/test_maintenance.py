@@ -27,7 +27,7 @@ URLS = [
     ("redis://host:6380/0", "redis://host:6380/1", "redis://host:6380/1"),
     ("redis://host/4", "redis://host/5", "redis://host:6379/5"),
     ("redis://host/4?db=7", "redis://host/8", "redis://host:6379/8"),
-    ("redis://host?db=7&health_check_interval=9", "redis://host/8?health_check_interval=9", None),
+    ("rediss://host?db=7&ssl_ca_certs=/ca", "rediss://host/8?ssl_ca_certs=%2Fca", None),
     ("redis://[::1]:6380/0", "redis://[::1]:6380/1", "redis://[::1]:6380/1"),
     ("redis://:p%40ss@host/0", "redis://:p%40ss@host/1", "redis://:p%40ss@host:6379/1"),
     ("redis://me:p%2Fs@host/0", "redis://me:p%2Fs@host/1", "redis://me:p%2Fs@host:6379/1"),

@@ -68,7 +68,7 @@ async def test_fifty_viewers_cost_as_many_readings_as_one(sampler: Sampler, sour
     found = await asyncio.gather(*(read(sampler, 5) for _ in range(50)))
     assert all(each == found[0] for each in found)
     assert source.reads <= 6
-    assert sampler.viewers == 0
+    assert sampler._viewers == 0
 
 
 async def test_nothing_is_read_without_a_viewer(sampler: Sampler, source: Source) -> None:

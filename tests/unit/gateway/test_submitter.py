@@ -14,8 +14,8 @@ from shared.job.errors import QueueFull
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob, SubmitReply
 from shared.platform.metrics.gateway import GatewayMetrics
+from shared.store.connection import ScriptsMissing
 from shared.store.interface import StoreTimeout, StoreUnavailable
-from shared.store.redis.store_errors import ScriptsMissing
 
 DEPTH = 7
 UNSENDABLE = b"unsendable"

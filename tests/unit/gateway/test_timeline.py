@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.apis.jobs.timeline import spans, timeline
-from gateway.apis.jobs.why import PoolSituation, explain
-from gateway.core.waiting import Waiting
+from gateway.apis.jobs.why import PoolSituation, Waiting, explain
 from shared.job.job import Job
 from shared.job.states import JobState
 from tests.unit.gateway.jobs import NOW, attempt, job

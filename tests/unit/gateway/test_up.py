@@ -21,7 +21,7 @@ from gateway.launcher.service import Restart, after_end
 from gateway.launcher.stalled_workers import StalledWorkers
 from gateway.launcher.welcome import PoolLine, welcome
 from shared.job.states import WorkerState
-from shared.platform.node_list import without_password
+from shared.platform.redis_url import without_password
 from worker.demo import MODEL_NAME
 
 runner = CliRunner()

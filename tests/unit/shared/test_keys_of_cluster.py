@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shared.store.redis import keys
-from shared.store.redis.channels import channel_commands
-from shared.store.redis.cluster import shard_tags
 from shared.store.redis.scripts.loader import NAMES, library, script
+from shared.store.servers import shard_tags
+from shared.store.subscription import channel_commands
 
 SHARDS = 3
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
 
 from shared.platform.tasks import TaskSupervisor, end, run_together
 
@@ -76,15 +75,6 @@ async def test_the_error_of_a_failed_task_is_dropped() -> None:
     await end([task])
 
 
-@pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
-
-
-def supervisor(registry: CollectorRegistry) -> TaskSupervisor:
-    return TaskSupervisor(Gauge("running", "one", ["task"], registry=registry))
-
-
 async def forever() -> None:
     await asyncio.Event().wait()
 
@@ -98,19 +88,14 @@ async def raises() -> None:
 
 
 async def test_a_task_that_ends_by_itself_is_reported_with_its_name(
-    registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tasks = supervisor(registry)
+    tasks = TaskSupervisor()
     for work in (forever, returns, raises):
         tasks.start(work.__name__, work())
     assert tasks.ended == {}
     await asyncio.sleep(0.01)
     assert tasks.ended == {"returns": "returned", "raises": "ValueError('broken')"}
-    running = [
-        registry.get_sample_value("running", {"task": name})
-        for name in ("forever", "returns", "raises")
-    ]
-    assert running == [1, 0, 0]
     assert [record.getMessage() for record in caplog.records] == [
         "background task returns has ended: returned",
         "background task raises has ended: ValueError('broken')",
@@ -118,10 +103,8 @@ async def test_a_task_that_ends_by_itself_is_reported_with_its_name(
     await tasks.stop()
 
 
-async def test_stopping_is_not_reported(
-    registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    tasks = supervisor(registry)
+async def test_stopping_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    tasks = TaskSupervisor()
     tasks.start("forever", forever())
     await tasks.stop()
     assert tasks.ended == {}

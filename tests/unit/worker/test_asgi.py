@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -109,3 +110,26 @@ async def test_an_error_of_the_application_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         await exchange.run(app, "GET", "/")
     assert exchange.status == 0
+
+
+async def test_other_tasks_run_while_a_large_stream_that_never_waits_is_sent() -> None:
+    turns, chunks = 0, [b"x" * (8 << 10)] * 40
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def at_once() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    beside = asyncio.create_task(others())
+    received: list[bytes] = []
+    await Exchange(received.append).run(
+        StreamingResponse(at_once(), media_type="text/event-stream"), "POST", "/"
+    )
+    beside.cancel()
+    assert received == chunks
+    assert turns >= len(chunks) // 4

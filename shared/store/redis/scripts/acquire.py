@@ -15,7 +15,7 @@ from shared.job.job import NO_ORIGIN, LeasedJob, Origin, Share, shard_in
 from shared.job.lanes import SHARED_LANES
 from shared.job.placement import PlacementRules
 from shared.job.replies import Acquired, AcquiredSuspect
-from shared.store.redis.pipelined_connection import Argument
+from shared.store.connection import Argument
 from shared.store.redis.scripts.renew import pack_charges
 from shared.store.redis.scripts.submit import unique_token
 

@@ -6,7 +6,7 @@
 local dropped, i = 0, 2
 while i < #ARGV do
   local endpoint, due, last = ARGV[i], ARGV[i + 1], i + 2 + ARGV[i + 2]
-  if redis.call('EXISTS', key('webhook', endpoint)) == 1 then
+  if redis.call('HEXISTS', key('documents', 'webhook'), endpoint) == 1 then
     local pending = key('pending', endpoint)
     local room = ARGV[1] - redis.call('ZCARD', pending)
     if due == '' then due = int(now_us()) end

@@ -34,7 +34,7 @@ if ARGV[11] ~= '' then
   redis.call('DEL', lines, key('batch_lock', id))
   for _, word in ipairs({'batch', 'batch_output', 'batch_errors'}) do redis.call('PEXPIRE', key(word, id), ARGV[11]) end
   redis.call('SREM', key('open_batches', found[4]), id)
-  redis.call('SREM', key('file_users', found[5]), id)
+  redis.call('SREM', key('document_users', found[5]), id)
   redis.call('ZREM', base .. WORD.open_batches, id)
   tell_end(id, status, found[4], found[6])
 end

@@ -1,9 +1,11 @@
 -- Look at some unfinished jobs, behind those of the call before. Requeue those that no worker would get: jobs that wait and
 -- are in no line, jobs that run and are held by no worker. No script leaves such a job behind; a person who deletes keys does.
+-- Jobs whose gateways are gone are cancelled later, as if their clients had left.
 -- KEYS: base
 -- ARGV: limit, lane...
 -- Reply: flat id, new state, ...
 -- Invariant: what the other scripts left is not changed.
+local RECONNECT_MS = 2000 -- a gateway that has lost its connection for a moment watches its jobs again
 local left, cursor, result = tonumber(ARGV[1]), base .. WORD.checked, {}
 local last, after = string.match(redis.call('GET', cursor) or '', '^(.+) (%S+)$')
 
@@ -28,7 +30,11 @@ local function check(name, entry)
   elseif FROM.requeue[job.state] and not is_held(job) then
     state = requeue_or_fail(id, job, 'worker_lost', false)
   end
-  if state then result[#result + 1], result[#result + 2] = id, state end
+  if state then
+    result[#result + 1], result[#result + 2] = id, state
+  elseif job and FROM.cancel[job.state] and job.keep_ms ~= '' and job.watchers ~= '' and not is_attended(job) then
+    cancel_later(id, job, RECONNECT_MS)
+  end
 end
 
 local streams, stopped = {}, nil

@@ -7,7 +7,7 @@
 -- Invariant: a batch is among the open ones, and uses its input file, until it has ended.
 local id, tenant, file, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
 if redis.call('EXISTS', key('batch', id)) == 1 then return 1 end
-if redis.call('EXISTS', key('file', file)) == 0 then return -1 end
+if redis.call('HEXISTS', key('documents', 'file'), file) == 0 then return -1 end
 local open = key('open_batches', tenant)
 if redis.call('SCARD', open) >= tonumber(ARGV[4]) then return 0 end
 local all = key('batches', tenant)
@@ -22,7 +22,7 @@ if redis.call('ZCARD', all) >= most then
 end
 redis.call('HSET', key('batch', id), unpack(ARGV, 8))
 redis.call('SADD', open, id)
-redis.call('SADD', key('file_users', file), id)
+redis.call('SADD', key('document_users', file), id)
 redis.call('ZADD', all, ARGV[7], id)
 redis.call('ZADD', base .. WORD.open_batches, ARGV[7], id)
 return 1

@@ -18,7 +18,7 @@ from shared.job.record import ResponseInfo, pack_headers
 from shared.job.replies import Fenced
 from shared.job.result import JobResult
 from shared.job.step_log import JobOutput, LogFlush
-from shared.store.redis.pipelined_connection import Argument
+from shared.store.connection import Argument
 from shared.store.redis.scripts.runner import job_states
 
 _ARRAY_OF_THREE = b"\x93"  # msgpack's head

@@ -1,6 +1,6 @@
 -- Note the results of tries to deliver events.
 -- KEYS: base
--- ARGV: kept_ms, most kept, most pending, flat endpoint, why it is disabled or '', how many, {delivery, claim, outcome, record}...
+-- ARGV: kept_ms, most kept, most pending, flat endpoint, how many, {delivery, claim, outcome, record}...
 --       kept_ms, most kept: how long deliveries that have ended are kept, and how many of an endpoint
 --       claim: as take_deliveries.lua made it; '' for an event that is in the outbox only
 --       outcome: 'delivered', 'failed', or when it is tried again (us)
@@ -8,10 +8,10 @@
 -- Reply: how many were noted; not those of claims that have run out and were taken by another process
 local counts, noted, oldest, i = {}, 0, now_us() - ARGV[1] * 1000, 4
 while i < #ARGV do
-  local endpoint, disabled, last = ARGV[i], ARGV[i + 1], i + 2 + 4 * ARGV[i + 2]
-  local webhook, pending, tries = key('webhook', endpoint), key('pending', endpoint), key('tries', endpoint)
-  local ended, is_there = {}, redis.call('EXISTS', webhook) == 1
-  for n = i + 3, last, 4 do
+  local endpoint, last = ARGV[i], i + 1 + 4 * ARGV[i + 1]
+  local pending, tries = key('pending', endpoint), key('tries', endpoint)
+  local ended, is_there = {}, redis.call('HEXISTS', key('documents', 'webhook'), endpoint) == 1
+  for n = i + 2, last, 4 do
     local delivery, claim, outcome = ARGV[n], ARGV[n + 1], ARGV[n + 2]
     if is_there and (claim == '' or redis.call('ZSCORE', pending, delivery) == claim) then
       noted = noted + 1
@@ -43,7 +43,6 @@ while i < #ARGV do
     end
     redis.call('PEXPIRE', log, ARGV[1])
     if redis.call('EXISTS', pending) == 0 then redis.call('ZREM', base .. WORD.due, endpoint) end
-    if disabled ~= '' then redis.call('HSET', webhook, 'disabled', disabled) end
   end
   i = last + 1
 end

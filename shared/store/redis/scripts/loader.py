@@ -18,7 +18,7 @@ from shared.job.response_id import CONVERSATION_PREFIX
 from shared.job.states import TRANSITIONS, JobState
 from shared.job.step_log import STEPS
 from shared.store.redis import keys
-from shared.store.redis.channels import channel_commands
+from shared.store.subscription import channel_commands
 
 _FOLDER = Path(__file__).parent
 COMMON = (
@@ -32,7 +32,7 @@ COMMON = (
     "job",
     "placement",
     "conversations",
-    "files",
+    "documents",
     "rate_limits",
     "idempotency",
     "deadlines",
@@ -56,8 +56,7 @@ _REFUSED_WHEN_FULL = frozenset(
         "create_batch",
         "extend_conversation",
         "probe",
-        "store_file",
-        "store_webhook",
+        "put_document",
     }
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from shared.job.fair_shares import Account, ShareRules
 from shared.job.replies import NextTurn
-from shared.store.redis.pipelined_connection import Argument
+from shared.store.connection import Argument
 
 
 def pack_next_turn(

@@ -11,7 +11,7 @@ from shared.job.fair_shares import Account, ShareRules
 from shared.job.job import LeasedJob
 from shared.job.packing import pack
 from shared.job.replies import Renewal
-from shared.store.redis.pipelined_connection import Argument
+from shared.store.connection import Argument
 from shared.store.redis.scripts.submit import unique_token
 
 

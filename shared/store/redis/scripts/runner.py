@@ -15,16 +15,12 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from redis.asyncio import Redis
-
 from shared.platform.tasks import end
+from shared.store.connection import Argument, Connection, ScriptsMissing, SlotUnavailable
 from shared.store.interface import StoreRefused, StoreUnavailable
 from shared.store.redis import keys
-from shared.store.redis.cluster import SlotPool, once_served
-from shared.store.redis.pipelined_connection import Argument, PipelinedConnection
-from shared.store.redis.redis_client import TIMEOUT_S
 from shared.store.redis.scripts.loader import NAMES, library, script
-from shared.store.redis.store_errors import ScriptsMissing, SlotUnavailable
+from shared.store.servers import once_served
 
 
 class Scripts:
@@ -33,17 +29,17 @@ class Scripts:
     Arguments and replies are those of the Lua scripts.
     """
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Any) -> None:
         self._redis = redis
-        self._is_of_slot = isinstance(redis.connection_pool, SlotPool)
-        self.connection = PipelinedConnection(redis, TIMEOUT_S, on_error=self._check_error)
+        self._is_of_slot = redis.server.is_of_slot
+        self.connection = Connection(redis.server, on_error=self._check_error)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._calls: dict[str, tuple[str, str]] = {}  # name -> command, and the name Redis knows
 
     async def close(self) -> None:
         """End the calls that wait, and close the connection."""
         await end(self._tasks)
-        await self.connection.close()
+        self.connection.close()
 
     async def load(self) -> None:
         """Load them, loaded or not. Calls do it by themselves where it is needed."""
@@ -110,7 +106,7 @@ class Scripts:
             return reply
 
     def start_on(
-        self, connection: PipelinedConnection, name: str, shard: int, arguments: Sequence[Argument]
+        self, connection: Connection, name: str, shard: int, arguments: Sequence[Argument]
     ) -> Coroutine[Any, Any, Any]:
         """Send a call on a connection of the caller's to this server; await the reply.
 

@@ -23,7 +23,7 @@ from shared.job.job import NewJob
 from shared.job.packing import pack
 from shared.job.quotas import Quotas
 from shared.job.replies import JoinedJob, SubmitReply
-from shared.store.redis.pipelined_connection import Argument
+from shared.store.connection import Argument
 
 
 def pack_submit(

@@ -2,15 +2,15 @@
 -- KEYS: base
 -- ARGV: claim_ms, flat endpoint, how many, ...
 --       claim_ms: after this time without a result (end_tries.lua) they are due again
--- Reply: {claim, of each endpoint with some: {id, its record, flat delivery, its tries or false, ...}, ...}; the record is flat
+-- Reply: {claim, of each endpoint with some: {id, its document, flat delivery, its tries or false, ...}, ...}
 -- Invariant: two processes do not have the same delivery at the same time, unless one of them has stopped for claim_ms.
 local now, claim = now_us(), int(now_us() + ARGV[1] * 1000)
 local taken = {claim}
 for i = 2, #ARGV, 2 do
   local endpoint, pending = ARGV[i], key('pending', ARGV[i])
-  local found = {endpoint, redis.call('HGETALL', key('webhook', endpoint))}
+  local found = {endpoint, redis.call('HGET', key('documents', 'webhook'), endpoint)}
   for _, delivery in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', int(now), 'LIMIT', 0, ARGV[i + 1])) do
-    if #found[2] == 0 then -- Redis has lost it
+    if not found[2] then -- it was added while its endpoint was deleted
       redis.call('ZREM', pending, delivery)
     else
       redis.call('ZADD', pending, claim, delivery)

@@ -14,8 +14,8 @@ from gateway.batches.input_check import InputCheck
 from gateway.batches.input_lines import InputLine, input_lines, line_at
 from gateway.batches.line_result import answered
 from shared.batches.batch import Batch, LineError
-from shared.files.storage import Storage
-from shared.files.stored_file import Purpose, Segment, StoredFile
+from shared.storage import Segment, Storage
+from shared.store.files import Purpose, StoredFile
 
 MOST = 300
 

@@ -1,5 +1,5 @@
 -- One call of a script: its state, keys, Redis' clock, commands, deferred writes.
--- loader.py puts these tables in front: WORD and CHANNEL (keys.py), PUBLISH and NUMSUB (channels.py), GROUP, RETRY_LANE, SUSPECT_LANE,
+-- loader.py puts these tables in front: WORD and CHANNEL (keys.py), PUBLISH and NUMSUB (subscription.py), GROUP, RETRY_LANE, SUSPECT_LANE,
 -- SUSPECT_FROM, CLIENT_LANES, IS_CLIENT_LANE, ADAPTER_MARK (lanes.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
 -- KIND and CONTROL (frames.py), STEPS (step_log.py),
 -- DEPTHS and PLACEMENT (placement.py), REQUEST and LEASE (record.py: names of fields).

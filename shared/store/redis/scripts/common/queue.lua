@@ -57,7 +57,7 @@ end
 
 -- Wake-ups: idle workers block on a list per pool; one element wakes one worker.
 local MOST_WAKE_UPS = 64
-local OWN_MS = 5000 -- a worker looks as often by itself (BLOCK_S in redis_client.py)
+local OWN_MS = 5000 -- a worker looks as often by itself (BLOCK_S in claim_connection.py)
 
 local function wake_workers(pool, times)
   local list, elements = key('wake_ups', pool), {}

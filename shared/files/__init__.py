@@ -1,1 +1,0 @@
-"""Files of tenants: what is known of them, and the storage that has their bytes."""

@@ -1,0 +1,369 @@
+"""Whether the fleet's Redis servers can be used for jobs: checked at a start, and every 5 s.
+
+At a start a process refuses a server of the wrong kind or version, one that evicts keys when its
+memory is full, one that may lose writes although FLOTILLA_DURABLE forbids it, data of another
+format, and rights too small for the scripts. A server that is away passes: `Health` looks later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from shared.fleet.fleet_settings import FleetSettings
+from shared.job.errors import RedisMemoryFull
+from shared.job.job import NewJob
+from shared.platform.redis_url import is_cluster
+from shared.platform.settings import SettingsError
+from shared.platform.tasks import run_together
+from shared.store.connection import TIMEOUT_S
+from shared.store.interface import StoreError, StoreRefused
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.servers import Servers
+
+log = logging.getLogger("flotilla.redis")
+
+FORMAT_VERSION = 5
+"""Of what is stored. Counted up with every change that the release before can't read."""
+_OLDEST = 7
+"""The first major version of Redis that can be used; Valkey calls itself 7.2."""
+_DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+"""With `appendfsync everysec`, the default, Redis may lose about a second of writes that it has
+acknowledged, when its machine loses power or it is killed while the disk is busy."""
+
+_INTERVAL_S, _LEAST_INTERVAL_S = 5.0, 0.25
+_UNCHECKED_INTERVAL_S = 0.1
+"""Until the format was read: other processes may use a Redis that is back at once."""
+
+_RECORD_BYTES = 2048
+"""What a waiting job takes beside its body: its record, its entries in a stream and in sets."""
+_BODY_FACTOR = 1.25
+"""Redis allocates in classes of sizes, a quarter apart."""
+_BUFFER_BYTES = 20 << 20
+"""What buffers may take at times, as for a call that submits a megabyte."""
+_LOOK_SHARE, _MOST_SHARE, _FULL_SHARE = 1 / 8, 1 / 2, 0.01
+
+
+class FormatMismatch(SettingsError):
+    """The fleet's Redis holds data of another format, or of a fleet with other shards."""
+
+    def __init__(self, message: str, found: str) -> None:
+        """`found`: what is stored there."""
+        self.found = found
+        super().__init__(message)
+
+
+# --- at the start ---
+
+
+async def refuse_unfit(settings: FleetSettings) -> None:
+    """Raise SettingsError if the fleet's Redis can't be used.
+
+    One without data is marked with this release's format and, on a cluster, the number of shards.
+    """
+    cluster = is_cluster(settings.redis_url)
+    if settings.shards > 1 and not cluster:
+        raise SettingsError(
+            f"FLOTILLA_SHARDS is {settings.shards}: one Redis has one shard, several are for a "
+            "cluster (redis+cluster://)"
+        )
+    try:
+        servers = Servers(settings.redis_url, settings.shards)
+    except ValueError as error:
+        raise SettingsError(f"FLOTILLA_REDIS_URL: {error}") from None
+    async with servers:
+        for redis in servers.all:
+            problem = await _unfit(redis, cluster=cluster)
+            if problem or (problem := await _volatile(redis, durable=settings.durable)):
+                raise SettingsError(f"Redis {redis.name} can't be used: {problem}")
+        await _check_format(servers)
+        queue = JobQueue(servers)
+        try:
+            for shards in servers.groups:
+                await _refuse_without_scripts(queue, shards[0])
+        finally:
+            await queue.close()
+
+
+async def _unfit(redis: Any, *, cluster: bool) -> str:
+    """Why a server can't be used, by its INFO; empty if it can, is away, or hides it."""
+    try:
+        info = await redis.info()
+    except StoreError as error:
+        if "cluster support disabled" in str(error):
+            return "it is no cluster: use redis:// instead of redis+cluster://"
+        if isinstance(error, StoreRefused):
+            log.warning(
+                "Redis %s: it can't be checked whether it deletes jobs when its memory is full; "
+                "set maxmemory-policy noeviction: %s",
+                redis.name,
+                error,
+            )
+        return ""
+    is_node, version = bool(info.get("cluster_enabled")), str(info.get("redis_version", ""))
+    if is_node and not cluster:
+        return "it is a node of a cluster: use redis+cluster:// instead of redis://"
+    if cluster and not is_node:
+        return "it is no cluster: use redis:// instead of redis+cluster://"
+    major = version.partition(".")[0]
+    if major.isdigit() and int(major) < _OLDEST:
+        return f"its version is {version}, and Redis or Valkey {_OLDEST}.0 or newer is needed"
+    return evicts(info)
+
+
+def evicts(info: Mapping[str, Any]) -> str:
+    """Why a server with this INFO can't hold jobs; empty if it never deletes them."""
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction" or not info.get("maxmemory"):
+        return ""
+    return f"its maxmemory-policy {policy} deletes jobs when its memory is full; set noeviction"
+
+
+async def _volatile(redis: Any, *, durable: bool) -> str:
+    """Why a server loses writes that it has acknowledged, if that is forbidden; else log it."""
+    try:
+        raw = await redis.config_get(*_DURABLE)
+    except StoreRefused as error:  # managed servers have no CONFIG
+        if durable:
+            name = redis.name
+            log.warning("FLOTILLA_DURABLE: the settings of Redis %s can't be read: %s", name, error)
+        return ""
+    except StoreError:
+        return ""
+    config = {_text(name): _text(value) for name, value in raw.items()}
+    if durable:
+        wrong = [
+            f"{name} is {config.get(name)}, it has to be {value}"
+            for name, value in _DURABLE.items()
+            if config.get(name) != value
+        ]
+        return f"it is not durable (FLOTILLA_DURABLE): {'; '.join(wrong)}" if wrong else ""
+    if config.get("appendonly") == "no":
+        log.warning(
+            "Redis %s: appendonly is no: jobs are lost when Redis stops; set it to yes",
+            redis.name,
+        )
+    return ""
+
+
+def _text(word: bytes | str) -> str:
+    return word.decode() if isinstance(word, bytes) else word
+
+
+async def _check_format(servers: Servers) -> bool:
+    """Mark a Redis without data; returns whether it could be reached. Raises FormatMismatch."""
+    redis = servers.primary
+    try:
+        if keys.sharded():  # where a job lies depends on it
+            found = await _first(redis, keys.SHARDS, servers.shards)
+            if found != str(servers.shards):
+                raise FormatMismatch(
+                    f"FLOTILLA_SHARDS is {servers.shards}, and the fleet on Redis "
+                    f"{redis.name} has {found} shards: set the same number for all its "
+                    "processes",
+                    found,
+                )
+        found = await _first(redis, keys.FORMAT, FORMAT_VERSION)
+    except StoreError:
+        return False
+    if found != str(FORMAT_VERSION):
+        raise FormatMismatch(
+            f"Redis {redis.name} holds data of format {found}, this release needs "
+            f"{FORMAT_VERSION}: let the fleet that uses it finish and stop it, then flush that "
+            "database, or give this fleet a database of its own (FLOTILLA_REDIS_URL)",
+            found,
+        )
+    return True
+
+
+async def _first(redis: Any, key: str, value: int) -> str:
+    """Store a value unless one is there; returns what is there."""
+    await redis.set(key, value, nx=True)
+    return (await redis.get(key) or b"no").decode(errors="replace")
+
+
+async def _refuse_without_scripts(queue: JobQueue, shard: int) -> None:
+    try:
+        await _probe(queue, shard, "start")
+    except StoreRefused as error:
+        raise SettingsError(
+            f"Redis {queue.servers.of(shard).name} can't be used: scripts have to be able "
+            f"to write and to call PUBSUB there: {error}"
+        ) from None
+    except StoreError:  # it is away, or can't be written to now
+        pass
+
+
+def _probe(queue: JobQueue, shard: int, who: str) -> Awaitable[Any]:
+    return queue.scripts(shard).run("probe", shard, (who,), wait=False)
+
+
+# --- while a process runs ---
+
+
+async def write_problems(queue: JobQueue, who: str) -> tuple[str, list[str]]:
+    """What prevents writes: to the primary, and by a script to each group's server; empty: nothing.
+
+    `who` is written. A PING would not detect that the memory of Redis is full.
+    """
+    primary = queue.servers.primary.set(keys.PROBE, who, px=10_000)
+    probes = [_probe(queue, shards[0], who) for shards in queue.servers.groups]
+    found = await run_together(*map(_problem, (primary, *probes)))
+    return found[0], found[1:]
+
+
+async def _problem(call: Awaitable[Any]) -> str:
+    try:
+        # A script may wait for its connection first, and both have this limit.
+        async with asyncio.timeout(TIMEOUT_S):
+            await call
+    except TimeoutError:
+        return f"no answer in {TIMEOUT_S:.0f} s"
+    except StoreError as error:
+        return str(error)[:200] or type(error).__name__
+    return ""
+
+
+class Memory:
+    """One server's memory, as of the last look, and what was accepted since.
+
+    Several gateways see the same room, and none knows what the others accept. Each looks again
+    after an eighth of it, so that eight of them do not accept more than there is. What is left
+    above the mark is for what running jobs write: their answers are never refused.
+    """
+
+    def __init__(self, mark: float) -> None:
+        self._mark = mark
+        self._left = inf
+        self._taken = self._before = 0.0  # since the last look, and between the two before
+        self.used = self.limit = 0
+        """In bytes; no limit: 0."""
+
+    def looked(self, info: Mapping[str, Any]) -> None:
+        """The server's INFO now; one that is hidden sets no limit."""
+        # What Redis does not count as used does not lead to a refusal either.
+        self.used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
+        self.limit = int(info.get("maxmemory", 0))
+        most = min(self._mark * self.limit, self.limit - _BUFFER_BYTES)
+        self._left = max(0.0, most - self.used) if self.limit else inf
+        # What was accepted just now may not be there yet: it counts until the look after this.
+        self._before, self._taken = self._taken, 0.0
+
+    def take(self, n_bytes: float) -> bool:
+        """Accept so many bytes; False: there is no room."""
+        taken = self._before + self._taken
+        # A single large request may take all of it.
+        if taken + n_bytes > (self._left * _MOST_SHARE if taken else self._left):
+            return False
+        self._taken += n_bytes
+        return True
+
+    @property
+    def full(self) -> str:
+        """Why hardly anything is accepted, in words; empty if that is not so."""
+        return self.why if self.limit and self._left < _FULL_SHARE * self.limit else ""
+
+    @property
+    def why(self) -> str:
+        """Why there is no room, in words; for a server with a limit."""
+        used = self.used / self.limit
+        return f"Redis uses {used:.0%} of its memory; the rest is for answers and buffers"
+
+    @property
+    def is_outdated(self) -> bool:
+        """So much was accepted, or is full, that the server has to be looked at again."""
+        return self._taken >= self._left * _LOOK_SHARE
+
+
+class Health:
+    """The servers of a running process: their format, whether they evict, and their memory.
+
+    Start `run` as a task. A server that is away, or hides its INFO, keeps its last result.
+    """
+
+    def __init__(self, servers: Servers, mark: float = 1.0) -> None:
+        """`mark`: the share of a server's memory above which nothing is accepted."""
+        self._servers = servers
+        self._memory = {redis: Memory(mark) for redis in servers.all}
+        self._eviction: dict[Any, str] = {}
+        self._evicted: dict[Any, int] = {}
+        self._outdated = asyncio.Event()
+        self.format = ""
+        """Why this release can't use its Redis; empty if it can."""
+
+    @property
+    def eviction(self) -> str:
+        """Which server deletes jobs, as of the last look; empty if none does."""
+        return next(filter(None, self._eviction.values()), "")
+
+    @property
+    def memory(self) -> Sequence[Memory]:
+        """Of each server."""
+        return list(self._memory.values())
+
+    @property
+    def full(self) -> str:
+        """Why new jobs are refused, in words; empty if they are not."""
+        return next((each.full for each in self._memory.values() if each.full), "")
+
+    def take_job(self, job: NewJob) -> bool:
+        """Take the room that a job needs; False: there is none."""
+        return self.take(job.shard, _RECORD_BYTES + _BODY_FACTOR * len(job.body))
+
+    def take(self, shard: int, n_bytes: float) -> bool:
+        """Take room for so many bytes; False: there is none."""
+        memory = self._memory[self._servers.of(shard)]
+        taken = memory.take(n_bytes)
+        if memory.is_outdated or not taken:
+            self._outdated.set()
+        return taken
+
+    def refusal(self, shard: int) -> RedisMemoryFull:
+        """The error where there is no room."""
+        why = self._memory[self._servers.of(shard)].why
+        return RedisMemoryFull(f"{why}: nothing new is accepted until results have expired.")
+
+    async def run(self) -> None:
+        """Look until cancelled. Raises FormatMismatch if a Redis has come back with other data."""
+        checked = False
+        while True:
+            try:
+                checked = await _check_format(self._servers) or checked
+            except FormatMismatch as error:
+                self.format = str(error)
+                raise
+            await self.look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_INTERVAL_S if checked else _UNCHECKED_INTERVAL_S):
+                    await self._outdated.wait()
+                    await asyncio.sleep(_LEAST_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Look at all servers now."""
+        self._outdated.clear()
+        await run_together(*map(self._look, self._servers.all))
+
+    async def _look(self, redis: Any) -> None:
+        try:
+            info = await redis.info()
+        except StoreError:
+            return
+        self._memory[redis].looked(info)
+        name, found = redis.name, evicts(info)
+        evicted = int(info.get("evicted_keys", 0))
+        # Keys evicted before this process started are not reported.
+        more = evicted - self._evicted.get(redis, evicted)
+        self._evicted[redis] = evicted
+        if more > 0:
+            log.error("Redis %s has evicted %d keys: jobs may be lost", name, more)
+        before = self._eviction.get(redis, "")
+        self._eviction[redis] = found or ("it has evicted keys just now" if more > 0 else "")
+        if found and found != before:
+            log.error("Redis %s can't be used for jobs: %s", name, found)
+        elif before and not self._eviction[redis]:
+            log.info("Redis %s no longer evicts keys", name)

@@ -1,0 +1,198 @@
+"""What is put right, and removed, from time to time.
+
+The reaper takes jobs from silent workers, expires jobs past their deadline, cancels those that no
+client follows any more, requeues those that are in no queue, and sweeps the index. Every gateway
+and every worker runs one; a short lock in Redis lets one of them work at a time. All it does is
+idempotent, so the lock saves effort and is not needed for correctness.
+
+Below it: what maintenance does with append-only files, and with records that nobody needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Collection, Mapping
+
+from shared.job.lanes import pool_of
+from shared.job.states import JobState
+from shared.platform.logs import RareWarning
+from shared.platform.metrics.losses import ReaperMetrics
+from shared.platform.tasks import run_together
+from shared.store.interface import StoreError, StoreRefused, StoreUnavailable
+from shared.store.operators import ScaleStore
+from shared.store.redis import keys
+from shared.store.redis.batch_records import BatchRecords
+from shared.store.redis.fleet_registry import Registry
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.maintenance_runs import MaintenanceRuns
+from shared.store.servers import Servers
+from shared.store.views import depths, pool_names
+
+log = logging.getLogger("flotilla.reaper")
+maintenance_log = logging.getLogger("flotilla.maintenance")
+
+# Share of a lease: a longer time between two rounds means that Redis stood still, or was away.
+# Rounds are at most 1.25 quarters of a lease apart, and a holder renews after each third.
+_STOOD_STILL = 0.5
+_LOCK = 0.7
+"""Share of the interval that the lock lasts; it ends before the same process' next round."""
+_SWEEP_S = 10.0
+_AT_ONCE = 200
+"""Jobs in one call: Redis serves no other call meanwhile."""
+KEPT_S = 7 * 86_400.0
+"""A model is forgotten so long after its pool has had its last worker and job."""
+
+
+class Reaper:
+    """Call `run` as a task; it ends by cancellation."""
+
+    def __init__(self, queue: JobQueue, lease_s: float, metrics: ReaperMetrics) -> None:
+        self._queue = queue
+        self._metrics = metrics
+        self._lease_s = lease_s
+        self._interval_s = min(1.0, lease_s / 4)
+        self._swept: dict[int, float] = {}  # by shard, on the monotonic clock
+
+    async def run(self) -> None:
+        """Work on each group by itself: a server that is away delays no other's shards."""
+        await run_together(*map(self._keep, self._queue.servers.groups))
+
+    async def _keep(self, shards: range) -> None:
+        warn, where = RareWarning(log), self._queue.servers.of(shards[0]).name
+        while True:
+            await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
+            try:
+                for shard in shards:
+                    await self.round(shard)
+            except StoreError as error:
+                warn("Redis %s is not available: %s", where, error)
+            else:
+                warn.over("Redis %s is available again", where)
+
+    async def round(self, shard: int = 0) -> None:
+        """One pass over a shard."""
+        lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
+        if not await redis.set(keys.base(shard) + keys.REAPER, 1, nx=True, px=lock_ms):
+            return
+        # Sent in this order, at once: one wake-up of Redis and one of this process.
+        await run_together(self._expire(shard), self._reap(shard), self._check(shard))
+        # By time, not by rounds: in most rounds another process holds the lock.
+        if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
+            self._swept[shard] = time.monotonic()
+            while await self._queue.sweep(shard, _AT_ONCE) >= _AT_ONCE:
+                pass
+
+    async def _expire(self, shard: int) -> None:
+        due = _AT_ONCE
+        while due >= _AT_ONCE:
+            due, states = await self._queue.expire(shard, _AT_ONCE)
+            self._note(states, logging.INFO, "%s is over, or no client follows it: it is %s now")
+
+    async def _reap(self, shard: int) -> None:
+        more = True
+        while more:
+            states = await self._queue.reap(
+                shard, self._lease_s, _AT_ONCE, longest_pause_s=self._lease_s * _STOOD_STILL
+            )
+            self._note(states, logging.WARNING, "%s was held by a silent worker, now %s")
+            more = len(states) >= _AT_ONCE
+
+    async def _check(self, shard: int) -> None:
+        states = await self._queue.check(shard)
+        self._note(states, logging.WARNING, "%s was in no line and held by no worker, now %s")
+
+    def _note(self, states: Mapping[str, str], level: int, text: str) -> None:
+        for job_id, state in states.items():
+            self._metrics.reaped.labels(state).inc()
+            # Clients leave all the time.
+            log.log(logging.DEBUG if state == JobState.CANCELLED else level, text, job_id, state)
+
+
+async def rewrite_logs(servers: Servers) -> None:
+    """Have each server that was started write its append-only file anew, if it has not done so.
+
+    One that was killed while it wrote a transaction cuts off the last command only (7.0), and
+    appends to what is left: its next start would carry out that part of the transaction, and drop
+    what follows if no other transaction does. Raises StoreError, after all were asked.
+    """
+    lost: StoreError | None = None
+    for redis in servers.all:
+        try:
+            found = await redis.info("persistence")
+            written = found.get("aof_last_rewrite_time_sec", -1) >= 0  # since its start
+            if found.get("aof_enabled") and not written and not found["aof_rewrite_in_progress"]:
+                with contextlib.suppress(StoreRefused):  # a snapshot is written, or no right to ask
+                    await redis.bgrewriteaof()
+        except StoreUnavailable as error:
+            lost = error
+    if lost is not None:
+        raise lost
+
+
+async def prune(
+    queue: JobQueue, registry: Registry, pools: Collection[str], tasks: Collection[str]
+) -> None:
+    """Remove records of workers, models, pools and maintenance tasks that no longer exist.
+
+    `pools` are the names of the autoscaled pools, `tasks` those of all tasks. A model is forgotten
+    7 days after its pool has had its last worker, job and open batch. Raises StoreError.
+    """
+    runs, before = MaintenanceRuns(queue.servers), await registry.known_workers()
+    workers = await registry.workers()  # removes those that have expired
+    served = {worker.pool for worker in workers} | set(pools)
+    unused = await _models_of_others(registry, served | await _with_work(queue, registry))
+    forgotten = await registry.unused_for(unused, KEPT_S)
+    await registry.forget_models(forgotten)
+    used = served | {model.pool for model in (await registry.models()).values()}
+    used |= set(await pool_names(queue))
+    dropped = {
+        "worker": max(0, before - len(workers)),
+        "model": len(forgotten),
+        "scale": await ScaleStore(queue).forget_but(used),
+        "task": await runs.forget_all_but(tasks),
+    }
+    found = [f"{n} {what} record{'s' * (n > 1)}" for what, n in dropped.items() if n]
+    if found:
+        maintenance_log.info("removed stale records: %s", ", ".join(found))
+
+
+async def forget_idle_models(queue: JobQueue, but: Collection[str]) -> list[str]:
+    """Forget the models of pools without work, but those of these pools; returns their names.
+
+    For a Redis whose workers have all ended. Raises StoreError.
+    """
+    registry = Registry(queue.servers.primary)
+    names = await _models_of_others(registry, {*but, *await _with_work(queue, registry)})
+    await registry.forget_models(names)
+    return names
+
+
+async def in_use(queue: JobQueue, registry: Registry) -> set[str]:
+    """The pools with a worker, a job or an open batch. Raises StoreError."""
+    workers = {worker.pool for worker in await registry.workers()}
+    return workers | await _with_work(queue, registry)
+
+
+async def _with_work(queue: JobQueue, registry: Registry) -> set[str]:
+    """The pools with jobs that wait or run, or with open batches."""
+    lanes = await depths(queue)
+    found = {pool_of(lane.pool) for lane in lanes if lane.waiting or lane.in_progress}
+    if batches := await BatchRecords(queue).open_now():
+        named = {batch.model for batch in batches}
+        models = (await registry.models()).values()
+        # A batch that names none may be for any model: its lines are not read yet.
+        found |= {
+            pool_of(each.pool)
+            for each in models
+            if "" in named or named & {each.name, each.served_name}
+        }
+    return found
+
+
+async def _models_of_others(registry: Registry, pools: Collection[str]) -> list[str]:
+    models = await registry.models()
+    return [name for name, model in models.items() if pool_of(model.pool) not in pools]

@@ -1,0 +1,367 @@
+"""What waits, runs and is kept: depths of lanes, places in them, lists of jobs, tenants.
+
+All is read with plain commands, in one or two round trips over all shards. Functions raise
+StoreError; where nothing else is said, if any server is away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from shared.job.job import Job, checked_shard
+from shared.job.lanes import CLIENT_LANES, LANES, WAITING_LANES, pool_of
+from shared.job.place import Place
+from shared.job.record import SUMMARY, read_job
+from shared.job.result import INLINE_RESULT_BYTES
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+
+_MOST_WORKERS = 64
+"""Whose free slots are read, in each shard: those with most."""
+
+
+# --- depths ---
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LaneDepth:
+    """What waits in one lane of a pool, over all shards."""
+
+    pool: str
+    lane: str
+    waiting: int
+    oldest_s: float
+    in_progress: int
+
+
+async def depths(queue: JobQueue) -> list[LaneDepth]:
+    """What waits and what runs, per pool and lane."""
+    lanes = [(pool, lane) for pool in await pool_names(queue) for lane in LANES]
+    pipeline = queue.servers.pipeline()
+    pipeline.of(0).time()
+    for pool, lane in lanes:
+        for shard in range(queue.shards):
+            waiting_jobs = keys.waiting(shard, pool, lane)
+            pipeline.of(shard).xpending(keys.queue(shard, pool, lane), keys.GROUP)
+            pipeline.of(shard).zcard(waiting_jobs)
+            pipeline.of(shard).zrange(waiting_jobs, 0, 0, withscores=True)
+    (seconds, micros), *replies = await pipeline.execute(raise_on_error=False)
+    now_us, reply = int(seconds) * 1_000_000 + int(micros), iter(replies)
+    found = []
+    for pool, lane in lanes:
+        running = waiting = oldest_us = 0
+        for _ in range(queue.shards):
+            pending, count, first = next(reply), next(reply), next(reply)
+            # No group yet: nothing was ever delivered from that lane.
+            running += pending["pending"] if isinstance(pending, dict) else 0
+            if lane in WAITING_LANES:
+                waiting += count
+                # The clock of another server may be ahead.
+                oldest_us = max(oldest_us, *(now_us - int(score) for _, score in first), 0)
+        found.append(LaneDepth(pool, lane, waiting, oldest_us / 1e6, running))
+    return found
+
+
+async def pool_names(queue: JobQueue) -> list[str]:
+    """The names of all queues that jobs were ever submitted to: of pools, and of adapters."""
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).smembers(keys.pool_names(shard))
+    return sorted({pool.decode() for part in await pipeline.execute() for pool in part})
+
+
+async def with_waiting_jobs(
+    queue: JobQueue, names: Collection[str], shards: Iterable[int]
+) -> set[str]:
+    """Those of these queues that have waiting jobs in the shards."""
+    pipeline, asked = queue.servers.pipeline(), []
+    for shard in shards:
+        for name in names:
+            pipeline.of(shard).exists(*(keys.waiting(shard, name, each) for each in CLIENT_LANES))
+            asked.append(name)
+    return {name for name, found in zip(asked, await pipeline.execute(), strict=True) if found}
+
+
+async def given_up(queue: JobQueue) -> int:
+    """How many jobs ever ended with too_many_attempts."""
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).get(keys.base(shard) + keys.GIVEN_UP)
+    return sum(int(count or 0) for count in await pipeline.execute())
+
+
+# --- places ---
+
+
+class QueuePlace(NamedTuple):
+    """Where a job waits, or would wait if it was submitted now.
+
+    Where several tenants wait in a lane, one job of each comes in turn: the n-th job of a tenant
+    has n of each of the others before it, as far as there are so many. Who was served much lately,
+    or has another weight, waits for longer or shorter.
+    """
+
+    better: int
+    """Jobs that wait in better lanes."""
+    waiting: int
+    """In its own lane, of all tenants."""
+    older: int
+    """Of them, up to the job itself."""
+    rank: int
+    """Of these, in its tenant's line; 0: it is not there, as it was requeued: before all lanes."""
+    tenants: int
+    """That have jobs waiting in its lane; of several shards, in the one with most."""
+    free: int = 0
+    """For a job that is not submitted yet: slots of workers that are free."""
+
+    @property
+    def position(self) -> int:
+        """In its pool's queue, from 1."""
+        in_turns = self.tenants > 1 and self.rank > 0
+        in_lane = min(self.waiting, self.rank * self.tenants) if in_turns else self.older
+        return max(1, (self.better if self.rank else 0) + in_lane)
+
+    @property
+    def others(self) -> int:
+        """Other jobs that wait in its lane and in better ones."""
+        return self.better + self.waiting - 1
+
+    def behind(self, more: int) -> QueuePlace:
+        """Where it is with so many more jobs of its tenant before it."""
+        return self._replace(
+            waiting=self.waiting + more, older=self.older + more, rank=self.rank + more
+        )
+
+
+async def places(queue: JobQueue, jobs: Sequence[Job]) -> list[QueuePlace | None]:
+    """The place of each job in its queue, in one round trip; None if it does not wait (any more).
+
+    Jobs of a server that is away are not counted, and do not wait.
+    """
+    pipeline, shards = queue.servers.pipeline(), range(queue.shards)
+    lanes = dict.fromkeys((job.pool, lane) for job in jobs for lane in _up_to(job.lane))
+    for lane in lanes:
+        for shard in shards:
+            pipeline.of(shard).zcard(keys.waiting(shard, *lane))
+            pipeline.of(shard).zcard(keys.turns(shard, *lane))
+    for job in jobs:
+        for shard in shards:
+            line = keys.waiting_of(shard, job.pool, job.lane, job.tenant)
+            pipeline.of(shard).zcount(keys.waiting(shard, job.pool, job.lane), 0, job.created_us)
+            pipeline.of(shard).zcount(line, 0, job.created_us)
+        own = checked_shard(job.id)
+        pipeline.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
+    replies = iter(await pipeline.execute(raise_on_error=False, partial=True))
+
+    def pairs() -> list[tuple[int, int]]:
+        read = [(next(replies), next(replies)) for _ in shards]
+        return [(a, b) for a, b in read if isinstance(a, int) and isinstance(b, int)]
+
+    waiting, tenants = {}, {}
+    for lane in lanes:
+        counts = pairs()
+        waiting[lane] = sum(count for count, _ in counts)
+        tenants[lane] = max((turns for _, turns in counts), default=1)
+    found: list[QueuePlace | None] = []
+    for job in jobs:
+        *better, lane = ((job.pool, each) for each in _up_to(job.lane))
+        counts, waits = pairs(), next(replies)
+        older, rank = sum(count for count, _ in counts), sum(count for _, count in counts)
+        ahead = sum(waiting[each] for each in better)
+        place = QueuePlace(ahead, waiting[lane], older, rank, tenants[lane])
+        found.append(place if isinstance(waits, float) else None)
+    return found
+
+
+async def next_place(
+    queue: JobQueue, pool: str, lane: str, tenant: str, *, but_of: str = ""
+) -> QueuePlace:
+    """Where the tenant's next job would wait, in one round trip.
+
+    `but_of`: a worker whose free slots do not count. Servers that are away are not counted.
+    """
+    pipeline, lanes = queue.servers.pipeline(), _up_to(lane)
+    for shard in range(queue.shards):
+        for each in lanes:
+            pipeline.of(shard).zcard(keys.waiting(shard, pool, each))
+        pipeline.of(shard).zcard(keys.waiting_of(shard, pool, lane, tenant))
+        pipeline.of(shard).zcard(keys.turns(shard, pool, lane))
+        slots = keys.advertised(shard, pool_of(pool))
+        pipeline.of(shard).zrange(slots, -_MOST_WORKERS, -1, withscores=True)
+    replies = iter(await pipeline.execute(raise_on_error=False, partial=True))
+    better = waiting = own = tenants = free = 0
+    for _ in range(queue.shards):
+        *counts, advertised = [next(replies) for _ in range(len(lanes) + 3)]
+        if isinstance(advertised, Exception):
+            continue
+        *before, in_lane, of_tenant, turns = counts
+        better, waiting, own = better + sum(before), waiting + in_lane, own + of_tenant
+        tenants = max(tenants, turns)
+        others = (n for name, n in advertised if not name.startswith(f"{but_of} ".encode()))
+        # With more jobs on their way to a worker than it has slots its number is below zero.
+        free += sum(max(0, int(n)) for n in others)
+    waiting, own, tenants = waiting + 1, own + 1, max(1, tenants + (not own))
+    return QueuePlace(better, waiting, waiting, own, tenants, free)
+
+
+def _up_to(lane: str) -> Sequence[str]:
+    """The lanes whose jobs go before those of this one, and this one."""
+    return CLIENT_LANES[: CLIENT_LANES.index(lane) + 1]
+
+
+# --- lists of jobs ---
+
+
+async def page(
+    queue: JobQueue, tenants: Sequence[str], before: Place | None, limit: int
+) -> list[tuple[int, str, Job | None]]:
+    """`(created_us, id, job)` of at most `limit` jobs behind that place, newest first.
+
+    Neither the bodies of requests nor the answers are read. A job is None when it has expired; its
+    index entry is deleted.
+    """
+    found = await _newest(queue, tenants, before, limit)
+    pipeline = queue.servers.pipeline()
+    for _, job_id, _ in found:
+        shard = checked_shard(job_id)
+        pipeline.of(shard).hmget(keys.job(shard, job_id), SUMMARY)
+    rows, sweep = [], queue.servers.pipeline()
+    for (created_us, job_id, tenant), values in zip(found, await pipeline.execute(), strict=True):
+        job = read_job(job_id, SUMMARY, values)
+        rows.append((created_us, job_id, job))
+        if job is None:
+            shard = checked_shard(job_id)
+            sweep.of(shard).zrem(keys.jobs(shard, tenant), job_id)
+    await sweep.execute()
+    return rows
+
+
+async def _newest(
+    queue: JobQueue, tenants: Sequence[str], before: Place | None, limit: int
+) -> list[tuple[int, str, str]]:
+    """`(created_us, id, tenant)` of the tenants' newest jobs, from the indexes."""
+    pipeline, asked = queue.servers.pipeline(), []
+    ranges: list[tuple[str | int, str | int, int]] = [("+inf", "-inf", limit)]
+    if before is not None:  # all of that microsecond: some of them may have been shown
+        us = before.created_us
+        ranges = [(us, us, -1), (f"({us}", "-inf", limit)]
+    for shard in range(queue.shards):
+        for tenant in tenants:
+            for newest, oldest, most in ranges:
+                index = keys.jobs(shard, tenant)
+                pipeline.of(shard).zrevrangebyscore(index, newest, oldest, 0, most, withscores=True)
+                asked.append(tenant)
+    found = [
+        (int(score), member.decode(), tenant)
+        for tenant, members in zip(asked, await pipeline.execute(), strict=True)
+        for member, score in members
+    ]
+    return sorted((row for row in found if before is None or row[:2] < before), reverse=True)[
+        :limit
+    ]
+
+
+async def with_errors(queue: JobQueue, jobs: Sequence[Job]) -> list[Job]:
+    """The same jobs; those that the engine refused with their results, which hold the error, unless
+    these are stored in pieces."""
+    refused = [
+        job for job in jobs if job.error_code and 0 < job.result_bytes <= INLINE_RESULT_BYTES
+    ]
+    pipeline = queue.servers.pipeline()
+    for job in refused:
+        shard = checked_shard(job.id)
+        pipeline.of(shard).hget(keys.job(shard, job.id), "result")
+    results = {
+        job.id: result or b"" for job, result in zip(refused, await pipeline.execute(), strict=True)
+    }
+    return [
+        dataclasses.replace(job, result=results[job.id]) if job.id in results else job
+        for job in jobs
+    ]
+
+
+# --- tenants ---
+
+
+class Kept(NamedTuple):
+    """What is kept of a tenant, as the quotas count it."""
+
+    number: int
+    last_at: float | None
+    """When the newest was submitted, Unix seconds."""
+    conversations: int
+    bytes: int
+    """Of conversations, and of requests and answers above 4 KiB."""
+
+
+async def kept_of(queue: JobQueue, tenants: Sequence[str]) -> list[Kept]:
+    """What is kept of each tenant, in all shards."""
+    pipeline = queue.servers.pipeline()
+    for tenant in tenants:
+        for shard in range(queue.shards):
+            pipeline.of(shard).zcard(keys.jobs(shard, tenant))
+            pipeline.of(shard).zrange(keys.jobs(shard, tenant), -1, -1, withscores=True)
+            pipeline.of(shard).zcard(keys.conversations(shard, tenant))
+            pipeline.of(shard).zscore(keys.kept(shard, tenant), keys.KEPT_TOTAL)
+    replies = iter(await pipeline.execute())
+    found = []
+    for _ in tenants:
+        number = last_us = conversations = size = 0
+        for _ in range(queue.shards):
+            number += next(replies)
+            last_us = max(last_us, *(int(score) for _, score in next(replies)), 0)
+            conversations += next(replies)
+            size += int(next(replies) or 0)
+        found.append(Kept(number, last_us / 1e6 if last_us else None, conversations, size))
+    return found
+
+
+class WaitingTenants(NamedTuple):
+    """The tenants of a pool whose jobs wait."""
+
+    jobs: Counter[str]
+    """How many of each; not those in the `retry` lane."""
+    served: dict[str, float]
+    """The part of each in what these were served lately, over their weights (fair_shares.py): who
+    has least is next. On average over lanes and shards, whose levels can't be compared."""
+
+
+async def waiting_by_tenant(
+    queue: JobQueue, queues: Mapping[str, Sequence[str]], most: int
+) -> dict[str, WaitingTenants]:
+    """The tenants whose jobs wait, by pool.
+
+    `queues`: pool -> its queues. Of more than `most` tenants in one lane and shard, those that come
+    first.
+    """
+    pipeline, asked = queue.servers.pipeline(), []
+    for pool, names in queues.items():
+        for name in names:
+            for lane in CLIENT_LANES:
+                for shard in range(queue.shards):
+                    asked.append((pool, name, lane, shard))
+                    turns = keys.turns(shard, name, lane)
+                    pipeline.of(shard).zrange(turns, 0, most - 1, withscores=True)
+    replies = await pipeline.execute()
+    pipeline, counted = queue.servers.pipeline(), []
+    parts = defaultdict[str, defaultdict[str, float]](lambda: defaultdict(float))
+    for (pool, name, lane, shard), levels in zip(asked, replies, strict=True):
+        total = sum(level for _, level in levels)
+        for raw, level in levels:
+            tenant = raw.decode(errors="replace")
+            counted.append((pool, tenant))
+            parts[pool][tenant] += level / total if total else 0.0
+            pipeline.of(shard).zcard(keys.waiting_of(shard, name, lane, tenant))
+    jobs: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for (pool, tenant), count in zip(counted, await pipeline.execute(), strict=True):
+        if count:  # a turn may be left over
+            jobs[pool][tenant] += count
+    return {pool: WaitingTenants(each, _shares(parts[pool], each)) for pool, each in jobs.items()}
+
+
+def _shares(parts: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    total = sum(parts.values())
+    return {name: parts[name] / total for name in names} if total else {}

@@ -50,10 +50,10 @@ from shared.job.result import JobResult, piece_field
 from shared.job.states import TRANSITIONS, JobState
 from shared.job.trace_context import trace_id
 from shared.platform.tasks import run_together
+from shared.store.connection import Argument
 from shared.store.redis import keys
-from shared.store.redis.pipelined_connection import Argument
-from shared.store.redis.servers import Servers
 from shared.store.scripts import PIECE_BYTES, Scripts
+from shared.store.servers import Servers
 
 _PIECES_AT_ONCE: Final = 4
 _UNSUBMITTED_S: Final = 60

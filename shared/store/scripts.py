@@ -18,19 +18,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from redis.asyncio import Redis
-
 from shared.job import placement
 from shared.job.lanes import CLIENT_LANES
 from shared.job.record import Request
 from shared.platform.tasks import end
+from shared.store.connection import Argument, Connection, ScriptsMissing, SlotUnavailable
 from shared.store.interface import StoreRefused, StoreUnavailable
 from shared.store.redis import keys
-from shared.store.redis.channels import channel_commands
-from shared.store.redis.cluster import SlotPool, once_served
-from shared.store.redis.pipelined_connection import Argument, PipelinedConnection
-from shared.store.redis.redis_client import TIMEOUT_S
-from shared.store.redis.store_errors import ScriptsMissing, SlotUnavailable
+from shared.store.servers import once_served
+from shared.store.subscription import channel_commands
 
 _FOLDER: Final = Path(__file__).parent / "queue_scripts"
 _COMMON: Final = (
@@ -102,17 +98,17 @@ def _library(sharded: bool) -> tuple[str, str]:
 class Scripts:
     """The scripts of one Redis. Arguments and replies are those of the Lua files."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Any) -> None:
         self._redis = redis
-        self._is_of_slot = isinstance(redis.connection_pool, SlotPool)
-        self.connection = PipelinedConnection(redis, TIMEOUT_S, on_error=self._check_error)
+        self._is_of_slot = redis.server.is_of_slot
+        self.connection = Connection(redis.server, on_error=self._check_error)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._calls: dict[str, tuple[str, str]] = {}  # name -> command, and the name Redis knows
 
     async def close(self) -> None:
         """End the calls that wait, and close the connection."""
         await end(self._tasks)
-        await self.connection.close()
+        self.connection.close()
 
     async def connect(self) -> None:
         """Connect and load the scripts, as far as that was not done yet. Raises StoreError."""

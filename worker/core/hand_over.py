@@ -71,7 +71,6 @@ class HandOver:
         except (StoreError, TimeoutError) as error:
             log.warning("jobs not given back: others get them later", exc_info=error)
         else:
-            self._metrics.released.labels(reason).inc(len(states))
             for job_id, state in states.items():
                 log.info(
                     "job given back (%s), it is %s now", reason, state, extra={"job_id": job_id}

@@ -15,7 +15,7 @@ import time
 from shared.platform.tasks import end
 from shared.store.interface import StoreError
 from shared.store.queue import Queue
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 
 BEAT_S = 0.5
 LOOP_S = 2.0
@@ -60,7 +60,7 @@ class Heartbeat:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         # A loop of its own needs connections of its own.
-        async with Servers(self._url, self._shards, max_connections=1) as servers:
+        async with Servers(self._url, self._shards) as servers:
             queue = Queue(servers)
             # Of each server, so that one that stands still ends no lease of the others.
             tasks = [asyncio.create_task(self._beat(queue, each)) for each in servers.groups]

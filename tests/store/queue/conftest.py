@@ -18,8 +18,8 @@ from shared.job.result import JobResult
 from shared.job.states import JobEvent
 from shared.store.queue import Control, Emitted, HeldJob, Queue, Step, pack_end, parse_control
 from shared.store.redis import keys
-from shared.store.redis.servers import Servers
 from shared.store.scripts import library
+from shared.store.servers import Servers
 from tests.harness.servers import RedisServer
 from tests.redis.conftest import ChannelSubscriber
 

@@ -11,7 +11,7 @@ from redis import Redis
 from shared.store.interface import StoreUnavailable, StoreUnwritable
 from shared.store.queue import Emitted, Queue, Step
 from shared.store.redis import keys
-from shared.store.redis.servers import Servers
+from shared.store.servers import Servers
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually
 from tests.store.queue.conftest import TENANT, Case, beat, make_job, open_case

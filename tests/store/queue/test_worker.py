@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from shared.store.redis.subscription import worker_subscription
 
 from shared.job.fair_shares import ShareRules
 from shared.job.lanes import FLEX
@@ -19,7 +20,6 @@ from shared.platform.tasks import end
 from shared.store.interface import StoreTimeout
 from shared.store.queue import HeldJob, pack_operation
 from shared.store.redis import keys
-from shared.store.redis.subscription import worker_subscription
 from tests.harness.waiting import eventually
 from tests.store.queue.conftest import POOL, TENANT, Case, make_answer
 from worker.core import claim as claim_module

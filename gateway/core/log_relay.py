@@ -1,6 +1,6 @@
 """The relay: a gateway's subscription to its channel, dispatched to readers in memory.
 
-Token path: Redis pub/sub (shared.store.subscription.py) -> here -> log_reader.py.
+Token path: Redis pub/sub (shared/store/subscription.py) -> here -> log_reader.py.
 
 Pub/sub may lose messages. A job's log is the truth: readers read it where frames are missing. After
 each connect the jobs of all readers are watched again, and where no frame comes for a while, the
@@ -20,8 +20,6 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from shared.store.subscription import gateway_subscription
-
 from gateway.core.log_reader import Reader, ReadMode
 from shared.job.errors import FlotillaError
 from shared.job.job import shard_in
@@ -30,7 +28,9 @@ from shared.platform import logs
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError, StoreUnavailable
+from shared.store.redis import keys
 from shared.store.servers import Servers
+from shared.store.subscription import Subscription
 
 if TYPE_CHECKING:
     from shared.store.queue import Queue
@@ -242,10 +242,10 @@ class _Group:
         self._relay = relay
         self._gateway_id = gateway_id
         self._has_calls = asyncio.Event()
-        self.subscription = gateway_subscription(
+        self.subscription = Subscription(
             servers,
             shards[0],
-            gateway_id,
+            keys.tokens_channel(gateway_id),
             relay.dispatch,
             self._on_connected,
             lambda: None,

@@ -54,7 +54,7 @@ async def relay(
     log: Log, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[LogRelay]:
     """One that is subscribed."""
-    monkeypatch.setattr(log_relay, "gateway_subscription", Subscription)
+    monkeypatch.setattr(log_relay, "Subscription", Subscription)
     monkeypatch.setattr(log_relay, "_RETRY_S", 0.0)
     monkeypatch.setattr(log_reader, "_RETRY_S", 0.0001)
     queue: Any = log

@@ -859,11 +859,11 @@ class World:
                 ("XDEL", key("log", job), last[0][0]),
                 ("XTRIM", key("log", job), "MAXLEN", 1),
             ]
-            runs = self.redis("HGET", key("job", job), "state") == b"in_progress"
+            state = (self.redis("HGET", key("job", job), "state") or b"").decode()
             length = self.redis("XLEN", key("log", job))
-            self.redis(*(self.random.choice(how) if runs else how[0]))
+            self.redis(*(self.random.choice(how) if state == "in_progress" else how[0]))
             self.damaged.add(job)
-            if self.states.get(job) not in ENDS and self.redis("XLEN", key("log", job)) < length:
+            if state not in ENDS and self.redis("XLEN", key("log", job)) < length:
                 self.incomplete.add(job)
 
     def damage_index(self) -> None:
@@ -973,7 +973,7 @@ class World:
         """Let things happen, then let all end without faults, and look at the result."""
         with (
             mock.patch.object(publish_module, "time", self),
-            mock.patch.object(output_module, "KEPT_S", 0.002),
+            mock.patch.object(output_module, "KEPT_S", 0.0),
             mock.patch.object(queue_module, "run_together", _in_order),
         ):
             self.submit()
@@ -981,8 +981,7 @@ class World:
                 self.happen()
             self.stopped.clear()
             self.unsubscribed.clear()
-            for worker in self.workers.values():
-                worker.room.paused = ""
+            next(iter(self.workers.values())).room.paused = ""  # the others may stay so
             for _ in range(60):
                 if self.is_over():
                     break

@@ -220,7 +220,10 @@ CONTROLS = {
     "unchanged repeats": Control(world={"worker": Merging}),
     "claims without room": Control(world={"worker": Silent}, seeds=range(_RARE, _RARE + _MOST)),
     "ten seconds of entries": Control(world={"worker": Forgetting}),
-    "readers' own last entries": Control(world={"reader": Exclusive}, seeds=range(1, 2 * _MOST, 2)),
+    "readers' own last entries": Control(
+        world={"reader": Exclusive, "damages": 1.0},
+        seeds=range(_RARE + 1, _RARE + 2 * _MOST, 2),
+    ),
     "frames that come with a page": Control(
         world={"reader": Deaf, "loses_frames": False, "looks": False}, seeds=range(0, _MOST, 2)
     ),

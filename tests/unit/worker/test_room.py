@@ -13,7 +13,7 @@ from shared.job.log import DeltaDecoder
 from shared.job.states import WorkerState
 from shared.store.queue import HeldJob
 from worker.core import claim as module
-from worker.core.claim import Charges, Room, SlotSnapshot, cheapest, free_slots, homes, yieldable
+from worker.core.claim import Charges, Room, SlotSnapshot, cheapest, free_slots, yieldable
 from worker.core.hand_over import how_many
 from worker.core.output import Output
 from worker.core.publish import ShardPublisher
@@ -214,20 +214,7 @@ def test_the_expected_cost_follows_the_last_jobs_that_have_ended() -> None:
     assert (charges.prompt_tokens, charges.expected_cost) == (40, 40 + 20)
 
 
-# --- home shards, and jobs that move ---
-
-
-@pytest.mark.parametrize(("n_workers", "shards"), [(1, 4), (2, 4), (3, 4), (4, 4), (9, 4), (5, 1)])
-def test_each_shard_is_the_home_of_a_worker_and_each_worker_has_one(
-    n_workers: int, shards: int
-) -> None:
-    workers = [f"w-{n}" for n in range(n_workers)]
-    found = {worker: homes(worker, workers, shards) for worker in workers}
-    assert all(found.values())
-    assert {shard for each in found.values() for shard in each} == set(range(shards))
-    sizes = [len(each) for each in found.values()]
-    assert max(sizes) - min(sizes) <= 1
-    assert homes("w-new", [], shards) == list(range(shards))
+# --- jobs that move ---
 
 
 @pytest.mark.parametrize(

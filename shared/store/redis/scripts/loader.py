@@ -23,8 +23,8 @@ from shared.store.subscription import channel_commands
 _FOLDER = Path(__file__).parent
 COMMON = (
     "call",
-    "outbox",
-    "usage",
+    "ended",
+    "deliveries",
     "log",
     "queue",
     "turns",

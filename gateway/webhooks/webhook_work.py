@@ -17,12 +17,11 @@ from shared.job.errors import StreamReset
 from shared.job.response_id import response_id
 from shared.platform.logs import RareWarning
 from shared.platform.tasks import end, run_together
+from shared.store.answers import final_response
 from shared.store.deliveries import MOST_PENDING, Address, Deliveries, Taken
 from shared.store.ended import Ended, EndedStreams, Reader
-from shared.store.final_response import final_body
 from shared.store.interface import StoreError
 from shared.store.redis.job_queue import JobQueue
-from shared.store.stored_body import read_whole
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.retry_schedule import next_delay_s
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Event, Try, TryResult
@@ -301,8 +300,8 @@ async def _status_of_response(queue: JobQueue, job_id: str) -> str:
     """`incomplete`, or `completed`, also if that can't be told any more."""
     job = await queue.get(job_id)
     try:
-        body = await final_body(queue, job) if job else None
-        raw = await read_whole(body, _MOST_PARSED_BYTES) if body else None
+        body = await final_response(queue, job) if job else None
+        raw = await body.read(_MOST_PARSED_BYTES) if body else None
         response = json.loads(raw) if raw else None
     except (StreamReset, ValueError):
         return "completed"

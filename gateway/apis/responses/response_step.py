@@ -22,7 +22,7 @@ from shared.job.replies import JoinedJob
 from shared.job.response_id import response_id
 from shared.job.response_opening import opening, unfinished
 from shared.job.response_options import ResponseOptions
-from shared.store.stored_body import Body
+from shared.store.answers import Body
 
 
 class ResponseStep:

@@ -14,7 +14,7 @@ from functools import partial
 
 from gateway.webhooks.webhook_sender import Outcome, WebhookSender
 from shared.job.errors import StreamReset
-from shared.job.response_id import response_id
+from shared.job.responses import response_id
 from shared.platform.logs import RareWarning
 from shared.platform.tasks import end, run_together
 from shared.store.answers import final_response

@@ -10,7 +10,7 @@ from gateway.apis.responses.stored_response import StoredResponse
 from gateway.core.response_errors import error_object
 from shared.job.errors import job_error
 from shared.job.job import Job
-from shared.job.response_opening import unfinished
+from shared.job.responses import unfinished
 from shared.job.states import JobState
 from shared.store.answers import Body, final_response, read_transcript
 from shared.store.interface import Store

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gateway.apis.responses.response_items import sent_again, stored_item
 from shared.api.endpoint import StreamFormat
 from shared.api.endpoints import ENDPOINTS
-from shared.job.conversation import StoredItem
 from shared.job.errors import (
     BadRequest,
     BodyTooLarge,
@@ -17,8 +16,7 @@ from shared.job.errors import (
     StreamReset,
 )
 from shared.job.job import Job
-from shared.job.response_id import job_id_of, response_id
-from shared.job.response_options import ResponseOptions
+from shared.job.responses import ResponseOptions, StoredItem, job_id_of, response_id
 from shared.job.states import JobState
 from shared.store.answers import final_response
 from shared.store.interface import Store
@@ -91,18 +89,6 @@ async def output_items(queue: Store, job: Job) -> list[StoredItem] | None:
 
     Raises StreamReset if Redis has lost a part of the answer, BodyTooLarge, and StoreError.
     """
-    final = await engine_response(queue, job)
-    if final is None:
-        return None
-    items = enumerate(sent_again(final["output"]))
-    return [stored_item(item, f"{job.id} output", number) for number, item in items]
-
-
-async def engine_response(queue: Store, job: Job) -> dict[str, Any] | None:
-    """The engine's answer, to be continued; None if the job ended without a response.
-
-    Raises StreamReset if Redis has lost a part of it, BodyTooLarge, and StoreError.
-    """
     body = await final_response(queue, job)
     if body is None:
         return None
@@ -118,4 +104,5 @@ async def engine_response(queue: Store, job: Job) -> dict[str, Any] | None:
         response = None
     if not isinstance(response, dict) or not isinstance(response.get("output"), list):
         raise StreamReset("The answer of this job is no response.")
-    return response
+    items = enumerate(sent_again(response["output"]))
+    return [stored_item(item, f"{job.id} output", number) for number, item in items]

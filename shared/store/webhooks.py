@@ -12,10 +12,9 @@ from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS, WebhookEndpoint
 
-ENDPOINT = TypeAdapter(WebhookEndpoint)
 _KIND = Kind(
     "webhook",
-    ENDPOINT,
+    TypeAdapter(WebhookEndpoint),
     lambda endpoint: endpoint.tenant,
     owns=(keys.DELIVERIES, keys.DELIVERY_RECORDS),
 )

@@ -40,7 +40,7 @@ class Admission:
 class Fleet:
     """Has the model `m`."""
 
-    switches = SimpleNamespace(intake_stopped=frozenset())
+    switches = ()
 
     async def model(self, name: str, version: str) -> ModelInfo:
         if name != "m":

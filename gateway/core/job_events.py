@@ -31,8 +31,8 @@ from shared.job.frames import FrameKind
 from shared.job.job import Job
 from shared.job.job_log import Delta
 from shared.job.states import JobState
+from shared.store.answers import read_again
 from shared.store.interface import StoreError
-from shared.store.read_again import read_again
 from shared.store.views import places
 
 END_ID = "end"

@@ -11,8 +11,8 @@ from gateway.core.unwatcher import Unwatcher
 from gateway.gateway_settings import GatewaySettings
 from shared.job.job import Job
 from shared.platform.metrics.gateway import GatewayMetrics
+from shared.store.answers import Body
 from shared.store.redis.job_queue import JobQueue
-from shared.store.stored_body import Body
 
 
 @dataclass(frozen=True, slots=True)

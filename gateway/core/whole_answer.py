@@ -9,9 +9,8 @@ from shared.job.errors import RedisUnavailable, StreamReset, job_error
 from shared.job.frames import FrameKind
 from shared.job.job import Job
 from shared.job.states import JobState
+from shared.store.answers import Body, read_again
 from shared.store.interface import Store, StoreError
-from shared.store.read_again import read_again
-from shared.store.stored_body import Body
 
 
 class WholeAnswer(NamedTuple):

@@ -14,7 +14,7 @@ from shared.job.frames import FrameKind
 from shared.job.job import Job
 from shared.job.job_log import Delta, Prompt
 from shared.job.states import JobState
-from shared.store.stored_body import Body
+from shared.store.answers import Body
 from tests.unit.gateway.jobs import job
 
 

@@ -142,9 +142,9 @@ class Scripts:
     async def run(self, name: str, shard: int, arguments: Sequence[Argument]) -> Any:
         """The reply to a call. Raises StoreError; a slot that no node serves is waited for."""
         try:
-            return await self._run(name, shard, arguments)
+            return await self.run_once(name, shard, arguments)
         except SlotUnavailable:
-            return await once_served(partial(self._run, name, shard, arguments))
+            return await once_served(partial(self.run_once, name, shard, arguments))
 
     async def command(self, *words: Argument) -> Any:
         """The reply to a plain command, as `run`."""
@@ -153,7 +153,8 @@ class Scripts:
         except SlotUnavailable:
             return await once_served(partial(self.connection.call, *words))
 
-    async def _run(self, name: str, shard: int, arguments: Sequence[Argument]) -> Any:
+    async def run_once(self, name: str, shard: int, arguments: Sequence[Argument]) -> Any:
+        """`run` that does not wait: SlotUnavailable."""
         await self.connect()
         try:
             return await self.send(name, shard, arguments)

@@ -1,11 +1,11 @@
 -- What is due: lost workers, deadlines, jobs that nobody follows, jobs that are in no list. Several processes may call it, about five
 -- times a second.
--- Reply: {1 if more is due: at most MOST jobs are taken away in one call, flat id, new state, ... of those}
+-- Reply: {1 if more is due: at most MOST jobs are taken away in one call, workers that were lost, flat id, new state, ... of those jobs}
 -- A worker is lost if its lease has run out, or nobody has heard its control channel for a while. That while is longer when Redis stood
 -- still, and when most workers have lost their connections at once.
 local UNHEARD_US = 200000
 note_alive()
-local now, left, reply = now_us(), MOST, {0}
+local now, left, reply = now_us(), MOST, {0, {}}
 local is_patient = (tonumber(redis.call('GET', base .. 'patient') or '') or 0) > now
 
 local function note(id, state)
@@ -35,6 +35,7 @@ local function lose(worker)
   redis.call('ZREM', base .. 'workers', worker)
   redis.call('ZREM', base .. 'unheard', worker)
   redis.call('DEL', key('followed', worker))
+  table.insert(reply[2], worker)
   for _, pool in ipairs(redis.call('SMEMBERS', base .. 'pools')) do
     redis.call('ZREM', key('idle', pool), worker)
     redis.call('ZREM', key('yields', pool), worker)

@@ -80,7 +80,7 @@ class ModelInfo:
     name: str
     """Contains the version if there is one: `name:version`."""
     pool: str
-    """The queue of its jobs; of an adapter, one of the pool's adapter queues."""
+    """The pool of its jobs."""
     card: dict[str, Any]
     """vLLM's own entry of /v1/models."""
     served_name: str = ""
@@ -118,7 +118,7 @@ def model_records(
             continue  # the card with the version has all of it
         served_name = name.removesuffix(suffix)
         record = {
-            "pool": queues[name],
+            "pool": pool,
             "card": card,
             "served_name": served_name,
             "version": version,

@@ -28,7 +28,7 @@ from shared.store.servers import Servers
 
 log = logging.getLogger("flotilla.redis")
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Of what is stored. Counted up with every change that the release before can't read."""
 _OLDEST = 7
 """The first major version of Redis that can be used; Valkey calls itself 7.2."""

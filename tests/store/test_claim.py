@@ -9,7 +9,7 @@ import pytest
 from shared.job.job import Origin
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.store.queue import Control
-from tests.store.queue.conftest import GATEWAY, POOL, TENANT, Case, make_job
+from tests.store.conftest import GATEWAY, POOL, TENANT, Case, make_job
 
 
 async def test_a_claimed_job_has_what_its_worker_needs(case: Case) -> None:

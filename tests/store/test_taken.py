@@ -8,7 +8,7 @@ from shared.job.lanes import FLEX
 from shared.job.states import JobState
 from shared.store.queue import LOG_LOST, Control, HeldJob, Step, Watched
 from shared.store.redis import keys
-from tests.store.queue.conftest import GATEWAY, POOL, TENANT, Case, beat, make_job
+from tests.store.conftest import GATEWAY, POOL, TENANT, Case, beat, make_job
 
 
 async def lose(case: Case) -> dict[str, str]:

@@ -19,8 +19,8 @@ from shared.job.log import DeltaEncoder, Entry, Position, Record
 from shared.store.queue import HeldJob
 from shared.store.scripts import library
 from tests.harness.servers import RedisServer, embedded_binary
+from tests.store.model import Broken, ModelWorker, Wire, World
 from tests.store.queue import model
-from tests.store.queue.model import Broken, ModelWorker, Wire, World
 from worker.core.claim import Claims
 from worker.core.output import Kind, Output
 from worker.core.publish import ShardPublisher

@@ -14,7 +14,7 @@ from shared.job.job import NewJob, Share
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.job.placement import HASH_BYTES, PlacementRules
 from shared.store.queue import Control, HeldJob
-from tests.store.queue.conftest import POOL, Case, Holder, make_job
+from tests.store.conftest import POOL, Case, Holder, make_job
 
 HALF_LIFE_S = ShareRules().half_life_s
 

@@ -20,7 +20,7 @@ from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.servers import Servers
 from tests.harness.waiting import eventually
-from tests.store.queue.reader_support import (
+from tests.store.reader_support import (
     JOB,
     LONG_S,
     SILENCE_S,

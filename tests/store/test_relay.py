@@ -18,7 +18,7 @@ from shared.platform.tasks import end
 from shared.store.queue import HeldJob, Step
 from shared.store.redis import keys
 from tests.harness.waiting import eventually
-from tests.store.queue.conftest import GATEWAY, TENANT, Case, Holder, make_job
+from tests.store.conftest import GATEWAY, TENANT, Case, Holder, make_job
 
 CHUNKS, DELTAS, END = ReadMode.CHUNKS, ReadMode.DELTAS, ReadMode.END
 SILENCE_S = 60.0

@@ -21,7 +21,7 @@ from shared.store.queue import HeldJob, pack_operation
 from shared.store.redis import keys
 from shared.store.subscription import Subscription
 from tests.harness.waiting import eventually
-from tests.store.queue.conftest import POOL, TENANT, Case, make_answer
+from tests.store.conftest import POOL, TENANT, Case, make_answer
 from worker.core import claim as claim_module
 from worker.core import publish as publish_module
 from worker.core.claim import Charges, Claims, Member, Room

@@ -14,7 +14,7 @@ from shared.store.redis import keys
 from shared.store.servers import Servers
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually
-from tests.store.queue.conftest import TENANT, Case, beat, make_job, open_case
+from tests.store.conftest import TENANT, Case, beat, make_job, open_case
 
 
 @pytest.fixture

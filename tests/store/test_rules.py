@@ -8,7 +8,7 @@ import pytest
 
 from shared.store.redis import keys
 from tests.harness.servers import RedisServer
-from tests.store.queue.conftest import POOL, TENANT, Case, beat, make_job, open_case
+from tests.store.conftest import POOL, TENANT, Case, beat, make_job, open_case
 
 Rule = Callable[[Case], Awaitable[bool]]
 

@@ -98,7 +98,7 @@ class ContinuedOutput(EditedOutput):
 
     def begin_anew(self) -> None:
         """Once the engine has ended the request that was refused: begin anew, without a past."""
-        if self._continuation:
+        if self._continuation and not self.subscribers:
             self._metrics.tokens_decoded_again.inc(self._continuation.completion_tokens)
         self._continuation = self._sent = None
         self.refusal = ""

@@ -27,7 +27,6 @@ from gateway.core.receiver import Receiver
 from gateway.core.relay import Relay
 from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
-from gateway.core.unwatcher import Unwatcher
 from gateway.description import openapi
 from gateway.files.files import Files
 from gateway.front_door import FrontDoor
@@ -157,14 +156,13 @@ def _make_gateway(
     gateway_id = f"gw-{secrets.token_hex(6)}"
     servers = Servers(settings.redis_url, settings.shards)
     queue = _queue(settings, servers)
-    relay = Relay(queue, servers, gateway_id, metrics, settings.stream_buffer_bytes)
+    relay = Relay(queue, servers, gateway_id, metrics)
     fleet = FleetView.of(settings, pools, queue, MalformedValues(metrics.malformed))
     streams = StreamContext(
         gateway_id,
         settings,
         queue,
         relay,
-        Unwatcher(queue, gateway_id, relay.has_readers),
         metrics,
         fleet,
         partial(full, queue, fleet),
@@ -250,7 +248,7 @@ async def _start(gateway: Gateway) -> None:
 async def _stop(gateway: Gateway) -> None:
     """End the background tasks and close the connections to Redis."""
     await gateway.of(Sampler).close()
-    await gateway.streams.unwatcher.drain()
+    await gateway.relay.drain()
     await gateway.tasks.stop()
     await gateway.queue.close()
     await gateway.queue.servers.close()

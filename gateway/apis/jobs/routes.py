@@ -23,9 +23,9 @@ from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.job_lookup import own_or_any_job
 from gateway.core.job_object import summaries
 from gateway.core.job_search import search
-from gateway.core.log_event import ReadMode
 from gateway.core.new_call import JobOptions, Wrapped
 from gateway.core.on_disconnect import keep_s
+from gateway.core.reader import ReadMode
 from gateway.core.send_body import BodyResponse
 from gateway.core.whole_answer import whole_answer
 from gateway.description.api import Api
@@ -294,16 +294,12 @@ async def _changed(gateway: Gateway, key: ApiKey, job: Job, wait_s: float) -> Jo
     until = loop.time() + wait_s
     reader = gateway.relay.open(job.id, ReadMode.END)
     try:
-        await gateway.queue.watch(job.id, gateway.id, follow=False)
-        reader.resync()  # the job may have ended before `watch`
         state = job.state
         while job.state is state and (remaining_s := until - loop.time()) > 0:
             await reader.next(min(remaining_s, _POLL_S))
             job = await _job(gateway, key, job.id)
     finally:
-        gateway.relay.close(reader)
-        if not job.state.terminal:
-            gateway.streams.unwatcher.start(job.id)
+        gateway.relay.close(reader, leave=not job.state.terminal)
     return job
 
 

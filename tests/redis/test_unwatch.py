@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.core.log_event import ReadMode
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from gateway.core.log_event import ReadMode
 from gateway.core.relay import Relay
 from shared.job.job import new_job_id
 from shared.job.states import JobState

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.core import reader, relay
+from gateway.core import reader as reader_module
+from gateway.core import relay as relay_module
 from gateway.core.reader import LogEvent, Reader, ReadMode
 from gateway.core.relay import Relay
 from shared.job.errors import RedisUnavailable, StreamReset
@@ -54,9 +55,9 @@ async def relay(
     log: Log, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Relay]:
     """One that is subscribed."""
-    monkeypatch.setattr(relay, "Subscription", Subscription)
-    monkeypatch.setattr(relay, "_RETRY_S", 0.0)
-    monkeypatch.setattr(reader, "_RETRY_S", 0.0001)
+    monkeypatch.setattr(relay_module, "Subscription", Subscription)
+    monkeypatch.setattr(relay_module, "_RETRY_S", 0.0)
+    monkeypatch.setattr(reader_module, "_RETRY_S", 0.0001)
     queue: Any = log
     relay = Relay(queue, Servers("redis://nowhere"), "gw", GatewayMetrics(registry))
     running = asyncio.create_task(relay.run())
@@ -379,7 +380,7 @@ async def test_an_outage_becomes_an_error_only_after_a_while(
     subscription_of(relay).connect()
     for _ in range(3):
         assert await reader.next(SILENCE_S) == []
-    monkeypatch.setattr(reader, "_REDIS_PATIENCE_S", 0.0)
+    monkeypatch.setattr(reader_module, "_REDIS_PATIENCE_S", 0.0)
     with pytest.raises(RedisUnavailable):
         await reader.next(LONG_S)
 
@@ -456,7 +457,7 @@ async def test_a_slow_client_costs_a_page(relay: Relay, log: Log) -> None:
         sizes.append(len(output(events)))
         got += output(events)
     assert got == b"".join(chunks)
-    assert max(sizes) < 3 * reader._PAGE_BYTES
+    assert max(sizes) < 3 * reader_module._PAGE_BYTES
     assert len(log.reads) < 150
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.core.log_event import LogEvent, ReadMode
+
 from gateway.core.reader import Reader
 from gateway.core.relay import Relay
 from shared.job.frames import DeltaEncoder, FrameKind, Item, encode

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-
 from gateway.core.entry_order import MALFORMED, EntryOrder
 from gateway.core.log_event import LogEvent, ReadMode
+
 from shared.job.errors import StreamReset
 from shared.job.frames import FrameKind, Item
 from shared.job.job_log import Entry

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from gateway.core.log_event import LogEvent
 
 from gateway.core.job_events import EventPosition, _render, events
-from gateway.core.log_event import LogEvent
 from shared.job.errors import BadRequest
 from shared.job.frames import FrameKind
 from shared.job.job import Job

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 from gateway.core.log_event import ReadMode
+
 from gateway.core.relay import Relay
 from shared.job.errors import StreamReset
 from shared.job.frames import DeltaEncoder, FrameKind

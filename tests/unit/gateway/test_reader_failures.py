@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from gateway.core.log_event import LogEvent, ReadMode
 
 from gateway.core import reader as module
-from gateway.core.log_event import LogEvent, ReadMode
 from gateway.core.relay import Relay
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.frames import FrameKind

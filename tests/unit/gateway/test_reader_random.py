@@ -6,8 +6,8 @@ import asyncio
 import random
 
 import pytest
-
 from gateway.core.log_event import LogEvent, ReadMode
+
 from gateway.core.reader import Reader
 from gateway.core.relay import Relay
 from shared.job.errors import StreamReset

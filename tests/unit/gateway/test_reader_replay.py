@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from gateway.core.log_event import LogEvent, ReadMode
 from prometheus_client import CollectorRegistry
 
-from gateway.core.log_event import LogEvent, ReadMode
 from gateway.core.relay import Relay
 from shared.job.errors import StreamReset
 from shared.job.frames import FrameKind

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from gateway.core.log_event import ReadMode
 from prometheus_client import CollectorRegistry
 
-from gateway.core.log_event import ReadMode
 from gateway.core.relay import Relay
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.frames import FrameKind, encode

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from gateway.core.log_event import LogEvent
+
 from gateway.core.whole_answer import answer_at_end
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.frames import FrameKind

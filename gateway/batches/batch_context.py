@@ -16,8 +16,8 @@ from shared.fleet.pools import load_pools
 from shared.job.lanes import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.store.health import Health
+from shared.store.queue import Queue
 from shared.store.redis.batch_records import BatchRecords
-from shared.store.redis.job_queue import JobQueue
 from shared.store.servers import Servers
 
 
@@ -25,7 +25,7 @@ class BatchContext(NamedTuple):
     """A CallContext with files and batches."""
 
     settings: GatewaySettings
-    queue: JobQueue
+    queue: Queue
     factory: JobFactory
     fleet: FleetView
     files: Files
@@ -40,8 +40,8 @@ class BatchContext(NamedTuple):
     @classmethod
     def of(cls, settings: GatewaySettings, servers: Servers) -> Self:
         """Raises SettingsError."""
-        pools, queue = load_pools(settings), JobQueue(servers, quotas=settings.quotas)
-        queue.share_rules = settings.fair_shares.rules
+        pools = load_pools(settings)
+        queue = Queue(servers, quotas=settings.quotas, share_rules=settings.fair_shares.rules)
         fleet = FleetView.of(settings, pools, queue, MalformedValues())
         fleet.asks_for_unknown = False  # each of a million lines would
         return cls(

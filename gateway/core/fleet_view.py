@@ -23,8 +23,8 @@ from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
 from shared.store.interface import StoreError
 from shared.store.operators import DesiredPools, PoolSwitches, ScaleStore
+from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
 
 _REFRESH_S = HEARTBEAT_S
 # An unknown model causes a refresh, but a thousand such requests do not cause a thousand.
@@ -36,7 +36,7 @@ class FleetView:
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Queue,
         pools: Pools | None = None,
         default_model: str = "",
         allow_fields: Collection[str] = (),
@@ -76,7 +76,7 @@ class FleetView:
 
     @classmethod
     def of(
-        cls, settings: GatewaySettings, pools: Pools, queue: JobQueue, malformed: MalformedValues
+        cls, settings: GatewaySettings, pools: Pools, queue: Queue, malformed: MalformedValues
     ) -> Self:
         """The fleet of this queue."""
         return cls(queue, pools, settings.default_model, settings.allow_fields, malformed)

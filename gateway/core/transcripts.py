@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from shared.job.job import Job
-from shared.job.job_log import Transcript, read_journal
-from shared.store.interface import Store
+from shared.job.log import Transcript, read_journal
 from shared.store.log_parts import LogTooLong, log_parts
+from shared.store.queue import Queue
 
 MOST_BYTES = 1 << 19
 """Of a log that is read for this: about 50,000 tokens. Log probabilities are in the log, too."""
 MOST_AT_ONCE = 1 << 16
 
 
-async def read_transcript(queue: Store, job: Job) -> Transcript | None:
+async def read_transcript(queue: Queue, job: Job) -> Transcript | None:
     """The text and the usage; None if the log is too long.
 
     Raises StreamReset if Redis has lost a part of the log, and StoreError.

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Sequence
 
 from shared.job.job import shard_of
-from shared.job.job_log import Entry, prompt_tokens_in, tokens_in
+from shared.job.log import Entry, prompt_tokens_in, tokens_in
 from shared.platform.logs import RareWarning
 from shared.store.interface import StoreError
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.redis.usage_records import UsageRecords
 from shared.tenants.usage import UsageEntry
 
@@ -27,7 +27,7 @@ class UsageCounter:
     """An entry is in the sums once, also if the process is killed at any moment, or another one
     does the same work: the sums of a shard and the position in its ledger change together."""
 
-    def __init__(self, queue: JobQueue, kept_days: int) -> None:
+    def __init__(self, queue: Queue, kept_days: int) -> None:
         """`kept_days`: how long the sums of a day are kept."""
         self._queue = queue
         self._records = UsageRecords(queue)

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from shared.job.errors import StreamReset
 from shared.job.response_id import response_id
 from shared.store.final_response import final_body
-from shared.store.interface import Store
+from shared.store.queue import Queue
 from shared.store.redis.delivery_format import new_delivery
 from shared.store.redis.delivery_records import Taken
-from shared.store.redis.job_queue import JobQueue
 from shared.store.stored_body import read_whole
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import Ended, Event
@@ -22,7 +21,7 @@ _OF_RESPONSES = {"expired": "failed"}
 """States of jobs that responses have another word for."""
 
 
-async def deliveries_of(queue: JobQueue, ended: Sequence[Ended]) -> list[Taken]:
+async def deliveries_of(queue: Queue, ended: Sequence[Ended]) -> list[Taken]:
     """What is to be delivered of what has ended. Raises StoreError."""
     of_tenants = await WebhookRecords(queue).documents.of_tenants({each.tenant for each in ended})
     found = []
@@ -40,7 +39,7 @@ async def deliveries_of(queue: JobQueue, ended: Sequence[Ended]) -> list[Taken]:
     return found
 
 
-async def event_of(queue: Store, ended: Ended) -> Event:
+async def event_of(queue: Queue, ended: Ended) -> Event:
     """What endpoints are told. Raises StoreError."""
     if ended.kind != "response":
         return Event(f"{ended.kind}.{ended.state}", ended.id, ended.at_us)
@@ -50,7 +49,7 @@ async def event_of(queue: Store, ended: Ended) -> Event:
     return Event(f"response.{state}", response_id(ended.id), ended.at_us)
 
 
-async def _status_of_response(queue: Store, job_id: str) -> str:
+async def _status_of_response(queue: Queue, job_id: str) -> str:
     """`incomplete`, or `completed`, also if that can't be told any more."""
     job = await queue.get(job_id)
     try:

@@ -16,8 +16,8 @@ from gateway.webhooks.webhook_sender import Outcome, WebhookSender
 from shared.platform.logs import RareWarning
 from shared.platform.tasks import end, run_together
 from shared.store.interface import StoreError
+from shared.store.queue import Queue
 from shared.store.redis.delivery_records import CLAIM_S, MOST_PENDING, DeliveryRecords, Taken
-from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.outbox import Outbox
 from shared.webhooks.retry_schedule import next_delay_s
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Ended, Try, TryResult
@@ -69,7 +69,7 @@ class WebhookWork:
     process that is killed leaves what it has read of the outbox to the next.
     """
 
-    def __init__(self, queue: JobQueue, sender: WebhookSender) -> None:
+    def __init__(self, queue: Queue, sender: WebhookSender) -> None:
         self._queue = queue
         self._sender = sender
         self._records = DeliveryRecords(queue)

@@ -39,13 +39,13 @@ from gateway.http.wrong_fields import sent, wrong_field
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, JobFailed
-from shared.job.frames import DeltaDecoder
-from shared.job.job import Job
+from shared.job.job import Job, shard_in
 from shared.job.lanes import CLIENT_LANES
+from shared.job.log import DeltaDecoder
 from shared.job.place import PLACE, Place
 from shared.job.states import JobState
-from shared.store.interface import Store
 from shared.store.log_parts import log_parts
+from shared.store.queue import Queue
 from shared.tenants.api_key import ApiKey
 from shared.tenants.scopes import Scope
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS
@@ -195,7 +195,7 @@ async def get_result(job_id: str, gateway: GatewayDep, key: KeyDep) -> Response:
     return StreamingResponse(all_chunks(), headers=_job_header(job) | _SSE_HEADERS)
 
 
-async def _chunks(queue: Store, job: Job) -> AsyncIterator[bytes]:
+async def _chunks(queue: Queue, job: Job) -> AsyncIterator[bytes]:
     """The bytes of an answer that was streamed, in parts; short ones are joined."""
     decoder, data = DeltaDecoder(), b""
     async for entries in log_parts(queue, job):
@@ -223,9 +223,9 @@ async def get_events(
         return Response(status_code=204)  # at which an EventSource stops
     after = EventPosition.parse(last_event_id)
     if job.state.terminal:
-        last = await gateway.queue.last_entry(job_id)
-        if last is not None and after.entry > last.seq:
-            raise BadRequest(f"Last-Event-ID is after the last event, {last.seq}.")
+        [last] = await gateway.queue.positions(shard_in(job.id), [job.id])
+        if last is not None and after.entry > last.number >= 0:
+            raise BadRequest(f"Last-Event-ID is after the last event, {last.number}.")
     headers = _job_header(job) | _SSE_HEADERS
     return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 
@@ -234,7 +234,7 @@ async def get_events(
 async def cancel(job_id: str, gateway: GatewayDep, key: KeyDep) -> Response:
     """Cancel the job. Its output so far is kept. A job that has ended stays as it is."""
     await _job(gateway, key, job_id)
-    await gateway.queue.cancel(job_id, key.tenant)
+    await gateway.queue.cancel(key.tenant, job_id)
     job = await _job(gateway, key, job_id)
     return BodyResponse((await gateway.streams.job_object(job))[0])
 

@@ -35,7 +35,7 @@ from shared.job.errors import (
 from shared.job.job import new_job_id
 from shared.job.response_id import new_conversation_id, response_id, shard_of_conversation
 from shared.store.health import Health
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.redis.stored_conversations import StoredConversations
 
 _READ_ITEMS = 256
@@ -69,7 +69,7 @@ class Conversations:
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Queue,
         new_shard: Callable[[], int],
         settings: GatewaySettings,
         health: Health,
@@ -205,7 +205,7 @@ class Conversations:
         job_id = conversation.job
         if not job_id:
             return
-        job = await self._queue.get(job_id)
+        [job] = await self._queue.get(job_id)
         if job is not None and not job.state.terminal:
             if running:
                 return

@@ -21,7 +21,7 @@ from shared.job.response_id import job_id_of, response_id
 from shared.job.response_options import ResponseOptions
 from shared.job.states import JobState
 from shared.store.final_response import final_body
-from shared.store.interface import Store
+from shared.store.queue import Queue
 from shared.store.stored_body import read_whole
 
 _MOST_CONTINUED_BYTES = 4 << 20
@@ -55,7 +55,7 @@ def is_response(job: Job) -> bool:
     return endpoint is not None and endpoint.stream is StreamFormat.RESPONSE_EVENTS
 
 
-async def stored_response(queue: Store, tenant: str, response: str) -> StoredResponse:
+async def stored_response(queue: Queue, tenant: str, response: str) -> StoredResponse:
     """The tenant's stored response with this id. Raises NotFound, and StoreError."""
     job_id = job_id_of(response)
     job = await queue.get(job_id) if job_id else None
@@ -69,7 +69,7 @@ async def stored_response(queue: Store, tenant: str, response: str) -> StoredRes
     )
 
 
-async def previous_response(queue: Store, tenant: str, previous: str) -> StoredResponse:
+async def previous_response(queue: Queue, tenant: str, previous: str) -> StoredResponse:
     """The stored response that a request continues.
 
     Raises PreviousResponseNotFound, BadRequest if it is not complete, and StoreError.
@@ -87,7 +87,7 @@ async def previous_response(queue: Store, tenant: str, previous: str) -> StoredR
     return stored
 
 
-async def output_items(queue: Store, job: Job) -> list[StoredItem] | None:
+async def output_items(queue: Queue, job: Job) -> list[StoredItem] | None:
     """The items that a response has added, as the next request sends them again; None: it has none.
 
     Raises StreamReset if Redis has lost a part of the answer, BodyTooLarge, and StoreError.
@@ -99,7 +99,7 @@ async def output_items(queue: Store, job: Job) -> list[StoredItem] | None:
     return [stored_item(item, f"{job.id} output", number) for number, item in items]
 
 
-async def final_response(queue: Store, job: Job) -> dict[str, Any] | None:
+async def final_response(queue: Queue, job: Job) -> dict[str, Any] | None:
     """The engine's answer, to be continued; None if the job ended without a response.
 
     Raises StreamReset if Redis has lost a part of it, BodyTooLarge, and StoreError.

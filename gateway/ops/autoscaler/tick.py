@@ -22,15 +22,15 @@ from shared.job.lanes import pool_of
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreUnavailable
 from shared.store.operators import ScaleStore
+from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
 from shared.store.views import LaneDepth, depths
 
 log = logging.getLogger("flotilla.autoscale")
 
 
 async def tick(
-    queue: JobQueue, registry: Registry, settings: AutoscalerSettings, loaded: Pools
+    queue: Queue, registry: Registry, settings: AutoscalerSettings, loaded: Pools
 ) -> None:
     """One decision for each autoscaled pool of `loaded`.
 
@@ -80,7 +80,7 @@ async def _registered_name(
 
 
 async def _scale(
-    queue: JobQueue,
+    queue: Queue,
     settings: AutoscalerSettings,
     pool: Pool,
     name: str,

@@ -19,7 +19,7 @@ from shared.job.lanes import WAITING_LANES, pool_of
 from shared.job.states import WorkerState
 from shared.platform.tasks import run_together
 from shared.store.health import Health
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.views import LaneDepth, depths, waiting_by_tenant
 
 _MOST_TENANTS = 100
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
     tenants: Mapping[str, Sequence[TenantOverview]]
 
 
-async def read(queue: JobQueue, fleet: FleetView) -> Reading:
+async def read(queue: Queue, fleet: FleetView) -> Reading:
     """Read everything now; refreshes the workers in `fleet`. Raises StoreError."""
     lanes, _ = await run_together(depths(queue), fleet.refresh_workers())
     busy: dict[str, list[str]] = {}

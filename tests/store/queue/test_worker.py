@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from shared.store.redis.subscription import worker_subscription
 
 from shared.job.fair_shares import ShareRules
 from shared.job.lanes import FLEX
@@ -20,6 +19,7 @@ from shared.platform.tasks import end
 from shared.store.interface import StoreTimeout
 from shared.store.queue import HeldJob, pack_operation
 from shared.store.redis import keys
+from shared.store.subscription import Subscription
 from tests.harness.waiting import eventually
 from tests.store.queue.conftest import POOL, TENANT, Case, make_answer
 from worker.core import claim as claim_module
@@ -70,8 +70,9 @@ class Worker:
             self.publisher, [self.claims], self.room, self.hand_over,
             MalformedValues(metrics.malformed),
         )  # fmt: skip
-        self.subscription = worker_subscription(
-            queue.servers, 0, name, lambda message: self.control.on_message([0], message)
+        channel = keys.control_channel(name)
+        self.subscription = Subscription(
+            queue.servers, 0, channel, lambda message: self.control.on_message([0], message)
         )
         self.tasks = [asyncio.create_task(self.subscription.run())]
 

@@ -28,6 +28,8 @@ from shared.job.log import (
     Entry,
     EventName,
     Frame,
+    Item,
+    Journal,
     Position,
     read_journal,
 )
@@ -106,7 +108,8 @@ class _State(Enum):
 
 
 # These are compared for every token, and a global is cheaper than an attribute of a class.
-_LIVE, _CHUNKS = _State.LIVE, ReadMode.CHUNKS
+_LIVE, _UNWATCHED, _BEHIND, _READING, _DONE = _State
+_CHUNKS = ReadMode.CHUNKS
 
 
 class Reader:
@@ -170,7 +173,7 @@ class Reader:
         self._mode = mode
         self._skip = after
         self._void = 0  # up to this entry the log has answers that have begun anew
-        self._state = _State.LIVE if is_new else _State.UNWATCHED
+        self._state = _LIVE if is_new else _UNWATCHED
         self._decoder = DeltaDecoder()  # as it is behind entry `number`
         self._had_output = False  # of what was taken
         self._kept: list[Entry] = []  # what came while a page was read
@@ -239,29 +242,35 @@ class Reader:
         """Any frame but the next chunk of a live stream."""
         _, generation, number, journal, items, event = frame
         name, details = (event[0].decode(), event[1:]) if event else ("", ())
-        entry = Entry(Position(generation, number), journal, items or (), name, details)
         state = self._state
-        if state is _State.DONE:
-            return
         if self._mode is ReadMode.END:
-            if name in ENDS:
+            if name in ENDS and state is not _DONE:
                 self._end(LogEvent(number, name, b"", details))
-        elif state is _State.READING or state is _State.UNWATCHED:
-            if len(self._kept) <= _MOST_KEPT:
-                self._kept.append(entry)
-        elif state is _State.LIVE:
-            self._on_entry(entry)
+        elif state is _LIVE:
+            self._on_entry(generation, number, journal, items or (), name, details)
+        elif state in (_READING, _UNWATCHED) and len(self._kept) <= _MOST_KEPT:
+            position = Position(generation, number)
+            self._kept.append(Entry(position, journal, items or (), name, details))
 
-    def _on_entry(self, entry: Entry) -> None:
+    def _on_entry(
+        self,
+        generation: int,
+        number: int,
+        journal: Journal,
+        items: Sequence[Item],
+        event: str,
+        details: Sequence[Any],
+    ) -> None:
         """A live entry."""
-        if entry.position <= self.position:
+        own = self.generation
+        if generation < own or (generation == own and number <= self.number):
             return  # a repetition, or of an earlier attempt
-        if not self._follows(entry):
+        if not self._follows(generation, number, event):
             self._relay.count_gap()
             self._fall_behind()
             return
         try:
-            self._take(entry)
+            self._take(generation, number, journal, items, event, details)
         except StreamReset as error:
             self.fail(error)
         except MALFORMED as error:
@@ -276,15 +285,22 @@ class Reader:
         """Of the last entry that was taken."""
         return Position(self.generation, self.number)
 
-    def _follows(self, entry: Entry) -> bool:
-        generation, number = entry.position
-        is_same = generation == self.generation
-        is_next = is_same or (entry.event != "" and generation > self.generation)
-        return number == self.number + 1 and is_next
+    def _follows(self, generation: int, number: int, event: str) -> bool:
+        own = self.generation
+        return number == self.number + 1 and (
+            generation == own or (event != "" and generation > own)
+        )
 
-    def _take(self, entry: Entry) -> None:
+    def _take(
+        self,
+        generation: int,
+        number: int,
+        journal: Journal,
+        items: Sequence[Item],
+        event: str,
+        details: Sequence[Any],
+    ) -> None:
         """Take the next entry. Raises StreamReset, or one of MALFORMED."""
-        (generation, number), journal, items, event, details = entry
         was_sent = number <= self._skip
         is_void = not was_sent and number <= self._void
         if event == EventName.RESTARTED:
@@ -311,12 +327,12 @@ class Reader:
         self._buffered_bytes += size
         if self._buffered_bytes > _PAGE_BYTES and self._state is _LIVE:
             # A slow client: what follows stays in the log, not in this process's memory.
-            self._state = _State.BEHIND
+            self._state = _BEHIND
         self._notify()
 
     def _end(self, event: LogEvent) -> None:
         self._events.append(event)
-        self._state = _State.DONE
+        self._state = _DONE
         self._notify()
 
     # --- pages of the log ---
@@ -324,14 +340,14 @@ class Reader:
     def resync(self) -> None:
         """Frames may have been lost, or Redis may have lost entries: watch the job again, and read
         the log from the last entry on."""
-        if self._state is not _State.DONE:
-            self._state = _State.UNWATCHED
+        if self._state is not _DONE:
+            self._state = _UNWATCHED
             self._kept = []
             self._relay.watch(self)
 
     def on_watched(self, watched: Watched | None) -> None:
         """The gateway watches the job now; None: there is no such job."""
-        if self._state is not _State.UNWATCHED:
+        if self._state is not _UNWATCHED:
             return
         self._failing_since = None
         if watched is None:
@@ -351,33 +367,33 @@ class Reader:
     @property
     def is_unwatched(self) -> bool:
         """It waits until the gateway watches its job."""
-        return self._state is _State.UNWATCHED
+        return self._state is _UNWATCHED
 
     @property
     def is_behind(self) -> bool:
         """A page is to be read next."""
-        return self._state is _State.BEHIND
+        return self._state is _BEHIND
 
     async def read_page(self) -> None:
         """Read what follows, or a part of it. Raises StoreError."""
         after = self.position
-        asked, self._state = self._page_entries, _State.READING
+        asked, self._state = self._page_entries, _READING
         kept: list[Entry] = []
         self._kept = kept
         try:
             entries = await self._relay.queue.read(self.job_id, after, asked)
             self._failing_since = None
-            if self._state is not _State.READING or self._kept is not kept:
+            if self._state is not _READING or self._kept is not kept:
                 return  # what was read is of before a loss
-            self._state = _State.BEHIND
+            self._state = _BEHIND
             self._take_page(after, entries, asked)
         except StreamReset as error:
             self.fail(error)
         except MALFORMED as error:
             self._malformed(error)
         finally:
-            if self._state is _State.READING and self._kept is kept:
-                self._state = _State.BEHIND
+            if self._state is _READING and self._kept is kept:
+                self._state = _BEHIND
 
     def _take_page(self, after: Position, entries: Sequence[Entry], asked: int) -> None:
         if not entries:
@@ -386,7 +402,7 @@ class Reader:
             if self._doubts and self._holder != self.generation:
                 raise lacks_entries()
             self._doubts = True
-            self._state = _State.UNWATCHED
+            self._state = _UNWATCHED
             self._relay.watch(self, after_s=_RETRY_S)
             return
         self._doubts = False
@@ -395,11 +411,11 @@ class Reader:
                 raise lacks_entries()
             entries = entries[1:]
             asked -= 1
-        for entry in entries:
-            if not self._follows(entry):
+        for (generation, number), *rest in entries:
+            if not self._follows(generation, number, rest[2]):
                 raise StreamReset("The log of this job has lost entries.")
-            self._take(entry)
-            if self._state is _State.DONE:
+            self._take(generation, number, *rest)
+            if self._state is _DONE:
                 return
         if len(entries) < asked:
             self._go_live()
@@ -409,7 +425,7 @@ class Reader:
             self._page_entries = min(_MOST_ENTRIES, 2 * self._page_entries)
 
     def _fall_behind(self) -> None:
-        self._state = _State.BEHIND
+        self._state = _BEHIND
         self._notify()
 
     def _go_live(self) -> None:
@@ -419,9 +435,9 @@ class Reader:
             return
         self._state = _LIVE
         kept, self._kept = self._kept, []
-        for entry in kept:
+        for (generation, number), *rest in kept:
             if self._state is _LIVE:
-                self._on_entry(entry)
+                self._on_entry(generation, number, *rest)
         if len(kept) > _MOST_KEPT and self._state is _LIVE:
             self._fall_behind()
 
@@ -462,12 +478,12 @@ class Reader:
 
     def close(self) -> None:
         """It gets no more frames."""
-        self._state = _State.DONE
+        self._state = _DONE
 
     def fail(self, error: Exception) -> None:
         """Have `next` raise this error, unless it has another one to raise already."""
         self.failure = self.failure or error
-        self._state = _State.DONE
+        self._state = _DONE
         self._notify()
 
     def store_failed(self, error: StoreError) -> None:
@@ -529,7 +545,7 @@ class Reader:
             finally:
                 self._writer = self._waiter = None
             self._notified = False
-            if self._state is _State.BEHIND and not self._events and not self._client_left:
+            if self._state is _BEHIND and not self._events and not self._client_left:
                 await self._read_or_retry()
             if self.failure is not None:
                 raise self.failure
@@ -542,7 +558,7 @@ class Reader:
         """The events that wait for the client."""
         events, self._events = self._events, []
         self._buffered_bytes = 0
-        if self._state is _State.BEHIND:
+        if self._state is _BEHIND:
             self._notified = True  # the next page is read when these are delivered
         return events
 

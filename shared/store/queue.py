@@ -40,7 +40,7 @@ from shared.job.job import (
     shard_of,
 )
 from shared.job.lanes import CLIENT_LANES
-from shared.job.log import START, Entry, Item, Journal, Position, pack_entry, read_entries
+from shared.job.log import ENDS, START, Entry, Item, Journal, Position, pack_entry, read_entries
 from shared.job.packing import pack
 from shared.job.placement import PlacementRules
 from shared.job.quotas import NO_QUOTAS, Quotas
@@ -278,7 +278,8 @@ class Queue:
         carried out, and Redis may have lost its last writes."""
         return self.scripts(shard).connection.losses
 
-    async def _run(self, name: str, shard: int, *arguments: Argument) -> Any:
+    async def run(self, name: str, shard: int, *arguments: Argument) -> Any:
+        """The reply of a script."""
         return await self.scripts(shard).run(name, shard, arguments)
 
     async def _run_by_shard(self, name: str, ids: Iterable[str], *before: Argument) -> list[Any]:
@@ -287,7 +288,7 @@ class Queue:
         for job_id in ids:
             by_shard.setdefault(checked_shard(job_id), []).append(job_id)
         return await run_together(
-            *(self._run(name, shard, *before, *part) for shard, part in by_shard.items())
+            *(self.run(name, shard, *before, *part) for shard, part in by_shard.items())
         )
 
     # --- the gateway's side ---
@@ -320,7 +321,7 @@ class Queue:
     ) -> Any:
         for job in large:
             await self._store_body(job)
-        return await self._run("submit", shard, *arguments)
+        return await self.run("submit", shard, *arguments)
 
     async def _store_body(self, job: NewJob) -> None:
         """Write a large body. Called again it writes the same."""
@@ -353,7 +354,7 @@ class Queue:
         key = job.idempotency
         if key is None:
             return None
-        found = await self._run("find_keyed", job.shard, key.name, key.body_hash)
+        found = await self.run("find_keyed", job.shard, key.name, key.body_hash)
         reply = None if found is None else _refusal(job, *found)
         if isinstance(reply, FlotillaError):
             raise reply
@@ -418,7 +419,7 @@ class Queue:
 
         `follow`: its client is shown the answer as it grows, so it can't begin anew.
         """
-        reply = await self._run("watch", checked_shard(job_id), job_id, gateway, int(follow))
+        reply = await self.run("watch", checked_shard(job_id), job_id, gateway, int(follow))
         if reply is None:
             return None
         state, holder, has_log, start = reply
@@ -430,7 +431,7 @@ class Queue:
 
         If no other gateway has one, the job is cancelled after its `keep_s`.
         """
-        await self._run("unwatch", checked_shard(job_id), job_id, gateway)
+        await self.run("unwatch", checked_shard(job_id), job_id, gateway)
 
     async def positions(self, shard: int, job_ids: Sequence[str]) -> list[Position | None]:
         """The last entries of these logs: START if there is none yet, LOG_LOST, None: no such job.
@@ -439,8 +440,19 @@ class Queue:
         """
         return [
             None if last is None else Position.read(last) if last else LOG_LOST
-            for last in await self._run("positions", shard, *job_ids)
+            for last in await self.run("positions", shard, *job_ids)
         ]
+
+    async def ended(self, shard: int, job_ids: Sequence[str]) -> dict[str, str]:
+        """Those of the shard's jobs that have ended -> their states, `gone` without a record."""
+        pipeline, found = self.servers.pipeline(), {}
+        for job_id in job_ids:
+            pipeline.of(shard).hget(keys.job(shard, job_id), "state")
+        for job_id, state in zip(job_ids, await pipeline.execute(), strict=True):
+            name = (state or b"gone").decode(errors="replace")
+            if name not in (JobState.QUEUED, JobState.IN_PROGRESS):
+                found[job_id] = name if name in ENDS or not state else JobState.FAILED.value
+        return found
 
     async def cancel(self, tenant: str, *job_ids: str) -> list[JobState | None]:
         """The states after the attempt; None if the tenant has no such job."""
@@ -461,7 +473,7 @@ class Queue:
 
         async def of_shard(shard: int, part: Sequence[tuple[str, int | str]]) -> dict[str, str]:
             flat = [word for pair in part for word in pair]
-            states = await self._run("take_away", shard, event, why, tenant, *flat)
+            states = await self.run("take_away", shard, event, why, tenant, *flat)
             return {i: state.decode() for (i, _), state in zip(part, states, strict=True)}
 
         found = await run_together(*(of_shard(*each) for each in by_shard.items()))
@@ -491,7 +503,7 @@ class Queue:
         weight (fair_shares.py). `charges`: (lane, tenant) -> what is added to the level.
         """
         flat = [word for account, cost in (charges or {}).items() for word in (*account, cost)]
-        reply = await self._run(
+        reply = await self.run(
             "claim", shard, pool, worker, room, known, most, yieldable, expected_cost,
             self.share_rules.half_life_us, self.placement.window,
             int(self.placement.overtake_s * 1e6), pack(flat) if flat else b"",
@@ -500,7 +512,7 @@ class Queue:
 
     async def reconcile(self, shard: int, worker: str, known: Iterable[str]) -> dict[str, str]:
         """Hand over the jobs of the shard that this worker has and does not know: id -> state."""
-        return _states(await self._run("reconcile", shard, worker, *known))
+        return _states(await self.run("reconcile", shard, worker, *known))
 
     def emit(self, shard: int, worker: str, version: bytes, step: Step) -> Future[Any]:
         """Store and publish a step; the result is for `parse_emit`.
@@ -535,7 +547,7 @@ class Queue:
     async def store_piece(self, job: HeldJob, number: int, piece: bytes) -> bool:
         """Store a piece of the job's answer, before its end; False if the worker has lost it."""
         field = piece_field(number)
-        return bool(await self._run("store_piece", job.shard, job.id, job.generation, field, piece))
+        return bool(await self.run("store_piece", job.shard, job.id, job.generation, field, piece))
 
     async def give_back(
         self, jobs: Iterable[HeldJob], event: Literal["handed_over", "requeued"], reason: str
@@ -552,7 +564,7 @@ class Queue:
 
     async def heartbeat(self, shard: int, worker: str) -> None:
         """Keep all jobs of a worker in the shard for two more seconds."""
-        await self._run("heartbeat", shard, worker)
+        await self.run("heartbeat", shard, worker)
 
     async def free_room(self, pool: str, *, but_of: str) -> FreeRoom:
         """The room of all idle workers but one. Raises StoreError if a server is away."""
@@ -574,7 +586,7 @@ class Queue:
     async def tick(self, shard: int) -> Ticked:
         """Take the jobs of lost workers, end those whose time is over or that nobody follows, and
         look for jobs that are in no line. Five times a second for each shard."""
-        more, *taken = await self._run("tick", shard)
+        more, *taken = await self.run("tick", shard)
         return Ticked(bool(more), _states(taken))
 
 

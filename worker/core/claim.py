@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from shared.job.fair_shares import FIRST_TOKENS, OUTPUT_COST, ShareRules, cost
@@ -222,14 +222,6 @@ class Member(NamedTuple):
 
     pool: str
     worker: str
-
-
-def homes(worker: str, workers: Collection[str], shards: int) -> Sequence[int]:
-    """The shards that a worker asks whenever it has room, by its rank among the workers of its
-    pool: each worker has one at least, and each shard at least one worker if there are enough."""
-    order = sorted({*workers, worker})
-    parts = min(len(order), shards)
-    return [shard for shard in range(shards) if shard % parts == order.index(worker) % parts]
 
 
 class Claims:

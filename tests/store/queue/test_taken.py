@@ -256,6 +256,15 @@ async def test_positions_tell_a_log_that_is_lost(case: Case) -> None:
     assert found == [(0, 0), LOG_LOST, None]
 
 
+async def test_which_jobs_have_ended(case: Case) -> None:
+    waiting, cancelled, damaged, gone = *[await case.submit() for _ in range(3)], make_job()
+    await case.queue.cancel(TENANT, cancelled.id)
+    case.server.hset(keys.job(0, damaged.id), "state", b"\xff")
+    found = await case.queue.ended(0, [each.id for each in (waiting, cancelled, damaged, gone)])
+    assert found == {cancelled.id: "cancelled", damaged.id: "failed", gone.id: "gone"}
+    assert await case.queue.ended(0, []) == {}
+
+
 async def test_ended_jobs_are_deleted_and_others_are_not(case: Case) -> None:
     worker = case.worker()
     jobs = [await case.submit() for _ in range(3)]

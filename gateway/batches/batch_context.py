@@ -13,7 +13,6 @@ from gateway.files.files import Files
 from gateway.gateway_settings import GatewaySettings
 from shared.batches.line_check import MOST_LINE_BYTES
 from shared.fleet.pools import load_pools
-from shared.job.lanes import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.store.health import Health
 from shared.store.queue import Queue
@@ -58,7 +57,7 @@ class BatchContext(NamedTuple):
 
     def max_depth(self, pool: str) -> int:
         """How many jobs may wait in a lane of the pool, in one shard."""
-        return self.max_depths.get(pool_of(pool), self.settings.max_queue_depth)
+        return self.max_depths.get(pool, self.settings.max_queue_depth)
 
     @property
     def most_line_bytes(self) -> int:

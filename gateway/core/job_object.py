@@ -11,7 +11,6 @@ from gateway.core.progress import waiting_headers
 from gateway.core.transcripts import read_transcript
 from shared.job.errors import StreamReset, job_error
 from shared.job.job import Attempt, Job
-from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.job.trace_context import trace_id
 from shared.store.queue import Queue
@@ -36,7 +35,7 @@ def summary(job: Job) -> dict[str, Any]:
         "tenant": job.tenant,
         "endpoint": job.endpoint,
         "model": job.model,
-        "pool": pool_of(job.pool),
+        "pool": job.pool,
         "lane": job.lane,
         "stream": job.stream,
         "metadata": job.metadata,

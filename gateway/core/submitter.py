@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from gateway.core.relay import Relay
 from shared.job.errors import FlotillaError, QueueFull, TooManyWaiting
 from shared.job.job import NewJob
-from shared.job.lanes import pool_of
 from shared.job.replies import JoinedJob
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreTimeout, StoreUnavailable
@@ -70,7 +69,7 @@ class Submitter:
 
     def max_depth(self, pool: str) -> int:
         """How many jobs may wait in a lane of the pool, in one shard."""
-        return self._max_depths.get(pool_of(pool), self._max_depth)
+        return self._max_depths.get(pool, self._max_depth)
 
     def submit(
         self,
@@ -163,7 +162,7 @@ class Submitter:
         for each, result in zip(batch, replies, strict=True):
             joined = None
             if isinstance(result, int):
-                self._metrics.submitted.of(pool_of(each.job.pool), each.job.lane).inc()
+                self._metrics.submitted.of(each.job.pool, each.job.lane).inc()
             elif isinstance(result, JoinedJob):
                 joined = result.id
                 self.on_unused(each.job)

@@ -18,7 +18,6 @@ from shared.fleet.pool import Pool
 from shared.fleet.pools import Pools
 from shared.fleet.registry import Heartbeat, ModelInfo, without_failed
 from shared.fleet.scale_decisions import Scale, ScalingEvent
-from shared.job.lanes import pool_of
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreUnavailable
 from shared.store.operators import ScaleStore
@@ -55,7 +54,7 @@ async def tick(
                 settings,
                 pool,
                 name,
-                [depth for depth in lanes if pool_of(depth.pool) == name],
+                [depth for depth in lanes if depth.pool == name],
                 [each for each in heartbeats if each.worker.pool == name],
             )
         except StoreUnavailable:
@@ -73,7 +72,7 @@ async def _registered_name(
     """
     model = pool.served_names[0]
     if not declared and model in models:
-        return pool_of(models[model].pool)
+        return models[model].pool
     if not declared or all(each.pool != pool.name for each in models.values()):
         await registry.declare_models(pool.name, pool.engine_names, pool.version, pool.weight)
     return pool.name

@@ -26,7 +26,7 @@ check: lint ## before a commit: lint and unit tests, in a minute and a half
 
 test: install ## all tests but those below; of real vLLM the main path (ARGS: pytest's)
 	.venv/bin/pytest $(PARALLEL) -m 'not vllm or main_path' --ignore tests/page \
-		--ignore tests/clients $(ARGS)
+		--ignore tests/clients --ignore tests/vllm $(ARGS)
 
 test-vllm: install ## all that needs real vLLM; small models are made on the spot (ARGS: pytest's)
 	.venv/bin/pytest -m 'vllm and not main_path' $(or $(ARGS),tests/vllm tests/e2e tests/unit)

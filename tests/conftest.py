@@ -29,6 +29,7 @@ hypothesis.settings.load_profile("untimed")
 
 _WITH_VLLM = (
     "tests/vllm/",
+    "tests/api/test_vllm_main_path.py",
     "tests/e2e/hooks/test_changed_context.py",
     "tests/e2e/responses/test_responses_continued.py",
     "tests/e2e/test_continuation.py",

@@ -37,7 +37,7 @@ _LANE_OF_TIER = {
 
 _OF_STORE = "flotilla"
 """The member of a body in which the job store keeps what it is to know of a response
-(response_options.py): a client that sets it could name responses of another tenant."""
+(shared/job/responses.py): a client that sets it could name responses of another tenant."""
 
 
 class CheckedRequest(NamedTuple):

@@ -38,8 +38,8 @@ from shared.job.errors import NO_RETRY, FlotillaError, JobFailed, StreamReset, i
 from shared.job.job import Job, NewJob
 from shared.job.states import JobState
 from shared.platform import request_span
+from shared.store.answers import Body
 from shared.store.interface import StoreError
-from shared.store.stored_body import Body
 
 _END = LogEvent(0, JobState.COMPLETED, b"")
 """For a job that had ended when it was read, however: its record says that."""

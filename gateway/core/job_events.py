@@ -29,8 +29,8 @@ from shared.job.errors import BadRequest, FlotillaError, RedisUnavailable, Strea
 from shared.job.job import Job
 from shared.job.log import Delta
 from shared.job.states import JobState
+from shared.store.answers import read_again
 from shared.store.interface import StoreError
-from shared.store.read_again import read_again
 from shared.store.views import places
 
 END_ID = "end"

@@ -8,13 +8,12 @@ from typing import Any
 
 from gateway.core.fleet_view import FleetView
 from gateway.core.progress import waiting_headers
-from gateway.core.transcripts import read_transcript
 from shared.job.errors import StreamReset, job_error
 from shared.job.job import Attempt, Job
 from shared.job.states import JobState
 from shared.job.trace_context import trace_id
+from shared.store.answers import Body, read_transcript
 from shared.store.queue import Queue
-from shared.store.stored_body import Body
 from shared.store.views import places, with_errors
 
 _MAX_POSITION_COMMANDS = 10_000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.core.context import Gateway
-from shared.store.redis.usage_records import UsageRecords
+from shared.store.usage import UsageRecords
 from shared.tenants.rate_limits import MOST, RateLimits
 
 

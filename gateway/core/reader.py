@@ -108,7 +108,8 @@ class _State(Enum):
 
 
 # These are compared for every token, and a global is cheaper than an attribute of a class.
-_LIVE, _UNWATCHED, _BEHIND, _READING, _DONE = _State
+_LIVE, _BEHIND, _DONE = _State.LIVE, _State.BEHIND, _State.DONE
+_UNWATCHED, _READING = _State.UNWATCHED, _State.READING
 _CHUNKS = ReadMode.CHUNKS
 
 
@@ -411,10 +412,10 @@ class Reader:
                 raise lacks_entries()
             entries = entries[1:]
             asked -= 1
-        for (generation, number), *rest in entries:
-            if not self._follows(generation, number, rest[2]):
+        for (generation, number), journal, items, event, details in entries:
+            if not self._follows(generation, number, event):
                 raise StreamReset("The log of this job has lost entries.")
-            self._take(generation, number, *rest)
+            self._take(generation, number, journal, items, event, details)
             if self._state is _DONE:
                 return
         if len(entries) < asked:
@@ -435,9 +436,9 @@ class Reader:
             return
         self._state = _LIVE
         kept, self._kept = self._kept, []
-        for (generation, number), *rest in kept:
+        for (generation, number), journal, items, event, details in kept:
             if self._state is _LIVE:
-                self._on_entry(generation, number, *rest)
+                self._on_entry(generation, number, journal, items, event, details)
         if len(kept) > _MOST_KEPT and self._state is _LIVE:
             self._fall_behind()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.http import server_events as sse
 from shared.job.job import Job
-from shared.job.response_opening import opening, unfinished
+from shared.job.responses import opening, unfinished
 
 
 def error_object(error: Mapping[str, Any], status: int) -> dict[str, Any]:

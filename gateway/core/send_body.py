@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http.asgi_io import PIECE_BYTES, Headers, ResponseWriter, in_pieces, on_disconnect
 from shared.job.job import Job, NewJob
-from shared.store.stored_body import Body
+from shared.store.answers import Body
 
 _JSON = "application/json"
 

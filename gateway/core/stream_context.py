@@ -10,8 +10,8 @@ from gateway.core.relay import Relay
 from gateway.gateway_settings import GatewaySettings
 from shared.job.job import Job
 from shared.platform.metrics.gateway import GatewayMetrics
+from shared.store.answers import Body
 from shared.store.queue import Queue
-from shared.store.stored_body import Body
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from gateway.core.reader import LogEvent
 from shared.job.errors import RedisUnavailable, StreamReset, job_error
 from shared.job.job import Job
 from shared.job.states import JobState
+from shared.store.answers import Body, read_again
 from shared.store.interface import StoreError
 from shared.store.queue import Queue
-from shared.store.read_again import read_again
-from shared.store.stored_body import Body
 
 
 class WholeAnswer(NamedTuple):

@@ -24,11 +24,11 @@ from shared.fleet.limits import Level
 from shared.job.errors import OverviewFailed, StorageNotConfigured, StorageUnavailable
 from shared.platform.durations import duration
 from shared.platform.tasks import run_together
+from shared.store.deliveries import Deliveries
 from shared.store.interface import StoreError
 from shared.store.redis.batch_records import BatchRecords, OpenBatch
-from shared.store.redis.delivery_records import DeliveryRecords
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.usage_records import UsageRecords
+from shared.store.usage import UsageRecords
 from shared.tenants.rate_limits import key_name, tenant_name
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
@@ -200,8 +200,8 @@ def _age(seconds: float) -> str:
 
 async def _webhooks(gateway: Gateway) -> list[Finding]:
     """Whether events reach the webhooks of all tenants."""
-    backlog = await DeliveryRecords(gateway.queue).backlog()
-    events, behind = backlog.events, backlog.endpoints
+    backlog = await Deliveries(gateway.queue).backlog()
+    events, behind = backlog.ended, backlog.endpoints
     words = {
         "events": "1 event waits" if events == 1 else f"{events} events wait",
         "age": duration(backlog.oldest_s),

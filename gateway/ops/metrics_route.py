@@ -16,11 +16,11 @@ from shared.job.states import JobState
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import run_together
+from shared.store.deliveries import OUTCOMES, Backlog, Deliveries
 from shared.store.interface import StoreError
 from shared.store.redis.batch_records import BatchRecords
-from shared.store.redis.delivery_records import OUTCOMES, Backlog, DeliveryRecords
 from shared.store.redis.maintenance_runs import MaintenanceRuns
-from shared.store.redis.usage_records import LedgerBacklog, UsageRecords
+from shared.store.usage import UsageBacklog, UsageRecords
 from shared.store.views import depths, given_up
 
 router = APIRouter(tags=["health"])
@@ -49,7 +49,7 @@ async def _read_fleet(gateway: Gateway) -> None:
             run_together(depths(queue), MaintenanceRuns(queue.servers).all()),
             run_together(
                 BatchRecords(queue).open_counts(),
-                DeliveryRecords(queue).backlog(),
+                Deliveries(queue).backlog(),
                 UsageRecords(queue).backlog(),
             ),
         )
@@ -84,7 +84,7 @@ async def _read_fleet(gateway: Gateway) -> None:
 
 
 def _set_webhooks(m: GatewayMetrics, backlog: Backlog | None) -> None:
-    m.webhook_events.set(backlog.events if backlog else nan)
+    m.webhook_events.set(backlog.ended if backlog else nan)
     m.webhook_events_age.set(backlog.oldest_s if backlog else nan)
     m.webhook_endpoints.set(backlog.endpoints if backlog else nan)
     m.webhook_overdue.set(backlog.overdue_s if backlog else nan)
@@ -93,7 +93,7 @@ def _set_webhooks(m: GatewayMetrics, backlog: Backlog | None) -> None:
         m.webhook_outcomes.labels(outcome).set(count)
 
 
-def _set_ledger(m: GatewayMetrics, ledger: LedgerBacklog | None) -> None:
+def _set_ledger(m: GatewayMetrics, ledger: UsageBacklog | None) -> None:
     m.usage_age.set(ledger.oldest_s if ledger else nan)
     m.usage_entries.labels("added").set(ledger.added if ledger else nan)
     m.usage_entries.labels("waiting").set(ledger.entries if ledger else nan)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-from gateway.webhooks.ended_events import deliveries_of
 from gateway.webhooks.webhook_sender import Outcome, WebhookSender
+from shared.job.errors import StreamReset
+from shared.job.responses import response_id
 from shared.platform.logs import RareWarning
 from shared.platform.tasks import end, run_together
+from shared.store.answers import final_response
+from shared.store.deliveries import MOST_PENDING, Address, Deliveries, Taken
+from shared.store.ended import Ended, EndedStreams, Reader
 from shared.store.interface import StoreError
 from shared.store.queue import Queue
-from shared.store.redis.delivery_records import CLAIM_S, MOST_PENDING, DeliveryRecords, Taken
-from shared.store.redis.outbox import Outbox
+from shared.store.webhooks import WebhookRecords
 from shared.webhooks.retry_schedule import next_delay_s
-from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Ended, Try, TryResult
+from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Event, Try, TryResult
 from shared.webhooks.webhook_endpoint import WebhookEndpoint
 from shared.webhooks.webhook_signature import signed_headers
 
@@ -36,13 +40,19 @@ _MOST_OF_ENDPOINT = 4
 _MOST_OF_TENANT = 16
 _MOST = 256
 """Tries at the same time."""
-_LEAST_READ, _MOST_READ = 50, 500
-"""Entries of a shard's outbox in one round; in between, twice what the last one has delivered."""
+_AT_ONCE = 500
+"""Entries of a shard that are read in one round."""
+_LEAST_MADE, _MOST_MADE = 50, 500
+"""Deliveries that are made of them; in between, twice what was tried since the last round."""
 _MOST_AHEAD = 64
 """Due deliveries of one endpoint that are taken before there is room for their tries."""
 _MOST_KNOWN = 10_000
 _GRACE_S = 3.0
 _GONE = 410
+_MOST_PARSED_BYTES = 4 << 20
+"""Of a response that is looked at; a longer one counts as completed."""
+_OF_RESPONSES = {"expired": "failed"}
+"""States of jobs that responses have another word for."""
 
 
 class _Line:
@@ -64,21 +74,20 @@ class WebhookWork:
     They run on the event loop beside the tasks of Celery: a receiver that hangs delays no task, and
     a long task delays no event. Celery's beat keeps them going; if Celery ends or hangs they end.
 
-    Redis is called in rounds, once for all results. An event is delivered straight from the outbox;
-    only what has no result in the next round, or has to be tried again, is stored as a delivery. A
-    process that is killed leaves what it has read of the outbox to the next.
+    Redis is called in rounds: they store all results, make deliveries of what has ended, and take
+    those that are due. What a process had taken that is killed is tried again by another one.
     """
 
     def __init__(self, queue: Queue, sender: WebhookSender) -> None:
         self._queue = queue
         self._sender = sender
-        self._records = DeliveryRecords(queue)
-        self._outbox = Outbox(queue)
-        self._limit = _LEAST_READ
-        self._batches: dict[int, Sequence[Ended]] = {}  # of the outboxes, read in the last round
-        self._fresh: list[Taken] = []  # what is to be delivered of them
-        self._n_open = 0  # without a result, if there may be more in the outboxes
-        self._ended: list[Taken] = []
+        self._endpoints = WebhookRecords(queue)
+        self._ended = EndedStreams(queue, Reader.WEBHOOKS)
+        self._deliveries = Deliveries(queue)
+        self._limit = _LEAST_MADE
+        self._has_more = False
+        """There may be more that has ended."""
+        self._tried: list[Taken] = []
         self._lines: dict[str, _Line] = {}
         self._blocked: dict[_Line, None] = {}  # with deliveries that had no room for their tries
         self._n_tries = 0
@@ -104,8 +113,6 @@ class WebhookWork:
         await _end_by(self._tries(), ends_at)
         with contextlib.suppress(StoreError):
             await self._settle()
-            for shard, ended in self._batches.items():
-                await self._outbox.read(shard, 0, ended)
         self._sender.close()
 
     def _tries(self) -> Sequence[asyncio.Task[None]]:
@@ -115,11 +122,13 @@ class WebhookWork:
         while time.monotonic() < self._until:
             self._next_round.clear()
             try:
-                now_s, due = await self._records.due()
-                self._redis_ahead_s = now_s - time.monotonic()
                 await self._settle()
-                await self._read_outboxes()
+                await self._read()
+                now_s, due = await self._deliveries.due()
+                self._redis_ahead_s = now_s - time.monotonic()
                 await self._take(due)
+                if self._has_more and not self._n_tries:
+                    self._next_round.set()
             except StoreError as error:
                 self._warn(f"webhooks pause: {error}")
             except Exception:
@@ -131,67 +140,76 @@ class WebhookWork:
             await self._settle()
 
     async def _settle(self) -> None:
-        """Store all results, and the deliveries of the outbox that have none."""
-        ended, self._ended = self._ended, []
-        unsettled = [each for each in self._fresh if each.result is None]
-        begun = [each for each in unsettled if each.has_begun]
-        for line in self._lines.values():
-            line.waiting = deque(each for each in line.waiting if each.claim)
-        claim = str(int((self._now_s() + CLAIM_S) * 1e6))
-        for each in begun:
-            each.claim = claim
-        try:
-            await self._records.end_tries(ended)
-            ended = []
-            if dropped := await self._records.add(unsettled):
-                log.warning("dropped %d events: %d wait for their endpoint", dropped, MOST_PENDING)
-        except StoreError:  # all is stored in the next round
-            self._ended[:0] = ended
-            for each in begun:
-                each.claim = ""
-            raise
-        self._n_open = 0
-        self._limit = min(max(_LEAST_READ, 2 * (len(self._fresh) - len(unsettled))), _MOST_READ)
-        self._fresh.clear()
+        """Store all results; where that fails they are stored in the next round."""
+        tried = self._tried[:]
+        self._limit = min(max(_LEAST_MADE, 2 * len(tried)), _MOST_MADE)
+        gone = {
+            each.endpoint: each.result.disabled
+            for each in tried
+            if each.result and each.result.disabled and not each.endpoint.disabled
+        }
+        for endpoint, why in gone.items():
+            log.warning("webhook endpoint %s is disabled: %s", endpoint.id, why)
+            await self._endpoints.disable(endpoint, why)
+        await self._deliveries.end(tried)
+        del self._tried[: len(tried)]
 
-    async def _read_outboxes(self) -> None:
-        full = await run_together(*map(self._read, range(self._queue.shards)))
-        if any(full):  # the next round begins when all have results
-            self._n_open = sum(each.result is None for each in self._fresh)
-            if not self._n_open:
-                self._next_round.set()
+    async def _read(self) -> None:
+        positions = await self._ended.positions()
+        shards = range(self._queue.shards)
+        more = (self._read_shard(each, positions.get(each, "")) for each in shards)
+        self._has_more = any(await run_together(*more))
 
-    async def _read(self, shard: int) -> bool:
-        """Begin to deliver what has ended; whether there may be more."""
+    async def _read_shard(self, shard: int, after: str) -> bool:
+        """Make deliveries of what has ended; whether there may be more."""
         try:
-            ended = await self._outbox.read(shard, self._limit, self._batches.get(shard, ()))
-            self._batches[shard] = ()  # if the next line fails, `ended` is read again
-            found = await deliveries_of(self._queue, ended)
-            self._batches[shard] = ended
+            ended = await self._ended.read(shard, after, _AT_ONCE)
+            if not ended:
+                return False
+            used, found = await self._deliveries_of(ended)
+            upto = ended[used - 1].entry
+            dropped = await self._deliveries.add(shard, after, upto, found)
         except StoreError as error:  # the other shards go on
             self._warn(f"events of shard {shard} wait: {error}")
             return False
-        self._fresh += found
-        self._begin(found)
-        return len(ended) == self._limit
+        if dropped:
+            log.warning("dropped %d events: %d wait for their endpoint", dropped, MOST_PENDING)
+        return used < len(ended) or used == _AT_ONCE
 
-    async def _take(self, due: Sequence[str]) -> None:
-        counts: dict[str, int] = {}
+    async def _deliveries_of(
+        self, ended: Sequence[Ended]
+    ) -> tuple[int, list[tuple[WebhookEndpoint, Event]]]:
+        """What is to be delivered of what has ended, and how much of that was looked at."""
+        tenants = {each.owner.tenant for each in ended if each.notify}
+        of_tenants = await self._endpoints.documents.of_tenants(tenants)
+        found: list[tuple[WebhookEndpoint, Event]] = []
+        for used, each in enumerate(ended, 1):
+            named = each.notify.split(" ")[1:]
+            endpoints = of_tenants.get(each.owner.tenant, ()) if each.notify else ()
+            chosen = [e for e in endpoints if not e.disabled and (not named or e.id in named)]
+            if chosen:
+                event = await _event_of(self._queue, each)
+                found += [(e, event) for e in chosen if named or event.type in e.event_types]
+            if len(found) >= self._limit:
+                return used, found
+        return len(ended), found
+
+    async def _take(self, due: Sequence[Address]) -> None:
+        counts: dict[Address, int] = {}
         left, of_tenants = _MOST - self._n_tries, Counter[str]()
         for each in due:
-            line = self._lines.get(each)
-            tenant = line.endpoint.tenant if line else ""
-            n = min(self._room(line) - of_tenants[tenant] if line else 1, left)
+            line = self._lines.get(each.endpoint)
+            n = min(self._room(line) - of_tenants[each.tenant] if line else 1, left)
             if n > 0:
                 left -= n
-                of_tenants[tenant] += n
+                of_tenants[each.tenant] += n
                 counts[each] = n + (min(line.ended, _MOST_AHEAD) if line else 0)
-        taken = await self._records.take(counts) if counts else []
+        taken = await self._deliveries.take(counts) if counts else []
         found = Counter(each.endpoint.id for each in taken)
         self._begin(taken)
-        for each in counts.keys() & self._lines.keys():
-            line = self._lines[each]
-            line.ended, line.has_more = 0, found[each] == counts[each]
+        for each, count in counts.items():
+            if line := self._lines.get(each.endpoint):
+                line.ended, line.has_more = 0, found[each.endpoint] == count
 
     def _room(self, line: _Line) -> int:
         """How many more tries an endpoint may have."""
@@ -224,7 +242,7 @@ class WebhookWork:
         line.tries.discard(task)
         self._n_tries -= 1
         self._of_tenants -= Counter((line.endpoint.tenant,))
-        if line.has_more:
+        if line.has_more or (self._has_more and not self._n_tries):
             line.has_more = False
             self._next_round.set()
         if time.monotonic() < self._until:  # else this process ends
@@ -249,7 +267,7 @@ class WebhookWork:
                 log.exception("a delivery to %s failed", line.endpoint.id)
 
     async def _try(self, line: _Line, taken: Taken) -> None:
-        endpoint, delivery, taken.has_begun = line.endpoint, taken.delivery, True
+        endpoint, delivery = line.endpoint, taken.delivery
         if endpoint.disabled:
             outcome = Outcome(0, f"not sent: {endpoint.disabled}", 0)
         else:
@@ -257,19 +275,38 @@ class WebhookWork:
             headers = signed_headers(delivery.id, at_s, body, endpoint.secrets(at_s))
             outcome = await self._sender.post(endpoint.url, headers, body)
         taken.result = _result(endpoint, delivery, outcome, self._now_s())
-        if taken.result.disabled and not endpoint.disabled:
-            log.warning("webhook endpoint %s is disabled: %s", endpoint.id, taken.result.disabled)
+        if taken.result.disabled:
             line.endpoint = endpoint._replace(disabled=taken.result.disabled)
         line.ended += 1
-        self._ended.append(taken)
-        if not taken.claim:
-            self._n_open -= 1
-            if self._n_open == 0:
-                self._next_round.set()
+        self._tried.append(taken)
 
     def _now_s(self) -> float:
         """By Redis' clock."""
         return time.monotonic() + self._redis_ahead_s
+
+
+async def _event_of(queue: Queue, ended: Ended) -> Event:
+    """What endpoints are told. Raises StoreError."""
+    kind, at_us = ended.notify.partition(" ")[0], ended.at_ms * 1000
+    if kind != "response":
+        return Event(f"{kind}.{ended.state}", ended.id, at_us)
+    state = _OF_RESPONSES.get(ended.state, ended.state)
+    if state == "completed":
+        state = await _status_of_response(queue, ended.id)
+    return Event(f"response.{state}", response_id(ended.id), at_us)
+
+
+async def _status_of_response(queue: Queue, job_id: str) -> str:
+    """`incomplete`, or `completed`, also if that can't be told any more."""
+    job = await queue.get(job_id)
+    try:
+        body = await final_response(queue, job) if job else None
+        raw = await body.read(_MOST_PARSED_BYTES) if body else None
+        response = json.loads(raw) if raw else None
+    except (StreamReset, ValueError):
+        return "completed"
+    is_cut = isinstance(response, Mapping) and response.get("status") == "incomplete"
+    return "incomplete" if is_cut else "completed"
 
 
 async def _end_by(tasks: Sequence[asyncio.Task[None]], ends_at: float) -> None:

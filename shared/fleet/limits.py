@@ -168,7 +168,7 @@ WEBHOOKS_LATE = Limit(
     text="{events} for webhooks, the oldest for {age}: no maintenance process takes them.",
     do="Start `flotilla maintenance`, or see its log.",
 )  # fmt: skip
-"""Since what has ended was written to the outbox."""
+"""Since a job or batch has ended that was not read for webhooks."""
 
 USAGE_LATE = Limit(
     "usage_late", 120, 600,

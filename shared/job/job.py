@@ -6,12 +6,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shared.job.conversation import Turn
 from shared.job.idempotency import IdempotencyKey
 from shared.job.states import JobState
 from shared.job.trace_context import trace_id
+
+if TYPE_CHECKING:
+    from shared.job.responses import Turn
 
 _ID = re.compile(r"^job_([0-9a-f]{3})[0-9a-f]{24}$")
 

@@ -54,7 +54,7 @@ class Store(Protocol):
     shards: int
 
     def reading_log(self, shard: int) -> Lock:
-        """For log_parts.py: one part of one log of a server at a time."""
+        """For answers.py: one part of one log of a server at a time."""
 
     def losses(self, shard: int) -> int:
         """How often the connection to the shard's server was lost: what a worker knew of its jobs

@@ -1,4 +1,4 @@
-"""Webhook endpoints of tenants. Every shard knows which tenants have any."""
+"""Webhook endpoints of tenants."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ from collections.abc import Sequence
 from pydantic import TypeAdapter
 
 from shared.job.errors import BadRequest, NotFound, TooManyWebhooks
-from shared.store.documents import SHARD, Documents, Kind, LimitReached
+from shared.store.documents import Documents, Kind, LimitReached
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS, WebhookEndpoint
 
-ENDPOINT = TypeAdapter(WebhookEndpoint)
 _KIND = Kind(
     "webhook",
-    ENDPOINT,
+    TypeAdapter(WebhookEndpoint),
     lambda endpoint: endpoint.tenant,
-    owns=(keys.PENDING, keys.TRIES, keys.DELIVERY_LOG),
+    owns=(keys.DELIVERIES, keys.DELIVERY_RECORDS),
 )
-"""The scripts of deliveries know it, too."""
 
 
 class WebhookRecords:
     """The webhook endpoints of all tenants. Methods raise StoreError."""
 
     def __init__(self, queue: JobQueue) -> None:
-        self._queue = queue
         self.documents = Documents(queue, _KIND)
 
     async def create(self, endpoint: WebhookEndpoint) -> None:
         """Store a new endpoint. Events that come behind this go to it. Raises TooManyWebhooks."""
-        await self._write_down(endpoint.tenant)  # if a shard is away, nothing is stored
         try:
             await self.documents.add(
                 endpoint.id, endpoint, at=endpoint.created_at, most=MOST_ENDPOINTS
@@ -40,7 +36,6 @@ class WebhookRecords:
             raise TooManyWebhooks(
                 f"You have {MOST_ENDPOINTS} webhook endpoints, as many as you may; delete one."
             ) from None
-        await self._write_down(endpoint.tenant)  # the last of the others may have been deleted
 
     async def disable(self, endpoint: WebhookEndpoint, why: str) -> None:
         """Send nothing to it any more, unless its URL has been changed."""
@@ -52,17 +47,7 @@ class WebhookRecords:
     async def delete(self, tenant: str, endpoint_id: str) -> bool:
         """Delete an endpoint with its deliveries; False if the tenant has no such endpoint."""
         deleted = await self.documents.delete(endpoint_id, lambda found: found.tenant == tenant)
-        if deleted is None:
-            return False
-        pipeline = self._queue.servers.pipeline()
-        pipeline.of(SHARD).zrem(keys.first(keys.DUE), endpoint_id)  # take_deliveries does, too
-        if not (await self.documents.used(tenant))[0]:
-            for shard in range(self._queue.shards):
-                pipeline.of(shard).srem(_tenants(shard), tenant)
-        await pipeline.execute()
-        if (await self.documents.used(tenant))[0]:
-            await self._write_down(tenant)
-        return True
+        return deleted is not None
 
     async def get(self, tenant: str, endpoint_id: str) -> WebhookEndpoint | None:
         """None if the tenant has no such endpoint."""
@@ -85,14 +70,3 @@ class WebhookRecords:
         for each in endpoint_ids:
             if each not in found or found[each].tenant != tenant:
                 raise BadRequest(f"There is no webhook endpoint {each[:64]!r}.", param)
-
-    async def _write_down(self, tenant: str) -> None:
-        """Have all shards know that the tenant has endpoints."""
-        pipeline = self._queue.servers.pipeline()
-        for shard in range(self._queue.shards):
-            pipeline.of(shard).sadd(_tenants(shard), tenant)
-        await pipeline.execute()
-
-
-def _tenants(shard: int) -> str:
-    return keys.base(shard) + keys.WEBHOOK_TENANTS

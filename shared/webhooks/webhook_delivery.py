@@ -9,30 +9,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 
-class Ended(NamedTuple):
-    """An entry of the outbox: a job, a response or a batch has ended."""
-
-    entry: bytes
-    """As it lies there."""
-    id: str
-    """Of the job or batch."""
-    state: str
-    at_us: int
-    notify: str
-    """As `notify_of` made it."""
-    tenant: str
-
-    @property
-    def kind(self) -> str:
-        """`job`, `response` or `batch`."""
-        return self.notify.partition(" ")[0]
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """Those that it names; empty: all that have subscribed to the event."""
-        return tuple(self.notify.split(" ")[1:])
-
-
 def notify_of(kind: str, endpoints: Sequence[str] = ()) -> str:
     """What the record of a job or batch has: whom its end is told to."""
     return " ".join((kind, *endpoints))

@@ -18,7 +18,7 @@ from tests.harness.fleet import Process, Stack
 from tests.harness.up import children
 from tests.harness.waiting import wait_for
 
-LINES = 1500
+LINES = 900
 
 
 class Batches:
@@ -105,7 +105,7 @@ def wait_until_it_pauses(maintenance: Process) -> None:
 
 def test_a_killed_owner_is_replaced(batches: Batches) -> None:
     batches.create(max_tokens=30, ignore_eos=True)
-    for least in (1, 300, 600):
+    for least in (1, 200, 400):
         batches.wait_until_completed(least)
         os.kill(celery_in(batches.maintenance), signal.SIGKILL)
     batches.check_whole()

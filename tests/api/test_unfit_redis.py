@@ -4,8 +4,6 @@ it, is enough for all but the little that can't be done without."""
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,47 +11,19 @@ import pytest
 
 from tests.harness.client import Call, chat, http, job, join
 from tests.harness.fleet import Stack
+from tests.harness.refusals import PROGRAMS, refusal
 from tests.harness.servers import RedisServer, call, fleet_on_one_node
-from tests.harness.settings import ROOT, child_environment
-from tests.harness.up import REAL
 from tests.harness.waiting import wait_for
 
-GATEWAY = (sys.executable, "-m", "gateway")
 WITHOUT_ADMIN = ("-config", "-info", "-function", "-@admin", "-@dangerous")
 FAST = {"sim_step_ms": 25, "sim_step_us_per_seq": 0}
 
 
-def refusal(command: tuple[str, ...], redis_url: str, folder: Path, **settings: object) -> str:
-    """What a process says that does not start with this Redis."""
-    ended = subprocess.run(
-        command,
-        env=child_environment(redis_url=redis_url, engine="simulated", port=0, **settings)
-        | {"PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 2, ended.stderr
-    assert "Traceback" not in ended.stderr
-    return ended.stderr
-
-
-PROGRAMS = (
-    GATEWAY,
-    (sys.executable, "-m", "worker"),
-    (sys.executable, "-m", "gateway.maintenance"),
-    REAL,
-)
-"""The last one is `flotilla up`."""
-
-
-@pytest.mark.parametrize("command", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_several_shards_need_a_cluster(
-    own_redis: RedisServer, tmp_path: Path, command: tuple[str, ...]
+    own_redis: RedisServer, tmp_path: Path, program: str
 ) -> None:
-    said = refusal(command, own_redis.url, tmp_path, shards=2)
+    said = refusal(program, own_redis.url, tmp_path, shards=2)
     assert "FLOTILLA_SHARDS" in said
     assert "redis+cluster://" in said
     with own_redis.client() as client:
@@ -74,11 +44,11 @@ def evicting(tmp_path: Path) -> Iterator[RedisServer]:
     server.stop()
 
 
-@pytest.mark.parametrize("command", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_redis_that_evicts_is_refused_at_start(
-    evicting: RedisServer, tmp_path: Path, command: tuple[str, ...]
+    evicting: RedisServer, tmp_path: Path, program: str
 ) -> None:
-    said = refusal(command, evicting.url, tmp_path)
+    said = refusal(program, evicting.url, tmp_path)
     assert evicting.url.removeprefix("redis://") in said
     assert "maxmemory-policy allkeys-lru" in said
 
@@ -151,6 +121,6 @@ def test_a_user_without_administration_is_enough(nodes: Nodes, tmp_path: Path) -
 def test_without_pubsub_or_scripts_no_process_starts(
     nodes: Nodes, tmp_path: Path, missing: str
 ) -> None:
-    said = refusal(GATEWAY, nodes.url_without(missing), tmp_path)
+    said = refusal("gateway", nodes.url_without(missing), tmp_path)
     assert "scripts have to be able to write" in said
     assert "s3cret" not in said

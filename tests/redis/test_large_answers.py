@@ -18,7 +18,7 @@ from shared.job.job_log import make_journal, pack_segment
 from shared.job.packing import pack
 from shared.job.states import JobState
 from shared.job.step_log import LogFlush
-from shared.store.log_parts import log_parts
+from shared.store.answers import log_parts
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.harness.servers import RedisServer

@@ -16,10 +16,10 @@ from shared.job.result import PIECE_BYTES, JobResult
 from shared.job.states import JobEvent, JobState
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
+from shared.store.answers import Body
 from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.stored_body import Body
 from tests.harness.servers import one_redis_only
 from tests.harness.waiting import eventually
 from tests.redis.conftest import (

@@ -1,16 +1,76 @@
-"""The ledger on each kind of server: written with a job's end, added up once."""
+"""The ledger of use: each job once, whatever ends it, and the sums that are made of it."""
 
 from __future__ import annotations
 
+import asyncio
+import random
+from collections import Counter
 from datetime import UTC, datetime
 
+import pytest
+from redis import Redis
+
 from gateway.maintenance.usage_counter import UsageCounter
+from shared.job.job import LeasedJob, NewJob, new_job_id_in
+from shared.job.job_log import make_journal, prompt_tokens_in, tokens_in
+from shared.job.states import JobState
+from shared.store.ended import Ended, EndedStreams, Owner, Reader
+from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.usage_records import UsageRecords
-from shared.tenants.usage import Owner, UsageSums
-from tests.redis.conftest import TENANT, answer, claim_one, emit_token, finish, lease, renew, submit
+from shared.store.usage import OTHER, UsageRecords, UsageSums
+from tests.redis.conftest import (
+    TENANT,
+    answer,
+    claim,
+    claim_one,
+    emit,
+    emit_token,
+    entry_output,
+    expire_lease,
+    finish,
+    lease,
+    make_job,
+    open_queue,
+    pass_deadline,
+    renew,
+    submit,
+    submit_one,
+)
 
 KEPT_DAYS = 400
+KEY = "key_0123456789abcdef01234567"
+OWNER = Owner(TENANT, KEY, "m")
+
+
+async def ledger(queue: JobQueue, shard: int = 0) -> list[Ended]:
+    """What a shard has not been added up of."""
+    streams = EndedStreams(queue, Reader.USAGE)
+    return await streams.read(shard, (await streams.positions()).get(shard, ""), 1000)
+
+
+async def only_entry(queue: JobQueue) -> Ended:
+    (entry,) = await ledger(queue)
+    return entry
+
+
+async def add_up(queue: JobQueue) -> None:
+    await UsageCounter(queue, KEPT_DAYS).run()
+
+
+async def sums(queue: JobQueue, tenant: str = "") -> dict[Owner, UsageSums]:
+    """Of this month: a test that runs at midnight finds its jobs on two days."""
+    today = datetime.now(UTC).date()
+    found: dict[Owner, UsageSums] = {}
+    async for part in UsageRecords(queue).rows(today.replace(day=1), today, tenant):
+        for row in part:
+            found[row.owner] = found.get(row.owner, UsageSums()).plus(row.sums)
+    return found
+
+
+async def emit_prompt(queue: JobQueue, job: LeasedJob, tokens: int) -> None:
+    """The first entry of a job: its prompt, and one token; not flushed to the log."""
+    journal = make_journal([(0, tokens), (0, 0, [1], "x")])
+    assert await emit(queue, [entry_output(job, 1, (b"x",), journal)]) == {}
 
 
 async def test_each_end_is_added_once(queue: JobQueue) -> None:
@@ -27,15 +87,210 @@ async def test_each_end_is_added_once(queue: JobQueue) -> None:
     await queue.delete(running.id)
     await renew(queue, "w-2", [again])  # by a worker that does not know of it yet
     for _ in range(2):
-        await UsageCounter(queue, KEPT_DAYS).run()
-    records, today = UsageRecords(queue), datetime.now(UTC).date()
-    # A test that runs at midnight finds its jobs on two days.
-    rows = [row async for part in records.rows(today.replace(day=1), today) for row in part]
-    assert {row.owner for row in rows} == {Owner(TENANT, "key_1", "m")}
-    found = UsageSums()
-    for row in rows:
-        found = found.plus(row.sums)
+        await add_up(queue)
+    ((owner, found),) = (await sums(queue)).items()
+    assert owner == Owner(TENANT, "key_1", "m")
     assert found[:8] == (3, 1, 0, 2, 0, 2, 1, 5)
     assert found.uncounted == 0
-    backlog = await records.backlog()
+    backlog = await UsageRecords(queue).backlog()
     assert (backlog.entries, backlog.oldest_s, backlog.added, backlog.dropped) == (0, 0.0, 3, 0)
+
+
+async def test_attempts_are_added_up_and_those_without_output_are_wasted(
+    queue: JobQueue, server: Redis
+) -> None:
+    job = await lease(queue)
+    expire_lease(server, job)
+    await queue.reap(0, 1.0, 10)
+    again = await claim_one(queue, worker="w-2")
+    await emit_prompt(queue, again, 5)
+    await queue.release([again], "drain", blame=False)
+    last = await claim_one(queue, worker="w-3")
+    assert await finish(queue, last, 2, answer()) == "ok"
+    found = UsageSums.of(await only_entry(queue))
+    first, second, third = (await queue.get(job.id)).attempts  # type: ignore[union-attr]
+    assert first.ended_at is not None
+    assert found.wasted_us == round(1e6 * (first.ended_at - first.started_at))
+    assert found.engine_us == pytest.approx(
+        sum(1e6 * ((each.ended_at or 0) - each.started_at) for each in (first, second, third)),
+        abs=5,
+    )
+    created = (await queue.get(job.id)).created_at  # type: ignore[union-attr]
+    assert found.queue_us == pytest.approx(1e6 * (first.started_at - created), abs=5)
+
+
+async def test_a_job_out_of_attempts_counts_each_of_them_once(
+    queue: JobQueue, server: Redis
+) -> None:
+    job = await lease(queue, max_attempts=1)
+    expire_lease(server, job)
+    assert await queue.reap(0, 1.0, 10) == {job.id: "failed"}
+    entry = await only_entry(queue)
+    (attempt,) = (await queue.get(job.id)).attempts  # type: ignore[union-attr]
+    assert attempt.ended_at
+    spent = round(1e6 * (attempt.ended_at - attempt.started_at))
+    assert (entry.state, entry.engine_us, entry.wasted_us) == (JobState.FAILED, spent, spent)
+
+
+async def test_a_job_that_is_deleted_at_once_is_counted(queue: JobQueue, server: Redis) -> None:
+    job = await lease(queue)
+    await emit_prompt(queue, job, 7)
+    await queue.cancel(job.id, TENANT)
+    await queue.delete(job.id)
+    assert 0 < server.pttl(keys.log(0, job.id)) <= 60_000
+    await add_up(queue)
+    (found,) = (await sums(queue)).values()
+    assert (found.prompt_tokens, found.output_tokens, found.uncounted) == (7, 1, 0)
+
+
+async def test_a_job_whose_log_is_gone_is_uncounted(queue: JobQueue, server: Redis) -> None:
+    job = await lease(queue)
+    await emit_prompt(queue, job, 7)
+    await queue.cancel(job.id, TENANT)
+    server.delete(keys.log(0, job.id))
+    await add_up(queue)
+    (found,) = (await sums(queue)).values()
+    assert (found.jobs, found.prompt_tokens, found.uncounted) == (1, 0, 1)
+
+
+async def test_an_entry_is_added_once_by_processes_that_are_killed_or_many(
+    queue: JobQueue, server: Redis
+) -> None:
+    records = UsageRecords(queue)
+    for _ in range(3):
+        assert await finish(queue, await lease(queue, key=KEY), 1, answer()) == "ok"
+    entries = await ledger(queue)
+    assert await records.add(0, "", entries[:2], KEPT_DAYS)
+    # Killed before they were deleted; and a slower process has read them, too.
+    assert server.xlen(keys.ended(0)) == 3
+    assert not await records.add(0, "", entries, KEPT_DAYS)
+    assert (await sums(queue))[OWNER].jobs == 2
+    backlog = await records.backlog()
+    assert (backlog.added, backlog.dropped) == (2, 0)
+    assert backlog.oldest_s >= 0
+    await asyncio.gather(*(add_up(queue) for _ in range(4)))
+    assert (await sums(queue))[OWNER][:8] == (3, 3, 0, 0, 0, 6, 0, 9)
+    assert (await records.backlog())[0::2] == (0, 3)
+    (used,) = await records.used(["t:" + TENANT], datetime.now(UTC).timestamp())
+    assert used == (15, 15)
+
+
+async def test_sums_of_all_shards_are_one(redis_url: str) -> None:
+    async with open_queue(redis_url, shards=3) as queue:
+        for shard in (0, 1, 1, 2):
+            await submit_one(queue, make_job(id=new_job_id_in(shard), key=KEY), 100)
+            (job,) = await claim(queue, shard=shard)
+            assert await finish(queue, job, 1, answer()) == "ok"
+        await add_up(queue)
+        await add_up(queue)
+        assert (await sums(queue))[OWNER].jobs == 4
+        assert {*(await EndedStreams(queue, Reader.USAGE).positions())} == {0, 1, 2}
+
+
+async def test_a_tenant_with_too_many_rows_has_one_for_the_rest(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.store.usage.MOST_ROWS", 2)
+    for key in ("a", "b", "c", "d", "a"):
+        assert await finish(queue, await lease(queue, key=key), 1, answer()) == "ok"
+        await add_up(queue)
+    assert {owner.key: each.jobs for owner, each in (await sums(queue)).items()} == {
+        "a": 2,
+        "b": 1,
+        OTHER: 2,
+    }
+    assert await sums(queue, "another") == {}
+    assert len(await sums(queue, TENANT)) == 3
+
+
+async def tokens_in_log(queue: JobQueue, job: NewJob) -> tuple[int, int]:
+    entries = (await queue.read_log(job.id, 0)).entries
+    return (
+        sum(prompt_tokens_in(each.journal) for each in entries),
+        sum(tokens_in(each.journal) for each in entries),
+    )
+
+
+class Play:
+    """Random ends, hand-backs and losses of jobs of several tenants, keys and models."""
+
+    def __init__(self, queue: JobQueue, server: Redis, seed: int) -> None:
+        self.queue, self.server, self.random = queue, server, random.Random(seed)
+        self.jobs: dict[str, NewJob] = {}
+        self.logs: Counter[tuple[Owner, str]] = Counter()
+        self.prompts: dict[str, int] = {}
+        self.held: dict[str, tuple[LeasedJob, int]] = {}
+
+    async def submit(self) -> None:
+        owner = Owner(*(self.random.choice(each) for each in ("ab", ("", KEY), ("m", "n"))))
+        made = make_job(
+            id=new_job_id_in(0), tenant=owner.tenant, key=owner.key, model=owner.model,
+            deadline_s=60, stream=self.random.random() < 0.7,
+        )  # fmt: skip
+        self.jobs[made.id] = await submit(self.queue, **made._asdict())
+
+    async def step(self) -> None:
+        for job in await claim(self.queue, self.random.randrange(3)):
+            last = await self.queue.last_entry(job.id)
+            self.held[job.id] = job, last.seq if last else 0
+        job_id = self.random.choice([*self.jobs])
+        job, seq = self.held.get(job_id, (None, 0))
+        match self.random.randrange(7):
+            case 0:
+                await self.queue.cancel(job_id, self.jobs[job_id].tenant)
+            case 1 if self.random.random() < 0.3:
+                pass_deadline(self.server, job_id)
+                await self.queue.expire(0, 10)
+            case 2 if job:
+                await self.queue.release([job], "drain", blame=False)
+            case 3 if job:
+                tokens = await tokens_in_log(self.queue, self.jobs[job_id])
+                done = answer(prompt_tokens=tokens[0], completion_tokens=tokens[1])
+                await finish(self.queue, job, seq + 1, done)
+            case _ if job:
+                records = [(0, 0, [1, 2], "xy")]
+                records = [*records, *([(0, 5)] if seq == 0 else [])]  # type: ignore[list-item]
+                journal, items = make_journal(records), (b"x",) if job.stream else None
+                if not await emit(self.queue, [entry_output(job, seq + 1, items, journal)]):
+                    self.held[job_id] = job, seq + 1
+                    return
+            case _:
+                return
+        self.held.pop(job_id, None)
+
+    async def end(self) -> None:
+        for job_id, job in self.jobs.items():
+            await self.queue.cancel(job_id, job.tenant)
+            owner = Owner(job.tenant, job.key, job.model)
+            prompt, output = await tokens_in_log(self.queue, job)
+            self.logs.update({(owner, "jobs"): 1, (owner, "in"): prompt, (owner, "out"): output})
+            if self.random.random() < 0.3:
+                await self.queue.delete(job_id)
+
+
+@pytest.mark.seeds(2)
+async def test_the_sums_are_those_of_the_logs(queue: JobQueue, server: Redis, seed: int) -> None:
+    play = Play(queue, server, seed)
+    for _ in range(12):
+        await play.submit()
+    for number in range(120):
+        await play.step()
+        if number % 30 == 0:
+            await add_up(queue)
+    await play.end()
+    await add_up(queue)
+    found: Counter[tuple[Owner, str]] = Counter()
+    for owner, each in (await sums(queue)).items():
+        found.update(
+            {(owner, "jobs"): each.jobs, (owner, "in"): each.prompt_tokens,
+             (owner, "out"): each.output_tokens}
+        )  # fmt: skip
+        assert each.uncounted == 0
+        assert sum(each[1:5]) == each.jobs
+    assert +found == +play.logs
+    assert sum(n for (_, what), n in found.items() if what == "out") > 0
+    names = [f"t:{tenant}" for tenant in "ab"]
+    used = await UsageRecords(queue).used(names, datetime.now(UTC).timestamp())
+    assert sum(each.tokens_this_month for each in used) == sum(
+        n for (_, what), n in found.items() if what != "jobs"
+    )

@@ -67,57 +67,57 @@ def raw_body(row: Endpoint) -> tuple[bytes, bytes]:
     return raw, content_type_of(raw)
 
 
-@pytest.mark.parametrize("row", SERVED, ids=lambda row: row.path)
-def test_the_description_of_the_api_has_it(row: Endpoint, described: dict[str, Any]) -> None:
-    operation = described["paths"][row.path]["post"]
-    assert operation["summary"] == row.summary
-    media_type = "application/json" if row.body is BodyKind.JSON else "multipart/form-data"
-    request = operation["requestBody"]["content"][media_type]["schema"]["$ref"]
-    content = operation["responses"]["200"]["content"]
-    response = content["application/json"]["schema"]["$ref"]
-    assert request.endswith(f"/{row.request_schema}")
-    assert response.endswith(f"/{row.response_schema}")
-    assert {row.request_schema, row.response_schema} <= set(described["components"]["schemas"])
-    assert ("text/event-stream" in content) == (row.stream is not None)
+def test_the_description_of_the_api_has_it(described: dict[str, Any]) -> None:
+    for row in SERVED:
+        operation = described["paths"][row.path]["post"]
+        assert operation["summary"] == row.summary
+        media_type = "application/json" if row.body is BodyKind.JSON else "multipart/form-data"
+        request = operation["requestBody"]["content"][media_type]["schema"]["$ref"]
+        content = operation["responses"]["200"]["content"]
+        response = content["application/json"]["schema"]["$ref"]
+        assert request.endswith(f"/{row.request_schema}")
+        assert response.endswith(f"/{row.response_schema}")
+        assert {row.request_schema, row.response_schema} <= set(described["components"]["schemas"])
+        assert ("text/event-stream" in content) == (row.stream is not None)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
-def test_the_gateway_checks_a_request(row: Endpoint) -> None:
-    checked = check_request(row, body(row) | {"stream": True}, SETTINGS)
-    assert checked.model == "simulated"
-    assert checked.stream == (row.stream is not None)
-    with pytest.raises(BadRequest) as caught:
-        check_request(row, body(row) | {"model": 7}, SETTINGS)
-    assert caught.value.param == "model"
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
-def test_a_request_without_a_model_gets_the_default_where_vllm_has_one(row: Endpoint) -> None:
-    for given in ({}, {"model": None}, {"model": ""}):
-        fields = {k: v for k, v in body(row).items() if k != "model"} | given
-        if row.model is ModelField.OPTIONAL:
-            assert check_request(row, fields, SETTINGS).model == ""
-            continue
+def test_the_gateway_checks_a_request() -> None:
+    for row in ROWS:
+        checked = check_request(row, body(row) | {"stream": True}, SETTINGS)
+        assert checked.model == "simulated"
+        assert checked.stream == (row.stream is not None)
         with pytest.raises(BadRequest) as caught:
-            check_request(row, fields, SETTINGS)
+            check_request(row, body(row) | {"model": 7}, SETTINGS)
         assert caught.value.param == "model"
 
 
-@pytest.mark.parametrize("row", SERVED, ids=lambda row: row.path)
-async def test_the_simulated_engine_answers_it(row: Endpoint, described: dict[str, Any]) -> None:
-    engine = SimulatedEngine(Settings(sim_step_ms=1))
-    await engine.start()
-    try:
-        exchange = Exchange()
-        JOURNAL.set(Silent())
-        raw, content_type = raw_body(row)
-        await exchange.run(engine, "POST", row.path, raw, content_type=content_type)
-        assert exchange.status == 200, bytes(exchange.body)
-        schema = {"$ref": f"#/components/schemas/{row.response_schema}"}
-        whole = schema | {"components": described["components"]}
-        Draft202012Validator(whole).validate(parse_object(bytes(exchange.body)))
-    finally:
-        engine.close()
+def test_a_request_without_a_model_gets_the_default_where_vllm_has_one() -> None:
+    for row in ROWS:
+        for given in ({}, {"model": None}, {"model": ""}):
+            fields = {k: v for k, v in body(row).items() if k != "model"} | given
+            if row.model is ModelField.OPTIONAL:
+                assert check_request(row, fields, SETTINGS).model == ""
+                continue
+            with pytest.raises(BadRequest) as caught:
+                check_request(row, fields, SETTINGS)
+            assert caught.value.param == "model"
+
+
+async def test_the_simulated_engine_answers_it(described: dict[str, Any]) -> None:
+    for row in SERVED:
+        engine = SimulatedEngine(Settings(sim_step_ms=1))
+        await engine.start()
+        try:
+            exchange = Exchange()
+            JOURNAL.set(Silent())
+            raw, content_type = raw_body(row)
+            await exchange.run(engine, "POST", row.path, raw, content_type=content_type)
+            assert exchange.status == 200, bytes(exchange.body)
+            schema = {"$ref": f"#/components/schemas/{row.response_schema}"}
+            whole = schema | {"components": described["components"]}
+            Draft202012Validator(whole).validate(parse_object(bytes(exchange.body)))
+        finally:
+            engine.close()
 
 
 class Silent:

@@ -27,7 +27,7 @@ from load_tests.oracle.undisturbed import Expected
 from shared.job.job import Attempt, Job
 from shared.job.job_log import Entry
 from shared.job.states import JobState
-from shared.tenants.usage import Owner, UsageEntry
+from shared.store.ended import Ended, Owner
 
 WORDS = ("[simulated]", " tide", " wave", " rope", " ship")
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
@@ -187,17 +187,23 @@ def test_chunks_of_vllm_are_compared_by_the_tokens_that_they_hold_together() -> 
 OWNER = Owner("t", "key_1", "m")
 
 
-def ledger(**changes: Any) -> UsageEntry:
-    values: dict[str, Any] = dict.fromkeys(UsageEntry._fields, 0)
-    values |= {"id": "1-0", "job": "job_1", "owner": OWNER, "prompt_tokens": 5, "output_tokens": 7}
-    return UsageEntry(**(values | changes))
+def ledger(**changes: Any) -> Ended:
+    values: dict[str, Any] = dict.fromkeys(Ended._fields, 0)
+    values |= {
+        "entry": "1-0",
+        "id": "job_1",
+        "owner": OWNER,
+        "prompt_tokens": 5,
+        "output_tokens": 7,
+    }
+    return Ended(**(values | changes))
 
 
 @pytest.mark.parametrize(
     "entries",
     [[], [ledger()] * 2, [ledger(output_tokens=8)], [ledger(owner=Owner("t", "", "m"))]],
 )
-def test_damage_of_the_ledger(entries: list[UsageEntry]) -> None:
+def test_damage_of_the_ledger(entries: list[Ended]) -> None:
     tally, logged = Tally(), {"job_1": Logged(OWNER, 5, 7)}
     tally.add(observed(), RECORD)
     tally.add_ledger(compare([ledger()], logged))

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.job.response_id import response_id
-from shared.job.response_opening import opening
-from shared.job.response_options import ResponseOptions
+from shared.job.responses import ResponseOptions, opening, response_id
 
 _CHANGED = tuple(
     f"event: response.{name}\n".encode() for name in ("created", "in_progress", "completed")

@@ -8,8 +8,7 @@ from gateway.core.new_call import NewCall
 from gateway.core.send_body import BodyResponse
 from shared.job.errors import NotFound
 from shared.job.job import Job
-from shared.store.read_again import read_again
-from shared.store.stored_body import Body
+from shared.store.answers import Body, read_again
 
 
 async def accepted(gateway: Gateway, call: NewCall) -> BodyResponse:

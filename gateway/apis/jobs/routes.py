@@ -41,10 +41,9 @@ from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, JobFailed
 from shared.job.job import Job, shard_in
 from shared.job.lanes import CLIENT_LANES
-from shared.job.log import DeltaDecoder
 from shared.job.place import PLACE, Place
 from shared.job.states import JobState
-from shared.store.log_parts import log_parts
+from shared.store.answers import chunks_of
 from shared.store.queue import Queue
 from shared.tenants.api_key import ApiKey
 from shared.tenants.scopes import Scope
@@ -197,9 +196,9 @@ async def get_result(job_id: str, gateway: GatewayDep, key: KeyDep) -> Response:
 
 async def _chunks(queue: Queue, job: Job) -> AsyncIterator[bytes]:
     """The bytes of an answer that was streamed, in parts; short ones are joined."""
-    decoder, data = DeltaDecoder(), b""
-    async for entries in log_parts(queue, job):
-        data += b"".join([decoder.decode(entry.items) for entry in entries])
+    data = b""
+    async for chunks in chunks_of(queue, job):
+        data += b"".join(chunks)
         if len(data) > _CHUNKS_BYTES:
             yield data
             data = b""

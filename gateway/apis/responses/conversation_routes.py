@@ -72,7 +72,8 @@ async def update(
     conversation = await gateway.of(Conversations).get(tenant, conversation_id)
     if "metadata" in sent.model_fields_set:
         metadata = sent.metadata or {}
-        conversation = await gateway.of(Conversations).update(conversation, metadata)
+        await gateway.of(Conversations).set_metadata(conversation, metadata)
+        conversation = conversation._replace(metadata=metadata)
     return conversation.shown()
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shared.job.conversation import StoredItem
 from shared.job.errors import BadRequest, NotFound
+from shared.job.responses import StoredItem
 
 Item = dict[str, Any]
 

@@ -17,12 +17,10 @@ from gateway.apis.responses.response_request import ResponseRequest
 from gateway.apis.responses.stored_response import StoredResponse, output_items, previous_response
 from gateway.core.prompt_limits import MAX_MESSAGES
 from gateway.gateway_settings import GatewaySettings
-from shared.job.conversation import Turn
 from shared.job.errors import BadRequest, BodyTooLarge, ConversationLocked, NotFound, StreamReset
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
-from shared.job.response_id import job_id_of
-from shared.job.response_options import ResponseOptions
+from shared.job.responses import ResponseOptions, Turn, job_id_of
 from shared.store.queue import Queue
 
 _SMALL_BYTES = 4096

@@ -8,14 +8,12 @@ from typing import Any
 
 from gateway.apis.responses.stored_response import StoredResponse
 from gateway.core.response_errors import error_object
-from gateway.core.transcripts import read_transcript
 from shared.job.errors import job_error
 from shared.job.job import Job
-from shared.job.response_opening import unfinished
+from shared.job.responses import unfinished
 from shared.job.states import JobState
-from shared.store.final_response import final_body
+from shared.store.answers import Body, final_response, read_transcript
 from shared.store.queue import Queue
-from shared.store.stored_body import Body
 
 _STATUS = {
     JobState.QUEUED: "queued",
@@ -29,7 +27,7 @@ _STATUS = {
 
 async def response_object(queue: Queue, stored: StoredResponse) -> Body:
     """The response now, as JSON. Raises StreamReset if a part of it is lost, and StoreError."""
-    final = await final_body(queue, stored.job)
+    final = await final_response(queue, stored.job)
     if final is not None:
         return final
     job = stored.job

@@ -24,9 +24,8 @@ from gateway.apis.responses.response_items import (
     without_empty,
 )
 from gateway.http.wrong_fields import sent
-from shared.job.conversation import StoredItem
 from shared.job.errors import BadRequest
-from shared.job.response_options import INPUT, ResponseOptions
+from shared.job.responses import INPUT, ResponseOptions, StoredItem
 
 _NOT_FOR_THE_ENGINE = frozenset(
     {"background", "conversation", "input", "previous_response_id", "request_id"}

@@ -19,10 +19,8 @@ from gateway.core.reader import Reader
 from gateway.core.send_body import StoredAnswer
 from shared.job.job import Job, NewJob
 from shared.job.replies import JoinedJob
-from shared.job.response_id import response_id
-from shared.job.response_opening import opening, unfinished
-from shared.job.response_options import ResponseOptions
-from shared.store.stored_body import Body
+from shared.job.responses import ResponseOptions, opening, response_id, unfinished
+from shared.store.answers import Body
 
 
 class ResponseStep:

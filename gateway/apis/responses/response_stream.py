@@ -19,7 +19,7 @@ from gateway.core.incoming import Incoming
 from gateway.core.received_events import StreamPosition
 from gateway.http.wrong_fields import sent
 from shared.job.errors import BadRequest
-from shared.job.response_opening import opening
+from shared.job.responses import opening
 from shared.job.states import JobState
 
 _TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})  # as the other routes read it

@@ -29,7 +29,7 @@ from gateway.description.endpoint_route import endpoint_routes
 from gateway.description.schema import errors_in, shows
 from gateway.http.held_bytes import hold_answer
 from shared.job.errors import BadRequest, NotFound, StreamReset
-from shared.job.response_id import job_id_of
+from shared.job.responses import job_id_of
 
 router = APIRouter(
     prefix="/v1/responses",

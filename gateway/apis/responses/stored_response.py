@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gateway.apis.responses.response_items import sent_again, stored_item
 from shared.api.endpoint import StreamFormat
 from shared.api.endpoints import ENDPOINTS
-from shared.job.conversation import StoredItem
 from shared.job.errors import (
     BadRequest,
     BodyTooLarge,
@@ -17,12 +16,10 @@ from shared.job.errors import (
     StreamReset,
 )
 from shared.job.job import Job
-from shared.job.response_id import job_id_of, response_id
-from shared.job.response_options import ResponseOptions
+from shared.job.responses import ResponseOptions, StoredItem, job_id_of, response_id
 from shared.job.states import JobState
-from shared.store.final_response import final_body
+from shared.store.answers import final_response
 from shared.store.queue import Queue
-from shared.store.stored_body import read_whole
 
 _MOST_CONTINUED_BYTES = 4 << 20
 """Of a response that is parsed because another one continues it: with the log probabilities, which
@@ -92,22 +89,10 @@ async def output_items(queue: Queue, job: Job) -> list[StoredItem] | None:
 
     Raises StreamReset if Redis has lost a part of the answer, BodyTooLarge, and StoreError.
     """
-    final = await final_response(queue, job)
-    if final is None:
-        return None
-    items = enumerate(sent_again(final["output"]))
-    return [stored_item(item, f"{job.id} output", number) for number, item in items]
-
-
-async def final_response(queue: Queue, job: Job) -> dict[str, Any] | None:
-    """The engine's answer, to be continued; None if the job ended without a response.
-
-    Raises StreamReset if Redis has lost a part of it, BodyTooLarge, and StoreError.
-    """
-    body = await final_body(queue, job)
+    body = await final_response(queue, job)
     if body is None:
         return None
-    whole = await read_whole(body, _MOST_CONTINUED_BYTES)
+    whole = await body.read(_MOST_CONTINUED_BYTES)
     if whole is None:
         raise BodyTooLarge(
             f"The response {response_id(job.id)} has {body.size} bytes; one of more than "
@@ -119,4 +104,5 @@ async def final_response(queue: Queue, job: Job) -> dict[str, Any] | None:
         response = None
     if not isinstance(response, dict) or not isinstance(response.get("output"), list):
         raise StreamReset("The answer of this job is no response.")
-    return response
+    items = enumerate(sent_again(response["output"]))
+    return [stored_item(item, f"{job.id} output", number) for number, item in items]

@@ -16,7 +16,7 @@ from gateway.core.limits_object import limits_object, used_objects
 from gateway.description.api import Api
 from gateway.http.body import in_thread
 from gateway.http.query import known_only
-from shared.store.redis.usage_records import UsageRecords
+from shared.store.usage import UsageRecords
 from shared.tenants.api_key import ApiKey
 from shared.tenants.rate_limits import NO_LIMITS, key_name, tenant_name
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.apis.usage.usage_query import UsageAnswer
 from gateway.core.limits_object import LimitsObject, UsedObject
-from shared.tenants.usage import UsageSums
+from shared.store.usage import UsageSums
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """A cell that begins with one of these is computed by a spreadsheet."""

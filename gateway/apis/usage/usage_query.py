@@ -7,8 +7,7 @@ from datetime import date, timedelta
 from typing import NamedTuple
 
 from shared.job.errors import BadRequest
-from shared.store.redis.usage_records import UsageRecords
-from shared.tenants.usage import UsageRow, UsageSums, date_of
+from shared.store.usage import UsageRecords, UsageRow, UsageSums, date_of
 
 MOST_DAYS = 400
 MOST_ROWS = 10_000

@@ -34,7 +34,7 @@ from gateway.http.query import known_only
 from gateway.webhooks.checked_network import check_url
 from gateway.webhooks.webhook_sender import WebhookSender
 from shared.job import errors
-from shared.store.redis.delivery_records import DeliveryRecords
+from shared.store.deliveries import Address, Deliveries
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.address_check import AllowedAddresses
 from shared.webhooks.webhook_delivery import Event
@@ -211,7 +211,7 @@ async def list_deliveries(
 ) -> WebhookDeliveryList:
     """What was sent to it: what has not arrived yet, then the latest 1,000 of seven days."""
     endpoint = await _endpoint(gateway, tenant, endpoint_id)
-    found, has_more = await gateway.of(DeliveryRecords).list(endpoint.id, after, limit)
+    found, has_more = await gateway.of(Deliveries).list(endpoint.id, after, limit)
     data = [WebhookDelivery.of(each) for each in found]
     return WebhookDeliveryList(data=data, has_more=has_more)
 
@@ -222,7 +222,7 @@ async def resend(
 ) -> WebhookDelivery:
     """Send an event again, with the same `webhook-id` and, if it fails, for 72 hours."""
     endpoint = await _endpoint(gateway, tenant, endpoint_id)
-    found = await gateway.of(DeliveryRecords).resend(endpoint.id, webhook_id)
+    found = await gateway.of(Deliveries).resend(Address(endpoint.id, tenant), webhook_id)
     if found is None:
         raise errors.NotFound(f"There is no delivery {webhook_id[:64]!r}: it is unknown, or gone.")
     return WebhookDelivery.of(found)
@@ -256,7 +256,7 @@ def _no_such_endpoint(endpoint_id: str) -> errors.NotFound:
 
 def _start(gateway: Gateway) -> None:
     gateway.add(WebhookRecords(gateway.queue))
-    gateway.add(DeliveryRecords(gateway.queue))
+    gateway.add(Deliveries(gateway.queue))
     gateway.add(WebhookSender(AllowedAddresses.of(gateway.settings.webhook_allow)))
 
 

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from load_tests.oracle.stored_job import StoredJob
 from shared.job.job_log import Entry, prompt_tokens_in, tokens_in
+from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.usage_records import UsageRecords
 from shared.store.servers import Servers
-from shared.tenants.usage import Owner, UsageEntry
 
 _AT_ONCE = 10_000
 
@@ -32,23 +31,23 @@ class Logged(NamedTuple):
 
 async def ledger_errors(url: str, shards: int, logged: Mapping[str, Logged]) -> list[str]:
     """Return what is wrong with the ledger. No maintenance process may run. Raises StoreError."""
-    entries: list[UsageEntry] = []
+    entries: list[Ended] = []
     async with Servers(url, shards) as servers:
         queue = JobQueue(servers)
         for shard in range(shards):
             after = ""
-            while found := await UsageRecords(queue).entries(shard, after, _AT_ONCE):
+            while found := await EndedStreams(queue, Reader.USAGE).read(shard, after, _AT_ONCE):
                 entries += found
-                after = found[-1].id
+                after = found[-1].entry
         await queue.close()
     return compare(entries, logged)
 
 
-def compare(entries: Iterable[UsageEntry], logged: Mapping[str, Logged]) -> list[str]:
+def compare(entries: Iterable[Ended], logged: Mapping[str, Logged]) -> list[str]:
     """Return what is wrong, in words. Pure. Entries of other jobs than these are left out."""
-    of_jobs: dict[str, list[UsageEntry]] = defaultdict(list)
+    of_jobs: dict[str, list[Ended]] = defaultdict(list)
     for entry in entries:
-        of_jobs[entry.job].append(entry)
+        of_jobs[entry.id].append(entry)
     twice = (job for job, found in of_jobs.items() if len(found) > 1)
     errors = [f"{job} is in the ledger more than once" for job in twice]
     for job, right in logged.items():

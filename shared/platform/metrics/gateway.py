@@ -108,7 +108,8 @@ class GatewayMetrics:
     def _add_maintenance(self, new: Families) -> None:
         self.batches = new.gauge("flotilla_open_batches", "Batches that have not ended", "status")
         self.webhook_events = new.gauge(
-            "flotilla_webhook_events", "Events that maintenance has not taken for delivery yet"
+            "flotilla_webhook_events",
+            "Jobs and batches whose end was not read for webhooks yet",
         )
         self.webhook_events_age = new.gauge(
             "flotilla_webhook_events_oldest_age_seconds", "Age of the oldest of these; 0: none"

@@ -32,10 +32,12 @@ from shared.store.redis.scripts.next_turn import pack_next_turn, parse_next_turn
 from shared.store.redis.scripts.renew import held_pairs, pack_renew, parse_renewal
 from shared.store.redis.scripts.runner import job_states
 from shared.store.redis.scripts.submit import pack_submit, parse_submit
-from shared.tenants.usage import MOST_ENTRIES
 
 # An idle worker asks for work every few seconds; this is far longer than any pause of a live one.
 _DEAD_CONSUMER_S = 600.0
+_MOST_ENDED = 1_000_000
+"""Entries of what has ended in a shard, about 130 bytes each, where no maintenance process reads
+them."""
 _LARGE_BYTES = 1 << 20
 """A job with a larger body is packed in a thread, in 50 ms and more."""
 
@@ -247,15 +249,15 @@ class JobQueue(JobReader, Store):
         limit: int = 100,
         *,
         dead_consumer_s: float = _DEAD_CONSUMER_S,
-        most_usage: int = MOST_ENTRIES,
+        most_ended: int = _MOST_ENDED,
     ) -> int:
         """Remove expired jobs, at most `limit`, from the index, dead workers from the consumer
-        groups: those without jobs that were silent for so long, of the ledger what is more than
-        `most_usage` entries, and queues of adapters without jobs and free slots.
+        groups: those without jobs that were silent for so long, of what has ended the entries above
+        `most_ended`, and queues of adapters without jobs and free slots.
 
         Returns how many jobs and conversations were looked at: with `limit` there may be more.
         """
-        arguments = (limit, int(dead_consumer_s * 1000), most_usage, *LANES)
+        arguments = (limit, int(dead_consumer_s * 1000), most_ended, *LANES)
         return int(await self.run("sweep", shard, arguments))
 
     async def check(self, shard: int, limit: int = 100) -> dict[str, str]:

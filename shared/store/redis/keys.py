@@ -63,20 +63,16 @@ DOCUMENT_EXPIRY: Final = "document_expiry"
 DOCUMENT_USERS: Final = "document_users"
 DOCUMENT_VERSION: Final = "document_version"
 GONE: Final = "gone"
-WEBHOOK_TENANTS: Final = "webhook_tenants"
 WEBHOOK_COUNTS: Final = "webhook_counts"
-OUTBOX: Final = "outbox"
-OUTBOX_READER: Final = "outbox_reader"
 DUE: Final = "due"
-PENDING: Final = "pending"
-TRIES: Final = "tries"
-DELIVERY_LOG: Final = "delivery_log"
-USAGE: Final = "usage"
-USAGE_DROPPED: Final = "usage_dropped"
+DELIVERIES: Final = "deliveries"
+DELIVERY_RECORDS: Final = "delivery_records"
+ENDED: Final = "ended"
+ENDED_READ: Final = "ended_read"
+ENDED_DROPPED: Final = "ended_dropped"
 USAGE_DAY: Final = "usage_day"
 USAGE_ROWS: Final = "usage_rows"
 USAGE_TOTALS: Final = "usage_totals"
-USAGE_POSITIONS: Final = "usage_positions"
 RATE: Final = "rate"
 RUNNING: Final = "running"
 PROBE_WORD: Final = "probe"
@@ -88,9 +84,8 @@ LUA_WORDS: Final = (
     CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
     BATCHES, OPEN_BATCHES, GONE,
     DOCUMENTS, DOCUMENT_INDEX, DOCUMENT_BYTES, DOCUMENT_EXPIRY, DOCUMENT_USERS, DOCUMENT_VERSION,
-    WEBHOOK_TENANTS, WEBHOOK_COUNTS, OUTBOX, OUTBOX_READER,
-    DUE, PENDING, TRIES, DELIVERY_LOG, USAGE, USAGE_DROPPED, USAGE_DAY,
-    USAGE_ROWS, USAGE_TOTALS, USAGE_POSITIONS, RATE, RUNNING, PROBE_WORD,
+    WEBHOOK_COUNTS, DUE, DELIVERIES, DELIVERY_RECORDS, ENDED, ENDED_READ, ENDED_DROPPED,
+    USAGE_DAY, USAGE_ROWS, USAGE_TOTALS, RATE, RUNNING, PROBE_WORD,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -224,14 +219,14 @@ def first(word: str, rest: str = "") -> str:
     return f"{base(0)}{word}:{rest}" if rest else f"{base(0)}{word}"
 
 
-def usage(shard: int) -> str:
-    """The ledger of a shard: the jobs that have ended and are not in the sums yet."""
-    return f"{base(shard)}{USAGE}"
+def ended(shard: int) -> str:
+    """The stream of what has ended in a shard."""
+    return f"{base(shard)}{ENDED}"
 
 
-def usage_dropped(shard: int) -> str:
-    """How many entries of its ledger were dropped as there were too many."""
-    return f"{base(shard)}{USAGE_DROPPED}"
+def ended_dropped(shard: int) -> str:
+    """How many of its entries were dropped as there were too many."""
+    return f"{base(shard)}{ENDED_DROPPED}"
 
 
 def usage_totals(period: str) -> str:

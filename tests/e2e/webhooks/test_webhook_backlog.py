@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import httpx
 
-from shared.store.redis.outbox import outbox_key
+from shared.job.packing import pack
+from shared.store.redis import keys
 from shared.tenants.tenant import DEFAULT_TENANT
 from tests.api.test_doctor import states
 from tests.harness.fleet import Stack
@@ -22,9 +23,11 @@ async def test_events_without_maintenance(stack: Stack, redis_server: RedisServe
     assert gateway.metric("flotilla_webhook_events") == 0
     async with client_of(gateway) as client, subscribed(client) as there:
         with redis_server.client() as redis:  # an hour ago a job has ended
-            at_us = (int(redis.time()[0]) - 3600) * 1_000_000
-            ended = (f"job_{'0' * 27}", "completed", str(at_us), "job", DEFAULT_TENANT)
-            redis.rpush(outbox_key(0), "\n".join(ended))
+            words = (
+                f"job_{'0' * 27}", DEFAULT_TENANT, "", "m", "completed", "job", "", 1, 0, 1, 0, 0, 0
+            )  # fmt: skip
+            entry = f"{(redis.time()[0] - 3600) * 1000}-0"
+            redis.xadd(keys.ended(0), {"e": pack(words)}, entry)
         async with httpx.AsyncClient(base_url=gateway.url) as http:
             (await http.post("/jobs", json={"body": BODY})).raise_for_status()
 

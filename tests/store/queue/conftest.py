@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -47,7 +47,8 @@ class Case:
     """An empty queue, and what happens around it."""
 
     def __init__(self, queue: Queue, server: Redis, stack: ExitStack) -> None:
-        self.queue, self.server, self._stack = queue, server, stack
+        self.queue, self._stack = queue, stack
+        self.server: Any = server
         self.base = keys.base(0)
         server.set(self.base + "clock", BEGIN_US)
 
@@ -199,7 +200,8 @@ class Holder:
 
     async def write(self, *jobs: HeldJob, text: str = "x", again: bool = False) -> Emitted:
         """One step with a token of each of these jobs. `again`: the connection was lost before."""
-        entries, messages = [], {}
+        entries: list[Any] = []
+        messages: dict[str, list[bytes]] = {}
         for job in jobs:
             number = self.numbers[job.id]
             entry = pack_entry([(0, 0, [number], text)], [text.encode()])
@@ -278,7 +280,7 @@ def make_job(**changes: Any) -> NewJob:
 
 
 def make_answer(**changes: Any) -> JobResult:
-    fields: Mapping[str, Any] = {
+    fields: dict[str, Any] = {
         "event": JobEvent.COMPLETE,
         "error_code": "",
         "status": 200,

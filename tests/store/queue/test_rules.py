@@ -112,7 +112,7 @@ async def one_tick_takes_at_most_200_jobs(case: Case) -> bool:
 async def a_lost_worker_is_not_idle(case: Case) -> bool:
     await case.worker().claim()
     await beat(case, seconds=2.5)
-    return case.server.zcard(f"{case.base}idle:{POOL}") == 0
+    return bool(case.server.zcard(f"{case.base}idle:{POOL}") == 0)
 
 
 async def a_lease_that_lies_ahead_ends(case: Case) -> bool:
@@ -131,7 +131,7 @@ async def a_pause_counts_once(case: Case) -> bool:
     await case.worker().claim()
     await case.queue.tick(0)
     (lease_end,) = case.server.zrange(f"{case.base}workers", 0, -1, withscores=True)
-    return lease_end[1] <= int(case.server.get(case.base + "clock")) + 2e6
+    return bool(lease_end[1] <= int(case.server.get(case.base + "clock")) + 2e6)
 
 
 async def a_pause_ends_no_lease(case: Case) -> bool:
@@ -171,7 +171,7 @@ async def a_short_log_takes_little(case: Case) -> bool:
     for _ in range(10):
         await worker.write(held)
     await worker.end(held)
-    return case.server.memory_usage(keys.log(0, job.id)) < 1600
+    return bool(case.server.memory_usage(keys.log(0, job.id)) < 1600)
 
 
 async def followers_stay_told_until_they_are_known(case: Case) -> bool:

@@ -91,7 +91,7 @@ async def test_an_attempt_that_added_nothing_goes_back_to_its_place(case: Case) 
 
 
 async def test_three_lost_attempts_in_a_row_end_a_job(case: Case) -> None:
-    job, states = await case.submit(max_attempts=3), []
+    job, states = await case.submit(max_attempts=3), list[str]()
     for n in range(5):
         worker = case.worker(f"w-{n}")
         held = await worker.claim_one()
@@ -107,7 +107,7 @@ async def test_three_lost_attempts_in_a_row_end_a_job(case: Case) -> None:
 
 
 async def test_an_answer_that_begins_anew_makes_progress_beyond_what_it_had(case: Case) -> None:
-    job, states = await case.submit(stream=False, max_attempts=3), []
+    job, states = await case.submit(stream=False, max_attempts=3), list[str]()
     for n in range(4):
         worker = case.worker(f"w-{n}")
         held = await worker.claim_one()

@@ -157,7 +157,7 @@ async def test_what_waits_no_more_does_not_make_a_claim_long(case: Case) -> None
         case.server.zadd(f"{case.base}line:{POOL}:{DEFAULT}:{tenant}", stale)
         case.server.zadd(f"{case.base}turns:{POOL}:{DEFAULT}", {tenant: 0})
     (job,) = await queued(case, 1, tenant="a")
-    worker, found = case.worker(room=16), []
+    worker, found = case.worker(room=16), list[HeldJob]()
     while not found:
         before = _waiting(case)
         found = await worker.claim()

@@ -322,7 +322,7 @@ async def test_entries_that_redis_has_lost_are_sent_again(case: Case, worker: Wo
         return output.acknowledged == 3
 
     await eventually(acknowledged, "the worker knows")
-    case.server.restore(keys.log(0, job.id), 0, older, replace=True)  # type: ignore[arg-type]
+    case.server.restore(keys.log(0, job.id), 0, older, replace=True)
     case.queue.give_up(0, "the server was another one")
     worker.step(output, text="c")
     await logged(case, job, "claimed", "a", "b", "c")
@@ -342,7 +342,7 @@ async def test_a_job_whose_lost_entries_are_not_kept_goes_to_others(
         return output.acknowledged == 2
 
     await eventually(acknowledged, "the worker knows")
-    case.server.restore(keys.log(0, job.id), 0, older, replace=True)  # type: ignore[arg-type]
+    case.server.restore(keys.log(0, job.id), 0, older, replace=True)
     case.queue.give_up(0, "the server was another one")
     worker.step(output, text="b")
 

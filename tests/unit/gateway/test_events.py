@@ -13,7 +13,7 @@ from shared.job.errors import BadRequest
 from shared.job.job import Job
 from shared.job.log import Delta, Prompt
 from shared.job.states import JobState
-from shared.store.stored_body import Body
+from shared.store.answers import Body
 from tests.unit.gateway.jobs import job
 
 

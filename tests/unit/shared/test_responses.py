@@ -7,8 +7,7 @@ import json
 import pytest
 
 from shared.job.job import new_job_id
-from shared.job.response_id import job_id_of, response_id
-from shared.job.response_options import ResponseOptions
+from shared.job.responses import ResponseOptions, job_id_of, response_id
 
 
 def test_a_response_has_the_digits_of_its_job() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.job.response_opening import opening
-from shared.job.response_options import ResponseOptions
+from shared.job.responses import ResponseOptions, opening
 from worker.core.response_edit import ResponseEdit, with_response_id
 from worker.core.sent_output import ContinuationDiffers, SentChunks
 

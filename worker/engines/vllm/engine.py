@@ -83,6 +83,8 @@ class VllmEngine:
         self._engine = v.AsyncLLM.from_vllm_config(
             config, stat_loggers=[self._stat_logger(v)], disable_log_stats=args.disable_log_stats
         )
+        core = self._engine.engine_core
+        core.get_output_async = _after_a_turn(core.get_output_async)
         tasks = await self._engine.get_supported_tasks()
         v.install_collector()
         for name, value in OPERATOR_ROUTES.items():
@@ -168,6 +170,17 @@ class VllmEngine:
                 pass
 
         return StepLogger
+
+
+def _after_a_turn(get_output: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    """Gives other tasks a turn between two steps: vLLM's output handler waits only if it has none
+    to handle, which is seconds later where many log probabilities were asked for."""
+
+    async def get() -> Any:
+        await asyncio.sleep(0)
+        return await get_output()
+
+    return get
 
 
 def _prepare_forks(v: SimpleNamespace) -> None:

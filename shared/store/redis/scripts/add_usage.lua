@@ -1,18 +1,15 @@
--- Add entries of a shard's ledger (usage.lua) to the sums of their days, and to the totals that budgets are compared with.
+-- Add entries of a shard (ended.lua) to the sums of their days, and to the totals that budgets are compared with.
 -- KEYS: base
--- ARGV: shard, after, upto, n_entries, kept_ms of days, kept_ms of totals, most rows, rows, totals, unused
---       after, upto: ids of entries: the one up to which the caller has found the shard added up ('': none), and up to
---       which it is now; most rows: of a tenant in a day, what is more goes into the row of `other`;
+-- ARGV: reader, after, upto, n_jobs, kept_ms of days, kept_ms of totals, most rows, rows, totals, unused
+--       reader, after, upto: see `advance`; most rows: of a tenant in a day, what is more goes into the row of `other`;
 --       rows: msgpack array of {day, tenant, msgpack of {key, model}, msgpack of {OTHER, OTHER}, sums}
 --       (UsageSums); totals: msgpack array of {period, field, tokens};
 --       unused: of {name of limits, tokens that were taken and not used, or used and not taken if below 0}.
 -- Reply: 1; 0 if another process has added these, or some of them
 -- Invariant: each entry is in the sums once: they and the position of the shard are changed in one call.
-local positions, shard, after, upto = base .. WORD.usage_positions, ARGV[1], ARGV[2], ARGV[3]
-if (redis.call('HGET', positions, shard) or '') ~= after then return 0 end
 -- First: where a sum is damaged what follows is not added, but nothing is added twice.
-redis.call('HSET', positions, shard, upto)
-redis.call('HINCRBY', positions, 'entries', ARGV[4])
+if not advance(ARGV[1], ARGV[2], ARGV[3]) then return 0 end
+redis.call('HINCRBY', base .. WORD.ended_read, 'added', ARGV[4])
 
 local function add(day, tenant, owner, other, sums)
   local rows = key('usage_rows', day .. ':' .. tenant)

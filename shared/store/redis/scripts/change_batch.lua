@@ -36,6 +36,6 @@ if ARGV[11] ~= '' then
   redis.call('SREM', key('open_batches', found[4]), id)
   redis.call('SREM', key('document_users', found[5]), id)
   redis.call('ZREM', base .. WORD.open_batches, id)
-  tell_end(id, status, found[4], found[6])
+  note_end(id, status, {tenant = found[4], notify = found[6], worker = ''})
 end
 return status

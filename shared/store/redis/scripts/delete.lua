@@ -14,7 +14,7 @@ end
 local function delete_job(id)
   local job = load_job(id, {})
   if not job or FROM.cancel[job.state] then return 0 end
-  -- Maintenance may be about to count its tokens there (usage.lua).
+  -- Maintenance may be about to count its tokens there (ended.lua).
   if redis.call('HEXISTS', key('job', id), 'response') == 0 then keep_log(id) else redis.call('UNLINK', key('log', id)) end
   redis.call('UNLINK', key('job', id))
   defer('ZREM', key('jobs', job.tenant), id)

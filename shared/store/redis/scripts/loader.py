@@ -14,7 +14,7 @@ from shared.job import placement
 from shared.job.frames import ControlKind, FrameKind
 from shared.job.lanes import ADAPTER_MARK, CLIENT_LANES, RETRY_LANE, SUSPECT_FROM, SUSPECT_LANE
 from shared.job.record import LastLease, Request
-from shared.job.response_id import CONVERSATION_PREFIX
+from shared.job.responses import CONVERSATION_PREFIX
 from shared.job.states import TRANSITIONS, JobState
 from shared.job.step_log import STEPS
 from shared.store.redis import keys
@@ -23,8 +23,8 @@ from shared.store.subscription import channel_commands
 _FOLDER = Path(__file__).parent
 COMMON = (
     "call",
-    "outbox",
-    "usage",
+    "ended",
+    "deliveries",
     "log",
     "queue",
     "turns",

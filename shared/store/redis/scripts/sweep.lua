@@ -1,9 +1,9 @@
 -- Delete what is not needed any more: index entries and counts of jobs and conversations that are gone, consumers and
--- advertised slots of workers that are gone, queues of adapters without jobs and free slots; of the ledger (usage.lua) what is too
--- much, where no maintenance process adds it up.
+-- advertised slots of workers that are gone, queues of adapters without jobs and free slots; of what has ended (ended.lua)
+-- the oldest entries, where no maintenance process reads them.
 -- KEYS: base
--- ARGV: limit, dead_consumer_ms, most_usage, lane...
---       limit: jobs per call; dead_consumer_ms: idle time after which a consumer counts as dead; most_usage: entries of the ledger.
+-- ARGV: limit, dead_consumer_ms, most_ended, lane...
+--       limit: jobs per call; dead_consumer_ms: idle time after which a consumer counts as dead; most_ended: entries of `ended`.
 -- Reply: how many jobs and conversations were looked at, at most `limit`: if as many, there may be more
 -- Invariant: a consumer with entries is kept; deleting it would lose them. What is there, or is there again, stays counted.
 local expiring = base .. WORD.expiring
@@ -22,8 +22,8 @@ for _, member in ipairs(due) do
     redis.call('ZREM', expiring, member)
   end
 end
-local dropped = redis.call('XTRIM', base .. WORD.usage, 'MAXLEN', '~', ARGV[3])
-if dropped > 0 then redis.call('INCRBY', base .. WORD.usage_dropped, dropped) end
+local dropped = redis.call('XTRIM', base .. WORD.ended, 'MAXLEN', '~', ARGV[3])
+if dropped > 0 then redis.call('INCRBY', base .. WORD.ended_dropped, dropped) end
 
 -- Whether a queue is an adapter's and has neither jobs nor free slots. A worker that claims from it makes it known again.
 local function is_unused_adapter(pool)

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import typer
 
 from gateway.cli.exit_codes import MEANINGS, ExitCode
@@ -37,24 +36,25 @@ def example_lines(command: Any) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_has_a_help_text_and_two_examples_of_itself(name: str) -> None:
-    command = COMMANDS[name]
-    assert command.help
-    lines = example_lines(command)
-    assert len(lines) == 2, lines
-    for line in lines:
-        words = shlex.split(line.partition(" > ")[0])
-        assert words[: len(name.split()) + 1] == ["flotilla", *name.split()]
-        command.make_context(name, words[len(name.split()) + 1 :])  # raises if it does not parse
+def test_a_command_has_a_help_text_and_two_examples_of_itself() -> None:
+    for name in COMMANDS:
+        command = COMMANDS[name]
+        assert command.help, name
+        lines = example_lines(command)
+        assert len(lines) == 2, lines
+        for line in lines:
+            words = shlex.split(line.partition(" > ")[0])
+            assert words[: len(name.split()) + 1] == ["flotilla", *name.split()]
+            # This raises if it does not parse.
+            command.make_context(name, words[len(name.split()) + 1 :])
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - PROCESSES))
-def test_a_command_can_print_json(name: str) -> None:
-    options = {option for param in COMMANDS[name].params for option in param.opts}
-    assert "--json" in options
-    if not name.startswith("config"):
-        assert {"--url", "--api-key-file", "--timeout"} <= options
+def test_a_command_can_print_json() -> None:
+    for name in sorted(set(COMMANDS) - PROCESSES):
+        options = {option for param in COMMANDS[name].params for option in param.opts}
+        assert "--json" in options, name
+        if not name.startswith("config"):
+            assert {"--url", "--api-key-file", "--timeout"} <= options, name
 
 
 def test_the_help_and_the_page_list_the_exit_codes() -> None:

@@ -19,7 +19,7 @@ from gateway.apis.responses.response_items import (
 )
 from gateway.apis.responses.response_request import Joined, ResponseRequest, response_request
 from shared.job.errors import BadRequest, NotFound
-from shared.job.response_options import ResponseOptions
+from shared.job.responses import ResponseOptions
 
 MESSAGE = {"type": "message", "role": "user", "content": "two"}
 OUTPUT = {

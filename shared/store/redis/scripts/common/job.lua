@@ -114,8 +114,7 @@ local function finish(id, job, event, code, seq, fields, segment, tokens)
   end
   redis.call('HSET', job_key, 'state', state, 'finished_us', int(now_us()), unpack(fields))
   if code == 'too_many_attempts' then redis.call('INCR', base .. WORD.given_up) end
-  tell_end(id, state, job.tenant, job.notify)
-  note_usage(id, job, state, job.generation > 1 or fields[1] == 'history')
+  note_end(id, state, job, job.generation > 1 or fields[1] == 'history')
   local last, segments = pack_end(seq, state, tokens), nil
   if segment then
     segments = redis.call('RPUSH', log_key, segment, last)

@@ -1,5 +1,5 @@
 -- Where a job's output is: in its log, and what is not in there yet in the step log of its worker.
-local COUNTED_MS = 60000 -- the ledger's entries are in the sums long before
+local COUNTED_MS = 60000 -- the job is in the sums of use long before
 
 -- A job's log: a list of segments, each `first number, number of entries, entries` (job_log.py).
 local function pack_segment(first, entries)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.store import read_again as module
+from shared.store import answers as module
+from shared.store.answers import read_again
 from shared.store.interface import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
-from shared.store.read_again import read_again
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from gateway.apis.responses.stored_response import stored_response
 from shared.job.errors import QuotaExceeded, RedisMemoryFull
 from shared.job.job import LeasedJob
 from shared.job.quotas import Quotas
-from shared.job.response_id import response_id
+from shared.job.responses import response_id
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.harness.settings import Settings
 from tests.redis.conftest import TENANT, answer, claim, finish, make_job, open_queue
-from tests.redis.responses.test_conversations import Side, answered
 from tests.redis.test_quotas import EXPIRING, KEPT, kept_bytes, sweep
+from tests.store.responses.test_conversations import Side, answered
 
 SETTINGS = Settings(max_body_bytes=1 << 20)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,11 @@ import pytest
 from openai import OpenAI
 
 from gateway.webhooks import webhook_sender, webhook_work
-from gateway.webhooks.ended_events import deliveries_of
 from gateway.webhooks.webhook_sender import WebhookSender
 from gateway.webhooks.webhook_work import WebhookWork
+from shared.store.deliveries import CLAIM_S, Deliveries
 from shared.store.interface import StoreUnavailable
-from shared.store.redis.delivery_records import CLAIM_S, DeliveryRecords, Taken
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.outbox import Outbox
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks import retry_schedule
 from shared.webhooks.address_check import AllowedAddresses
@@ -38,10 +36,17 @@ from tests.harness.receivers import (
     speaks_no_http,
 )
 from tests.harness.waiting import eventually
-from tests.redis.conftest import TENANT, submit
-from tests.redis.webhooks.conftest import create, told
+from tests.redis.conftest import TENANT, open_queue, submit
+from tests.store.webhooks import create, tell
 
 LOOPBACK = AllowedAddresses.of(("127.0.0.0/8",))
+
+
+@pytest.fixture
+async def queue(redis_url: str) -> AsyncIterator[JobQueue]:
+    """On one kind of server: what differs is in test_deliveries.py."""
+    async with open_queue(redis_url) as queue:
+        yield queue
 
 
 @pytest.fixture
@@ -50,8 +55,8 @@ def records(queue: JobQueue) -> WebhookRecords:
 
 
 @pytest.fixture
-def deliveries(queue: JobQueue) -> DeliveryRecords:
-    return DeliveryRecords(queue)
+def deliveries(queue: JobQueue) -> Deliveries:
+    return Deliveries(queue)
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ async def end_a_job(queue: JobQueue, *endpoints: WebhookEndpoint, kind: str = "j
 
 
 async def delivery_of(
-    deliveries: DeliveryRecords, endpoint: WebhookEndpoint, n_tries: int = 1
+    deliveries: Deliveries, endpoint: WebhookEndpoint, n_tries: int = 1
 ) -> Delivery:
     async def tried() -> Delivery | None:
         found, _ = await deliveries.list(endpoint.id, "", 10)
@@ -81,7 +86,7 @@ async def delivery_of(
 
 
 async def test_those_who_have_subscribed_are_told(
-    queue: JobQueue, records: WebhookRecords, work: WebhookWork, deliveries: DeliveryRecords
+    queue: JobQueue, records: WebhookRecords, work: WebhookWork, deliveries: Deliveries
 ) -> None:
     async with receiver(answers(200)) as there, receiver(answers(200)) as elsewhere:
         old = new_secret()
@@ -109,7 +114,7 @@ async def test_bad_receivers_are_tried_again_and_delay_no_good_one(
     queue: JobQueue,
     records: WebhookRecords,
     work: WebhookWork,
-    deliveries: DeliveryRecords,
+    deliveries: Deliveries,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -139,14 +144,10 @@ async def test_bad_receivers_are_tried_again_and_delay_no_good_one(
     assert len({call.headers["webhook-id"] for call in good.calls}) == 8
 
 
-@pytest.mark.parametrize("known", [True, False])
 async def test_what_has_no_room_begins_as_soon_as_a_try_has_ended(
     queue: JobQueue,
     records: WebhookRecords,
-    deliveries: DeliveryRecords,
     monkeypatch: pytest.MonkeyPatch,
-    *,
-    known: bool,
 ) -> None:
     """Of three endpoints of a tenant that may have one try at a time; by claims of 30 s."""
     monkeypatch.setattr(webhook_work, "_POLL_S", 0.1)
@@ -156,10 +157,6 @@ async def test_what_has_no_room_begins_as_soon_as_a_try_has_ended(
         for each in there:
             await create(records, url=each.url)
         await end_a_job(queue)
-        if not known:  # another process has stored them, and was killed
-            (ended,) = await Outbox(queue).read(0, 1)
-            await deliveries.add(await deliveries_of(queue, [ended]))
-            await Outbox(queue).read(0, 0, [ended])
         work = WebhookWork(queue, WebhookSender(LOOPBACK))
         await work.keep_working()
 
@@ -176,7 +173,7 @@ async def test_the_last_try_ends_it(
     queue: JobQueue,
     records: WebhookRecords,
     work: WebhookWork,
-    deliveries: DeliveryRecords,
+    deliveries: Deliveries,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retry_schedule, "DELAYS_S", (0.0, 0.0))
@@ -193,7 +190,7 @@ async def test_410_disables_an_endpoint(
     queue: JobQueue,
     records: WebhookRecords,
     work: WebhookWork,
-    deliveries: DeliveryRecords,
+    deliveries: Deliveries,
 ) -> None:
     async with receiver(answers(410)) as there:
         endpoint = await create(records, url=there.url)
@@ -207,11 +204,11 @@ async def test_410_disables_an_endpoint(
         await end_a_job(queue)
         await end_a_job(queue, endpoint)
 
-        async def outbox_is_empty() -> bool:
-            return not (await deliveries.backlog()).events
+        async def all_is_read() -> bool:
+            return not (await deliveries.backlog()).ended
 
-        await eventually(outbox_is_empty, "events are taken")
-        await deliveries.add([told(endpoint)])  # that was under way meanwhile
+        await eventually(all_is_read, "events are taken")
+        await tell(queue, endpoint)  # by a process that has read the endpoint before
 
         async def none_is_due() -> bool:
             return not (await deliveries.backlog()).endpoints
@@ -221,7 +218,7 @@ async def test_410_disables_an_endpoint(
 
 
 async def test_retry_after_is_honoured(
-    queue: JobQueue, records: WebhookRecords, work: WebhookWork, deliveries: DeliveryRecords
+    queue: JobQueue, records: WebhookRecords, work: WebhookWork, deliveries: Deliveries
 ) -> None:
     async with receiver(answers(429, "retry-after: 7200")) as there:
         endpoint = await create(records, url=there.url)
@@ -232,44 +229,66 @@ async def test_retry_after_is_honoured(
     assert 7190 < delivery.next_at - (await deliveries.due())[0] < 8000
 
 
-async def test_events_stay_in_the_outbox_until_redis_has_their_results(
+async def test_nothing_is_lost_or_sent_again_while_redis_is_away(
     queue: JobQueue,
     records: WebhookRecords,
     work: WebhookWork,
-    deliveries: DeliveryRecords,
+    deliveries: Deliveries,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of three that fail, hang and are delivered, while Redis does not answer at first."""
+    """Of three events that fail, hang and are delivered."""
     monkeypatch.setattr(webhook_work, "_POLL_S", 0.05)
     calls: Counter[str] = Counter()
 
     def fails_twice(name: str) -> Any:
-        do = getattr(work._records, name)
+        do = getattr(work._deliveries, name)
 
-        async def called(found: Iterable[Taken]) -> Any:
-            taken = list(found)
-            calls[name] += bool(taken)
-            if taken and calls[name] <= 2:
-                assert (await deliveries.backlog()).events == 3
+        async def called(*arguments: Any) -> Any:
+            calls[name] += bool(arguments[-1])
+            if arguments[-1] and calls[name] <= 2:
                 raise StoreUnavailable
-            return await do(taken)
+            return await do(*arguments)
 
         return called
 
-    for name in ("end_tries", "add"):
-        monkeypatch.setattr(work._records, name, fails_twice(name))
+    for name in ("end", "add"):
+        monkeypatch.setattr(work._deliveries, name, fails_twice(name))
     async with receiver(answers_in_turn(answers(500), hangs, answers(200))) as there:
         endpoint = await create(records, url=there.url)
         for _ in range(3):
             await end_a_job(queue)
         await work.keep_working()
 
-        async def outbox_is_empty() -> bool:
-            return not (await deliveries.backlog()).events
+        async def states() -> bool:
+            found, _ = await deliveries.list(endpoint.id, "", 10)
+            return sorted((each.state, each.n_tries) for each in found) == [
+                ("delivered", 1), ("pending", 0), ("pending", 1),
+            ]  # fmt: skip
 
-        await eventually(outbox_is_empty, "all is stored")
-        found, _ = await deliveries.list(endpoint.id, "", 10)
+        await eventually(states, "all is stored")
         assert len(there.calls) == 3
-    assert sorted((each.state, each.n_tries) for each in found) == [
-        ("delivered", 1), ("pending", 0), ("pending", 1),
-    ]  # fmt: skip
+
+
+async def test_a_burst_is_delivered_once_by_several_processes(
+    queue: JobQueue, records: WebhookRecords, deliveries: Deliveries
+) -> None:
+    """And what nobody has subscribed to delays nothing."""
+    several = [WebhookWork(queue, WebhookSender(LOOPBACK)) for _ in range(3)]
+    async with receiver(answers(200)) as there:
+        await create(records, url=there.url)
+        for number in range(300):
+            job = await submit(queue, notify=notify_of("job") if number % 5 == 0 else "")
+            await queue.cancel(job.id, TENANT)
+        for work in several:
+            await work.keep_working()
+
+        async def all_there() -> bool:
+            counts = (await deliveries.backlog()).counts
+            return counts.get("delivered") == 60
+
+        try:
+            await eventually(all_there, "each event is delivered")
+        finally:
+            for work in several:
+                await work.close()
+        assert len({call.headers["webhook-id"] for call in there.calls}) == len(there.calls) == 60

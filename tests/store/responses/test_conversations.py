@@ -15,7 +15,7 @@ import pytest
 from redis import Redis
 
 from gateway.apis.responses import conversation_store, response_jobs
-from gateway.apis.responses.conversation_store import Conversation, Conversations
+from gateway.apis.responses.conversation_store import Conversations
 from gateway.apis.responses.response_jobs import ResponseJobs
 from gateway.apis.responses.response_request import response_request
 from gateway.apis.responses.stored_response import stored_response
@@ -35,8 +35,9 @@ from shared.job.errors import (
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import LeasedJob, NewJob, shard_in
 from shared.job.replies import JoinedJob
-from shared.job.response_id import response_id, shard_of_conversation
+from shared.job.responses import response_id, shard_of_conversation
 from shared.job.states import JobEvent
+from shared.store.conversations import Conversation
 from shared.store.health import Health
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue

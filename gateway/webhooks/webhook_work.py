@@ -298,7 +298,7 @@ async def _event_of(queue: Queue, ended: Ended) -> Event:
 
 async def _status_of_response(queue: Queue, job_id: str) -> str:
     """`incomplete`, or `completed`, also if that can't be told any more."""
-    job = await queue.get(job_id)
+    [job] = await queue.get(job_id)
     try:
         body = await final_response(queue, job) if job else None
         raw = await body.read(_MOST_PARSED_BYTES) if body else None

@@ -55,7 +55,7 @@ def is_response(job: Job) -> bool:
 async def stored_response(queue: Queue, tenant: str, response: str) -> StoredResponse:
     """The tenant's stored response with this id. Raises NotFound, and StoreError."""
     job_id = job_id_of(response)
-    job = await queue.get(job_id) if job_id else None
+    [job] = await queue.get(job_id) if job_id else [None]
     if job is not None and job.tenant == tenant and is_response(job):
         found = StoredResponse(job, *await queue.stored_request(job.id))
         if found.options.store:

@@ -24,12 +24,11 @@ class ShareEntry(BaseModel):
     half_life_s: float = Field(_RULES.half_life_s, ge=0, le=86_400)
     ahead: float = Field(_RULES.ahead, ge=0, le=1)
     lift: float = Field(_RULES.lift, ge=0, le=1)
-    hand_backs_s: float = Field(_RULES.hand_backs_s, ge=0, le=100)
 
     @property
     def rules(self) -> ShareRules:
         """As the queue has them."""
-        return ShareRules(self.half_life_s, self.ahead, self.lift, self.hand_backs_s)
+        return ShareRules(self.half_life_s, self.ahead, self.lift)
 
 
 class PlacementEntry(BaseModel):
@@ -37,14 +36,13 @@ class PlacementEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    patience_s: float = Field(_PLACEMENT.patience_s, ge=0, le=60)
     overtake_s: float = Field(_PLACEMENT.overtake_s, ge=0, le=600)
     window: int = Field(_PLACEMENT.window, ge=0, le=256)
 
     @property
     def rules(self) -> PlacementRules:
         """As the queue has them."""
-        return PlacementRules(self.patience_s, self.overtake_s, self.window)
+        return PlacementRules(self.overtake_s, self.window)
 
 
 class FleetSettings(ProcessSettings):

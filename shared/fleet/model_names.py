@@ -15,7 +15,6 @@ from itertools import accumulate
 
 from shared.fleet.pools import Pools
 from shared.fleet.registry import ModelInfo, unknown_card
-from shared.job.lanes import pool_of
 
 _MOST_NEAR = 5
 _CUTOFF = 0.5
@@ -151,8 +150,7 @@ def merged(
     versioned = {model.served_name for model in declared.values() if model.version}
     models = dict(declared)
     for name, model in known.items():
-        pool = pool_of(model.pool)
-        ours = declared.get(name)
+        pool, ours = model.pool, declared.get(name)
         if ours is not None:
             if ours.pool == pool:
                 models[name] = replace(ours, card=model.card)

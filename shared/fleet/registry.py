@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter
 
-from shared.job.lanes import adapter_queue
 from shared.job.states import WorkerState
 
 HEARTBEAT_S = 2.0
@@ -81,7 +80,7 @@ class ModelInfo:
     name: str
     """Contains the version if there is one: `name:version`."""
     pool: str
-    """The queue of its jobs; of an adapter, one of the pool's adapter queues."""
+    """The pool of its jobs."""
     card: dict[str, Any]
     """vLLM's own entry of /v1/models."""
     served_name: str = ""
@@ -108,15 +107,8 @@ def model_records(
     With a version the engine lists each name alone and as `name:version`; an adapter only by its
     name.
     """
-    # The jobs of a LoRA adapter have a queue of their own.
-    queues = {
-        card["id"]: adapter_queue(pool, card["id"]) if card.get("parent") else pool
-        for card in cards
-    }
     if not version:
-        return {
-            card["id"]: json.dumps({"pool": queues[card["id"]], "card": card}) for card in cards
-        }
+        return {card["id"]: json.dumps({"pool": pool, "card": card}) for card in cards}
     records = {}
     suffix = f":{version}"
     ids = {card["id"] for card in cards}
@@ -126,7 +118,7 @@ def model_records(
             continue  # the card with the version has all of it
         served_name = name.removesuffix(suffix)
         record = {
-            "pool": queues[name],
+            "pool": pool,
             "card": card,
             "served_name": served_name,
             "version": version,

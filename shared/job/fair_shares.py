@@ -5,13 +5,11 @@ A tenant's level is what it was served lately in a pool's lane: tokens of its pr
 those of its answers, over its weight. This is VTC's counter ("Fairness in Serving Large Language
 Models", OSDI'24) with two changes: it forgets, and a part of what an answer is expected to cost is
 charged as its job is claimed, with more of it where the level is made of few jobs, which forgets
-most between two claims. `scripts/common/turns.lua` keeps the levels.
+most between two claims. `scripts/common/lines.lua` keeps the levels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 OUTPUT_COST: Final = 2.0
@@ -32,9 +30,6 @@ class ShareRules(NamedTuple):
     """The part of an expected answer that is charged as its job is claimed."""
     lift: float = 0.5
     """A tenant that comes back has at least this part of the lowest level that waits."""
-    hand_backs_s: float = 0.4
-    """Running jobs that a full worker hands back per second, at most, as another tenant is far
-    behind or a better lane waits (worker/core/hand_backs.py); 0: none."""
 
     @property
     def half_life_us(self) -> int:
@@ -45,15 +40,3 @@ class ShareRules(NamedTuple):
 def cost(prompt_tokens: int, output_tokens: int) -> float:
     """What a job has cost."""
     return prompt_tokens + OUTPUT_COST * output_tokens
-
-
-class Account(NamedTuple):
-    """What has a level."""
-
-    pool: str
-    lane: str
-    tenant: str
-
-
-NOTHING: Final[Mapping[Account, float]] = MappingProxyType({})
-"""To charge."""

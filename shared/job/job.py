@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shared.job.idempotency import IdempotencyKey
 from shared.job.states import JobState
-from shared.job.trace_context import trace_id
 
 if TYPE_CHECKING:
     from shared.job.responses import Turn
@@ -70,16 +69,13 @@ NO_ORIGIN = Origin()
 
 
 class Share(NamedTuple):
-    """How a leased job counts in its tenant's level (fair_shares.py)."""
+    """How a claimed job counts in its tenant's level (fair_shares.py)."""
 
     lane: str
     """That of its request."""
     weight: float
     charged: float
     """What its tenant was charged as it was claimed."""
-
-
-NO_SHARE = Share("", 1.0, 0.0)
 
 
 class NewJob(NamedTuple):
@@ -143,47 +139,6 @@ class NewJob(NamedTuple):
         return self._replace(key=key, origin=origin)
 
 
-class LeasedJob(NamedTuple):
-    """A job as a worker gets it: the request, and the lease with which it writes the answer."""
-
-    id: str
-    shard: int
-    lease_id: str
-    """The id of this lease; random."""
-    generation: int
-    """How many leases the job has had: distinguishes its output from that of earlier ones."""
-    fence_token: str
-    """The worker's fencing token when it got the job; see step_log.py."""
-    attempt: int
-    stream: bool
-    endpoint: str
-    body: bytes
-    watchers: str
-    """The gateways that get its frames, with spaces between them."""
-    watched: bool
-    """A client reads the job's events while the answer is made."""
-    waited_s: float
-    """Seconds from submit to the lease, by Redis' clock."""
-    origin: Origin = NO_ORIGIN
-    tenant: str = ""
-    share: Share = NO_SHARE
-    has_deadline: bool = False
-    """It has a deadline that goes on if it has to wait again."""
-    known_blocks: int | None = None
-    """The leading blocks of its prompt that its worker may hold (placement.py); None: no prefix
-    of it is noted."""
-
-    @property
-    def log_fields(self) -> dict[str, str | int]:
-        """What log lines about this attempt have; its number is its place in the history."""
-        fields: dict[str, str | int] = {"job_id": self.id, "attempt": self.generation}
-        if self.origin.request_id:
-            fields["request_id"] = self.origin.request_id
-        if self.origin.traceparent:
-            fields["trace_id"] = trace_id(self.origin.traceparent)
-        return fields
-
-
 class Attempt(NamedTuple):
     """One lease of a job, from its start to its end."""
 
@@ -231,8 +186,6 @@ class Job:
     created_us: int
     result_bytes: int = 0
     """Length of the body of an answer that is not streamed; 0: there is none."""
-    suspect: bool = False
-    """It waits to run alone: its workers were lost too often without progress."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Further headers of the response."""
     first_output_s: float | None = None

@@ -68,6 +68,8 @@ class Position(NamedTuple):
 
 START: Final = Position(0, 0)
 """Before the first entry."""
+MALFORMED: Final = (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException)
+"""What reading a damaged entry raises."""
 
 
 class EventName(StrEnum):
@@ -107,6 +109,8 @@ class Entry(NamedTuple):
     """Its name; empty in the entry of a step."""
     details: Sequence[Any] = ()
     """What belongs to the event; bytes for text."""
+    size: int = 0
+    """Bytes in the log."""
 
 
 def pack_entry(
@@ -138,9 +142,8 @@ def read_entry(position: Position, packed: bytes) -> Entry:
     unpacker: Any = msgpack.Unpacker(raw=True, use_list=False, max_buffer_size=0)
     unpacker.feed(packed)
     journal, items, event = unpacker.unpack(), unpacker.unpack(), unpacker.unpack()
-    if event is None:
-        return Entry(position, journal, items or ())
-    return Entry(position, journal, items or (), event[0].decode(), event[1:])
+    name, details = ("", ()) if event is None else (event[0].decode(), event[1:])
+    return Entry(position, journal, items or (), name, details, len(packed))
 
 
 def read_entries(reply: Iterable[Any]) -> list[Entry]:

@@ -1,9 +1,8 @@
 """Placement: a job goes to a worker whose prefix cache may hold the beginning of its prompt.
 
-The queue notes which worker has run a prefix last: its warm worker. A job is leased to it as it is
-submitted, if it has a free slot and no job waits; a claim takes, of the first waiting jobs of a
-tenant, the one for whose prompt its worker is warm, else the oldest; and a job whose warm worker is
-full waits for it for a moment.
+The queue notes which worker has run a prefix last: its warm worker. That one is told of a submitted
+job if it has room; a claim takes, of the first waiting jobs of a tenant, the one for whose prompt
+its worker is warm, else the oldest.
 `scripts/common/placement.lua` keeps the map. A prefix is known by a hash of its text and of its
 tenant, since the caches of tenants are apart.
 """
@@ -36,11 +35,8 @@ ALL_SLOTS_BLOCKS: Final = 8
 class PlacementRules(NamedTuple):
     """How a claim chooses among waiting jobs."""
 
-    patience_s: float = 2.0
-    """For so long a job that waits is left to its warm worker, unless it has a deadline."""
     overtake_s: float = 10.0
-    """A job overtakes no job of its tenant that came earlier by more than this. A claim begins with
-    the shard whose oldest job waits longest; longer waits than this count as this."""
+    """A job overtakes no job of its tenant that came earlier by more than this. """
     window: int = 32
     """How many of a tenant's waiting jobs a claim looks at; 0: there is no placement."""
 

@@ -4,24 +4,22 @@
 |---|---|---|
 | `state` | states.py | all scripts |
 | `request` | a `Request`, which never changes | submit |
-| `body` | of the HTTP request | submit |
-| `created_us`, `deadline_us` | by Redis' clock; the latter, if there is one, is the deadline that applies now | submit; acquire |
-| `entry` | of the job, in the stream of its lane | submit, requeue |
-| `queue` | where that is another lane's stream: `<pool>:<lane>` | requeue |
+| `body`, `body_bytes` | of the HTTP request; of a large one its length: it is a hash of pieces, `body:<id>` | submit |
+| `created_us`, `deadline_us` | by Redis' clock; the latter, if there is one, is the deadline that applies now | submit; claim |
+| `entry` | of the job, in the stream of its pool | submit |
 | `watchers`, `watched` | gateways that get its frames, with spaces between them; `1` if a client reads its events | submit, watch, unwatch |
-| `lease` | a `LastLease`, if it ever had one | acquire, submit, requeue |
-| `history` | JSON: the attempts that were taken back, the latest 100 | requeue, fail |
-| `restart_seq` | number of the log's last entry before it was deleted, if the job began anew | requeue |
-| `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
-| `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
+| `lease` | a `Lease`, if it was ever claimed | claim, emit, and what takes the job from its worker |
+| `history` | the attempts that were taken back, the latest 100: worker, start, end, reason, entries | what takes it |
+| `finished_us`, `error_code` | the latter if it did not end well | what ends it |
 | `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed, if it is at most 64 KiB | emit |
-| `result:0`, `result:1`, ... | the pieces of a longer body (result.py); of a job that ended otherwise they mean nothing | store_piece |
+| `result:0`, `result:1`, ... | the pieces of a longer body (result.py) | store_piece |
 | `headers` | JSON: further headers of that answer, if it has any | emit |
-| `first_us` | from the last lease to the first output, if a worker ended the job | emit |
+| `first_us` | from the last claim to the first output, if a worker ended the job | emit |
 | `weight` | its tenant's, if it is not 1 | submit |
 | `prefixes` | hashes of its prompt's prefixes (placement.py), if it has any | submit |
 | `notify` | `job` or `response`, then webhook endpoints with spaces between them, if its end is told to any | submit |
 | `origin` | of a traced job, or one with a request id of its client's: an `Origin` (job.py) | submit |
+| `upto` | of a response: where its input is (conversations.py) | extend_conversation, replace_input |
 
 Fields that are written together and never apart are one, a msgpack array: the cost of a hash grows
 with its fields, in time (Lua, the append-only file) and in memory.
@@ -39,7 +37,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from shared.job.job import Attempt, Job, Origin
-from shared.job.lanes import CLIENT_LANES, SUSPECT_FROM
+from shared.job.lanes import CLIENT_LANES
 from shared.job.packing import pack
 from shared.job.states import JobState
 
@@ -82,31 +80,22 @@ class Request(NamedTuple):
     """The tokens that were taken from its token limits; empty: none."""
 
 
-class LastLease(NamedTuple):
-    """The worker that holds the job; without one only the counts. The scripts use these names."""
-
-    worker: str
-    lease_id: str
-    generation: int
-    """How many leases there were."""
-    attempts: int
-    """How many of them count against the job."""
-    lease_ms: str
-    started_us: str
-    from_seq: int
-    """Number of the last entry in the job's log when this lease was made."""
-
-
 class Lease(NamedTuple):
-    """As LastLease, in the new queue (queue_scripts/common/job.lua)."""
+    """The worker that holds the job; without one only the counts. The scripts spell the same."""
 
     worker: str
     generation: int
+    """Of the log's last entry, as the record knows it."""
     number: int
+    """Of the claim's entry."""
     start: int
+    """Of the entry behind which the present answer begins; 0: it has never begun anew."""
     best: int
+    """So many entries had answers that are void."""
     attempts: int
+    """How many count against the job."""
     claims: int
+    """How many there were."""
     started_us: int
 
 
@@ -138,11 +127,6 @@ _UNREADABLE = (
     msgpack.exceptions.UnpackException,
 )
 """What reading damaged bytes raises."""
-
-
-def read_lease(packed: bytes) -> LastLease:
-    """From the record's field."""
-    return LastLease(*msgpack.unpackb(packed))
 
 
 def read_job(job_id: str, fields: Sequence[str], values: Sequence[bytes | None]) -> Job | None:
@@ -181,7 +165,7 @@ def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         return parse(value) if value else None
 
     request = _read_request(raw[b"request"])
-    lease: LastLease | Lease | None = read("lease", _checked_lease)
+    lease: Lease | None = read("lease", _checked_lease)
     response: ResponseInfo | None = read("response", _read_response)
     state = JobState(raw[b"state"].decode())
     if state is JobState.IN_PROGRESS and lease is None:
@@ -218,7 +202,6 @@ def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         result_bytes=response.result_bytes if response else 0,
         usage=_usage(response) if response else None,
         created_us=created_us,
-        suspect=state is JobState.QUEUED and lease is not None and lease.attempts >= SUSPECT_FROM,
         headers=read("headers", _read_headers) or {},
         first_output_s=read("first_us", _seconds),
         origin=Origin.read(raw.get(b"origin", b"")),
@@ -244,9 +227,8 @@ def _read_request(packed: bytes) -> Request:
     return request
 
 
-def _checked_lease(packed: bytes) -> LastLease | Lease:
-    words = msgpack.unpackb(packed)
-    lease = Lease(*words) if len(words) == len(Lease._fields) else LastLease(*words)
+def _checked_lease(packed: bytes) -> Lease:
+    lease = Lease(*msgpack.unpackb(packed))
     int(lease.generation), int(lease.attempts)
     if not isinstance(lease.worker, str):
         raise ValueError("not a lease")
@@ -275,20 +257,9 @@ def _read_headers(packed: bytes) -> dict[str, str]:
 
 def _read_history(packed: bytes) -> list[Attempt]:
     """From the record's field."""
-    if not packed.startswith(b"["):
-        return [
-            Attempt(worker, started_us / 1e6, ended_us / 1e6, reason, entries)
-            for worker, started_us, ended_us, reason, entries in msgpack.unpackb(packed)
-        ]
     return [
-        Attempt(
-            a["worker"],
-            int(a["started_us"]) / 1e6,
-            int(a["ended_us"]) / 1e6,
-            a["reason"],
-            int(a["entries"]),
-        )
-        for a in json.loads(packed)
+        Attempt(worker, started_us / 1e6, ended_us / 1e6, reason, entries)
+        for worker, started_us, ended_us, reason, entries in msgpack.unpackb(packed)
     ]
 
 

@@ -1,8 +1,6 @@
 """The states of a job and of a worker, and the transitions between those of a job.
 
-The Lua scripts get their states and transitions from here (scripts/loader.py); there is no second
-copy. One exception: a job whose record can't be read becomes `failed` while it is queued, too
-(scripts/common/job.lua, fail_damaged).
+The Lua scripts spell the same states (scripts/common/job.lua).
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ class JobState(StrEnum):
     """The state of a job, in the API, in logs and in metrics. OpenAI's words."""
 
     QUEUED = "queued"
-    """Waits in a lane. In: submit, requeue. Out: acquire, cancel, expire."""
+    """Waits in a lane. In: submit, requeue. Out: claim, cancel, expire."""
     IN_PROGRESS = "in_progress"
-    """A worker holds its lease. In: acquire. Out: everything but acquire."""
+    """A worker has it. In: claim. Out: everything but a claim."""
     COMPLETED = "completed"
     """The engine answered it. In: the worker's finish. Terminal."""
     FAILED = "failed"

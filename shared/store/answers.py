@@ -8,23 +8,33 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from shared.job.errors import StreamReset
-from shared.job.frames import DeltaDecoder
 from shared.job.job import Job, shard_in
-from shared.job.job_log import Entry, Transcript, read_journal, tokens_in
+from shared.job.log import (
+    ENDS,
+    MALFORMED,
+    START,
+    DeltaDecoder,
+    Entry,
+    EventName,
+    Transcript,
+    read_journal,
+    tokens_in,
+)
 from shared.job.result import n_pieces, piece_size
 from shared.job.states import JobState
-from shared.store.interface import Store, StoreTimeout, StoreUnavailable
+from shared.store.interface import StoreTimeout, StoreUnavailable
+from shared.store.queue import Queue
 
 LONGEST_S = 5.0
 """As long as a call to a Redis that does not answer."""
 _PAUSE_S = 0.05
-_PART_BYTES = 1 << 14
-"""About 1,500 tokens."""
+_PAGE_ENTRIES = 500
+"""About 16 KB of tokens."""
 _TRANSCRIPT_BYTES = 1 << 19
 """Of a log that is read for its text: about 50,000 tokens. Log probabilities are in it, too."""
-_TRANSCRIPT_AT_ONCE = 1 << 16
 
 _MEMBER = rb'"(?:type|sequence_number)"\s*:\s*(?:"[a-z._]*"|[0-9]+)'
 _BEFORE = re.compile(rb'\{\s*(?:%b\s*,\s*)*"response"\s*:\s*(?=\{)' % _MEMBER)
@@ -53,30 +63,46 @@ class LogTooLong(Exception):
     """The log has more bytes than its reader takes."""
 
 
-async def log_parts(
-    queue: Store, job: Job, *, most_bytes: float = math.inf, most_at_once: float = math.inf
-) -> AsyncIterator[Sequence[Entry]]:
-    """The entries of the log, a few at a time; a process reads one log of a server at a time.
+_locks: WeakKeyDictionary[Queue, list[asyncio.Lock]] = WeakKeyDictionary()
 
-    `most_bytes`: of the log. `most_at_once`: of a part; entries that were written together are not
-    divided. Raises LogTooLong, StreamReset if Redis has lost a part of the log, and StoreError.
+
+def _one_at_a_time(queue: Queue, shard: int) -> asyncio.Lock:
+    """One page of one log of a server: other streams go on in between."""
+    locks = _locks.setdefault(queue, [asyncio.Lock() for _ in queue.servers.groups])
+    return locks[shard % len(locks)]
+
+
+async def log_parts(
+    queue: Queue, job: Job, *, most_bytes: float = math.inf
+) -> AsyncIterator[Sequence[Entry]]:
+    """The entries of the log, a page at a time. What is before `restarted` is void.
+
+    `most_bytes`: of the log. Raises LogTooLong, StreamReset if Redis has lost a part of the log,
+    and StoreError.
     """
-    shard, after, size, found = shard_in(job.id), 0, 0, 0
+    at, found, size = START, 0, 0
     generated: int | None = None
     ended, more = False, True
     while more:
-        async with queue.reading_log(shard):
-            part = await queue.read_log(job.id, after, _PART_BYTES, most_at_once)
-            size += part.size
-            if part.size > most_at_once or size > most_bytes:
-                raise LogTooLong
-            for entry in part.entries:
-                if entry.lost:
-                    raise _lost()
-                found += tokens_in(entry.journal)
-                after, generated, ended = entry.seq, entry.tokens, bool(entry.end)
-        more = part.more and bool(part.entries)
-        yield part.entries  # in the same turn of the event loop
+        try:
+            async with _one_at_a_time(queue, shard_in(job.id)):
+                entries = await queue.read(job.id, at, _PAGE_ENTRIES)
+        except MALFORMED as error:
+            raise _lost() from error
+        more = len(entries) == _PAGE_ENTRIES
+        if at != START and (not entries or entries.pop(0).position != at):
+            raise _lost()
+        size += sum(entry.size for entry in entries)
+        if size > most_bytes:
+            raise LogTooLong
+        for entry in entries:
+            if entry.position.number != at.number + 1:
+                raise _lost()
+            at = entry.position
+            found = 0 if entry.event == EventName.RESTARTED else found + tokens_in(entry.journal)
+            if entry.event in ENDS:
+                ended, generated = True, entry.details[0]
+        yield entries  # in the same turn of the event loop
     missing = generated is not None and generated != found
     if missing or (job.state is JobState.COMPLETED and not ended):
         raise _lost()
@@ -86,24 +112,24 @@ def _lost() -> StreamReset:
     return StreamReset("The log of this job has lost tokens; submit the request again.")
 
 
-async def chunks_of(queue: Store, job: Job) -> AsyncIterator[list[bytes]]:
+async def chunks_of(queue: Queue, job: Job) -> AsyncIterator[list[bytes]]:
     """The chunks of an answer that was streamed, a few at a time. Raises as `log_parts`."""
     decoder = DeltaDecoder()
     async for entries in log_parts(queue, job):
         yield [decoder.decode(entry.items) for entry in entries if entry.items]
 
 
-async def read_transcript(queue: Store, job: Job) -> Transcript | None:
+async def read_transcript(queue: Queue, job: Job) -> Transcript | None:
     """The text and the usage of the answer so far; None if the log is too long.
 
     Raises StreamReset if Redis has lost a part of the log, and StoreError.
     """
     transcript = Transcript.empty()
     try:
-        async for entries in log_parts(
-            queue, job, most_bytes=_TRANSCRIPT_BYTES, most_at_once=_TRANSCRIPT_AT_ONCE
-        ):
+        async for entries in log_parts(queue, job, most_bytes=_TRANSCRIPT_BYTES):
             for entry in entries:
+                if entry.event == EventName.RESTARTED:
+                    transcript = Transcript.empty()
                 transcript.add(read_journal(entry.journal, entry.items))
     except LogTooLong:
         return None
@@ -123,7 +149,7 @@ class Body:
     __slots__ = ("_head", "_job", "_queue", "_tail", "size", "whole")
 
     def __init__(
-        self, head: bytes, queue: Store | None = None, job: Job | None = None, tail: bytes = b""
+        self, head: bytes, queue: Queue | None = None, job: Job | None = None, tail: bytes = b""
     ) -> None:
         """`queue` has the answer of `job`, which is behind `head`; without a job there is none."""
         if job is not None and not n_pieces(job.result_bytes):
@@ -159,13 +185,13 @@ class Body:
     async def _pieces(self, job: Job) -> AsyncIterator[bytes]:
         assert self._queue is not None
         for number in range(n_pieces(job.result_bytes)):
-            piece = await self._queue.read_piece(job.id, number)
+            piece = await self._queue.piece(job.id, number)
             if piece is None or len(piece) != piece_size(job.result_bytes, number):
                 raise StreamReset("Redis has lost a part of this answer; submit the request again.")
             yield piece
 
 
-async def final_response(queue: Store, job: Job) -> Body | None:
+async def final_response(queue: Queue, job: Job) -> Body | None:
     """The response object of a completed job, as the engine made it; None if it has none.
 
     Raises StreamReset if Redis has lost a part of it, and StoreError.

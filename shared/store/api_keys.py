@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from shared.job.errors import NotFound, QuotaExceeded
 from shared.platform.malformed import MalformedValues
 from shared.store.documents import Documents, Kind, LimitReached
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.tenants.api_key import MOST_KEYS, ApiKey
 from shared.tenants.rate_limits import RateLimits
 
@@ -33,7 +33,7 @@ class StoredKeys(NamedTuple):
 class KeyRecords:
     """Reads and changes them. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue, malformed: MalformedValues | None = None) -> None:
+    def __init__(self, queue: Queue, malformed: MalformedValues | None = None) -> None:
         self.keys = Documents(queue, _KEYS, malformed)
         self.limits = Documents(queue, _LIMITS, malformed)
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from shared.job.errors import BadRequest, ConversationLocked, NotFound, QuotaExceeded
 from shared.job.responses import StoredItem, pack_items, response_id, shard_of_conversation
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 
 
 class Conversation(NamedTuple):
@@ -34,7 +34,7 @@ class Conversation(NamedTuple):
 class ConversationRecords:
     """All conversations of a fleet. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue, most_items: int, most_bytes: int, ttl_s: float) -> None:
+    def __init__(self, queue: Queue, most_items: int, most_bytes: int, ttl_s: float) -> None:
         """`most_items`, `most_bytes`: of one conversation, which is kept for `ttl_s` from its last
         use on."""
         self._queue = queue
@@ -71,7 +71,7 @@ class ConversationRecords:
 
     async def delete(self, conversation: Conversation) -> None:
         """Delete it with its items; responses that belong to it stay, without their input."""
-        await self._queue.run("delete", _shard(conversation.id), (conversation.id,))
+        await self._queue.run("delete", _shard(conversation.id), conversation.id)
 
     async def keep(self, conversation: Conversation) -> None:
         """Its time begins anew."""
@@ -148,7 +148,7 @@ class ConversationRecords:
             conversation.id, pack_items(items), self._ttl_ms, self._most_items, self._most_bytes,
             conversation.tenant, *made, quotas.conversations, quotas.kept_bytes, "", "",
         )  # fmt: skip
-        reply = await self._queue.run("extend_conversation", _shard(conversation.id), arguments)
+        reply = await self._queue.run("extend_conversation", _shard(conversation.id), *arguments)
         gone = NotFound(f"Conversation with id {conversation.id!r} not found.")
         _check(reply, "items", gone)
 
@@ -161,12 +161,12 @@ class ConversationRecords:
             conversation.id, pack_items(output or ()), self._ttl_ms, 0, 0, conversation.tenant,
             "", "", 0, 0, conversation.job, "" if output is None else "1",
         )  # fmt: skip
-        await self._queue.run("extend_conversation", _shard(conversation.id), arguments)
+        await self._queue.run("extend_conversation", _shard(conversation.id), *arguments)
 
     async def remove_item(self, conversation: Conversation, item_id: str) -> None:
         """Delete one item. Raises NotFound and ConversationLocked."""
         arguments = (conversation.id, item_id, self._ttl_ms)
-        reply = await self._queue.run("remove_item", _shard(conversation.id), arguments)
+        reply = await self._queue.run("remove_item", _shard(conversation.id), *arguments)
         _check(reply, "item_id", no_item(item_id))
 
 

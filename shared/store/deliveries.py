@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from shared.store.documents import SHARD
 from shared.store.ended import EndedStreams, Reader
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Event, Try, TryResult
 from shared.webhooks.webhook_endpoint import WebhookEndpoint
@@ -75,7 +75,7 @@ class Taken:
 class Deliveries:
     """The deliveries of all tenants. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._redis = queue.servers.of(SHARD)
         self._endpoints = WebhookRecords(queue)
@@ -122,7 +122,7 @@ class Deliveries:
         words = [word for each in endpoints for word in (_packed(each), counts[each])]
         begin_by = time.monotonic() + CLAIM_S - _LONGEST_TRY_S
         arguments = (int(CLAIM_S * 1000), *words)
-        claim, *groups = await self._queue.run("take_deliveries", SHARD, arguments)
+        claim, *groups = await self._queue.run("take_deliveries", SHARD, *arguments)
         taken = []
         for owner, *rest in groups:
             endpoint = endpoints[_address(owner)]
@@ -229,7 +229,7 @@ class Deliveries:
             int(KEPT_S * 1000),
             *words,
         ]
-        reply = await self._queue.run("put_deliveries", SHARD, arguments)
+        reply = await self._queue.run("put_deliveries", SHARD, *arguments)
         return None if reply is None else (int(reply[0]), int(reply[1]))
 
 

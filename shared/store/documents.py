@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 
 from shared.job.errors import RedisUnavailable
 from shared.platform.malformed import MalformedValues
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 
 SHARD = 0
 _AT_ONCE = 250
@@ -63,7 +63,7 @@ class Documents(Generic[T]):
     """The documents of one kind. Methods raise StoreError."""
 
     def __init__(
-        self, queue: JobQueue, kind: Kind[T], malformed: MalformedValues | None = None
+        self, queue: Queue, kind: Kind[T], malformed: MalformedValues | None = None
     ) -> None:
         """`malformed` counts those that can't be read, which are as if they were not there."""
         self._queue = queue
@@ -229,7 +229,7 @@ class Documents(Generic[T]):
                 kind.name, document_id, kind.tenant(found), text, self._channel,
                 kind.bytes(found), *kind.owns,
             )  # fmt: skip
-            status = await self._queue.run("delete_document", SHARD, arguments)
+            status = await self._queue.run("delete_document", SHARD, *arguments)
             if status == b"in_use":
                 raise InUse
             if status == b"ok":
@@ -245,7 +245,7 @@ class Documents(Generic[T]):
             kind.name, document_id, kind.tenant(document), before, after, self._channel,
             kind.bytes(document), *further,
         )  # fmt: skip
-        status, has = await self._queue.run("put_document", SHARD, arguments)
+        status, has = await self._queue.run("put_document", SHARD, *arguments)
         if status in (b"number", b"bytes"):
             raise LimitReached(status.decode(), has)
         return bool(status == b"ok")

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgpack
 
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 
 _SHARD = 0
 
@@ -87,7 +87,7 @@ class Unread(NamedTuple):
 class EndedStreams:
     """The streams of all shards, as one reader reads them. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue, reader: Reader) -> None:
+    def __init__(self, queue: Queue, reader: Reader) -> None:
         self._queue = queue
         self._reader = reader
 
@@ -118,7 +118,7 @@ class EndedStreams:
         return Unread(entries, max((0.0, *ages)))
 
 
-async def delete_used(queue: JobQueue) -> None:
+async def delete_used(queue: Queue) -> None:
     """Delete the entries that all readers have used. Raises StoreError."""
     found = await queue.servers.of(_SHARD).hgetall(keys.first(keys.ENDED_READ))
     pipeline = queue.servers.pipeline()

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 from shared.job.errors import BadRequest, FileInUse, StorageQuotaExceeded
 from shared.storage import Segment
 from shared.store.documents import Documents, InUse, Kind, LimitReached
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 
 
 class Purpose(StrEnum):
@@ -71,7 +71,7 @@ _KIND = Kind("file", TypeAdapter(StoredFile), lambda file: file.tenant, lambda f
 class FileRecords:
     """The files of all tenants. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self.documents = Documents(queue, _KIND)
 

@@ -22,13 +22,13 @@ from shared.platform.settings import SettingsError
 from shared.platform.tasks import run_together
 from shared.store.connection import TIMEOUT_S
 from shared.store.interface import StoreError, StoreRefused
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.store.servers import Servers
 
 log = logging.getLogger("flotilla.redis")
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Of what is stored. Counted up with every change that the release before can't read."""
 _OLDEST = 7
 """The first major version of Redis that can be used; Valkey calls itself 7.2."""
@@ -82,7 +82,7 @@ async def refuse_unfit(settings: FleetSettings) -> None:
             if problem or (problem := await _volatile(redis, durable=settings.durable)):
                 raise SettingsError(f"Redis {redis.name} can't be used: {problem}")
         await _check_format(servers)
-        queue = JobQueue(servers)
+        queue = Queue(servers)
         try:
             for shards in servers.groups:
                 await _refuse_without_scripts(queue, shards[0])
@@ -187,7 +187,7 @@ async def _first(redis: Any, key: str, value: int) -> str:
     return (await redis.get(key) or b"no").decode(errors="replace")
 
 
-async def _refuse_without_scripts(queue: JobQueue, shard: int) -> None:
+async def _refuse_without_scripts(queue: Queue, shard: int) -> None:
     try:
         await _probe(queue, shard, "start")
     except StoreRefused as error:
@@ -199,14 +199,14 @@ async def _refuse_without_scripts(queue: JobQueue, shard: int) -> None:
         pass
 
 
-def _probe(queue: JobQueue, shard: int, who: str) -> Awaitable[Any]:
-    return queue.scripts(shard).run("probe", shard, (who,), wait=False)
+def _probe(queue: Queue, shard: int, who: str) -> Awaitable[Any]:
+    return queue.scripts(shard).run_once("probe", shard, (who,))
 
 
 # --- while a process runs ---
 
 
-async def write_problems(queue: JobQueue, who: str) -> tuple[str, list[str]]:
+async def write_problems(queue: Queue, who: str) -> tuple[str, list[str]]:
     """What prevents writes: to the primary, and by a script to each group's server; empty: nothing.
 
     `who` is written. A PING would not detect that the memory of Redis is full.

@@ -16,8 +16,8 @@ from shared.fleet.worker_answer import WorkerAnswer
 from shared.platform.malformed import MalformedValues
 from shared.store.documents import Documents, Kind
 from shared.store.interface import StoreError
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.store.servers import Servers
 from shared.tenants.api_key import ApiKey
 
@@ -64,7 +64,7 @@ _ADAPTERS = Kind("adapter", TypeAdapter(_Adapter), lambda adapter: adapter.pool)
 class DesiredPools:
     """Reads and writes it. The methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue, malformed: MalformedValues | None = None) -> None:
+    def __init__(self, queue: Queue, malformed: MalformedValues | None = None) -> None:
         """`malformed` counts what can't be read; None: it is logged only."""
         self._switches = Documents(queue, _SWITCHES, malformed)
         self._adapters = Documents(queue, _ADAPTERS, malformed)
@@ -208,7 +208,7 @@ class ScaleStore:
     Its methods raise StoreError.
     """
 
-    def __init__(self, queue: JobQueue, malformed: MalformedValues | None = None) -> None:
+    def __init__(self, queue: Queue, malformed: MalformedValues | None = None) -> None:
         """`malformed` counts the records that can't be read; None: they are logged only."""
         self._scales = Documents(queue, _SCALE, malformed)
         self.ranges = Documents(queue, _WORKER_RANGE, malformed)

@@ -56,6 +56,8 @@ from shared.store.scripts import PIECE_BYTES, Scripts
 from shared.store.servers import Servers
 
 _PIECES_AT_ONCE: Final = 4
+_MOST_ENDED: Final = 1_000_000
+"""Entries of the stream of ended jobs in a shard, where no maintenance process reads it."""
 _UNSUBMITTED_S: Final = 60
 """A body without a job is kept for so long."""
 _SOME_WORKERS: Final = 64
@@ -192,6 +194,8 @@ class Ticked(NamedTuple):
 
     more: bool
     """More is due: call again at once."""
+    lost: Sequence[str]
+    """Workers whose connection is gone, or that stand still."""
     taken: Mapping[str, str]
     """Jobs that were taken away -> their new states."""
 
@@ -325,7 +329,7 @@ class Queue:
 
     async def _store_body(self, job: NewJob) -> None:
         """Write a large body. Called again it writes the same."""
-        scripts, key, body = self.scripts(job.shard), _body_key(job.id), job.body
+        scripts, key, body = self.scripts(job.shard), keys.body(job.shard, job.id), job.body
 
         async def store(number: int) -> None:
             begin = number * PIECE_BYTES
@@ -393,7 +397,7 @@ class Queue:
 
     async def body(self, job_id: str, n_bytes: int) -> bytes | None:
         """A large body of a request, of so many bytes; None if the job is gone."""
-        scripts, key = self.scripts(checked_shard(job_id)), _body_key(job_id)
+        scripts, key = self.scripts(checked_shard(job_id)), keys.body(checked_shard(job_id), job_id)
         pieces = await _for_pieces(n_bytes, lambda number: scripts.command("HGET", key, number))
         return None if None in pieces else b"".join(pieces)
 
@@ -570,7 +574,7 @@ class Queue:
         """The room of all idle workers but one. Raises StoreError if a server is away."""
         pipeline, waiting, room = self.servers.pipeline(), 0, 0
         for shard in range(self.shards):
-            idle = f"{keys.base(shard)}idle:{pool}"
+            idle = keys.idle(shard, pool)
             pipeline.of(shard).zrange(idle, -_SOME_WORKERS, -1, withscores=True)
             for lane in CLIENT_LANES:
                 pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
@@ -586,12 +590,16 @@ class Queue:
     async def tick(self, shard: int) -> Ticked:
         """Take the jobs of lost workers, end those whose time is over or that nobody follows, and
         look for jobs that are in no line. Five times a second for each shard."""
-        more, *taken = await self.run("tick", shard)
-        return Ticked(bool(more), _states(taken))
+        more, lost, *taken = await self.run("tick", shard)
+        names = [worker.decode(errors="replace") for worker in lost]
+        return Ticked(bool(more), names, _states(taken))
 
+    async def sweep(self, shard: int, limit: int) -> int:
+        """Remove expired jobs and conversations, at most `limit`, from the indexes.
 
-def _body_key(job_id: str) -> str:
-    return f"{keys.base(shard_in(job_id))}body:{job_id}"
+        Returns how many were looked at: with `limit` there may be more.
+        """
+        return int(await self.run("sweep", shard, limit, _MOST_ENDED))
 
 
 async def _for_pieces(n_bytes: int, call: Callable[[int], Awaitable[Any]]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The queue's Lua scripts: their text, and how they are called.
+"""The Lua scripts: their text, and how they are called.
 
 They are one library of Redis functions. Redis runs its common part once, when it loads the library.
 The library's name has a digest of its text, so processes of two releases can use one Redis. A user
@@ -21,6 +21,7 @@ from typing import Any, Final
 from shared.job import placement
 from shared.job.lanes import CLIENT_LANES
 from shared.job.record import Request
+from shared.job.responses import CONVERSATION_PREFIX
 from shared.platform.tasks import end
 from shared.store.connection import Argument, Connection, ScriptsMissing, SlotUnavailable
 from shared.store.interface import StoreRefused, StoreUnavailable
@@ -28,16 +29,19 @@ from shared.store.redis import keys
 from shared.store.servers import once_served
 from shared.store.subscription import channel_commands
 
-_FOLDER: Final = Path(__file__).parent / "queue_scripts"
+_FOLDER: Final = Path(__file__).parent / "scripts"
 _COMMON: Final = (
-    "call", "log", "leases", "placement", "lines", "wake", "kept", "job", "watchers", "idempotency",
+    "call", "log", "leases", "placement", "lines", "wake", "kept", "ended", "body", "job",
+    "watchers", "idempotency", "conversations", "documents", "deliveries", "rate_limits",
 )  # fmt: skip
 """In the order in which they need each other."""
 NAMES: Final = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua")))
 PIECE_BYTES: Final = 1 << 16
 """Of the body of a request. Redis stands still while it carries out a command, so a larger body is
 written and read in pieces, which lie in a hash of their own."""
-_REFUSED_WHEN_FULL: Final = frozenset({"submit", "probe"})
+_REFUSED_WHEN_FULL: Final = frozenset(
+    {"submit", "create_batch", "extend_conversation", "probe", "put_document"}
+)
 """Redis refuses these when its memory is full. All others let jobs go on or end."""
 
 
@@ -52,6 +56,7 @@ def _common() -> str:
         "NUMSUB": f"'{commands.numsub}'",
         "LANES": "{" + ", ".join(f"'{lane}'" for lane in CLIENT_LANES) + "}",
         "REQUEST": "{" + request + "}",
+        "CONVERSATION_PREFIX": f"'{CONVERSATION_PREFIX}'",
         "PIECE_BYTES": str(PIECE_BYTES),
         "DEPTHS": "{" + ", ".join(map(str, placement.DEPTHS)) + "}",
         "PLACEMENT": "{" + ", ".join(f"{n} = {getattr(placement, n)}" for n in placed) + "}",
@@ -137,9 +142,9 @@ class Scripts:
     async def run(self, name: str, shard: int, arguments: Sequence[Argument]) -> Any:
         """The reply to a call. Raises StoreError; a slot that no node serves is waited for."""
         try:
-            return await self._run(name, shard, arguments)
+            return await self.run_once(name, shard, arguments)
         except SlotUnavailable:
-            return await once_served(partial(self._run, name, shard, arguments))
+            return await once_served(partial(self.run_once, name, shard, arguments))
 
     async def command(self, *words: Argument) -> Any:
         """The reply to a plain command, as `run`."""
@@ -148,7 +153,8 @@ class Scripts:
         except SlotUnavailable:
             return await once_served(partial(self.connection.call, *words))
 
-    async def _run(self, name: str, shard: int, arguments: Sequence[Argument]) -> Any:
+    async def run_once(self, name: str, shard: int, arguments: Sequence[Argument]) -> Any:
+        """`run` that does not wait: SlotUnavailable."""
         await self.connect()
         try:
             return await self.send(name, shard, arguments)

@@ -1,12 +1,5 @@
-"""What is put right, and removed, from time to time.
-
-The reaper takes jobs from silent workers, expires jobs past their deadline, cancels those that no
-client follows any more, requeues those that are in no queue, and sweeps the index. Every gateway
-and every worker runs one; a short lock in Redis lets one of them work at a time. All it does is
-idempotent, so the lock saves effort and is not needed for correctness.
-
-Below it: what maintenance does with append-only files, and with records that nobody needs.
-"""
+"""What is put right, and removed, from time to time: in the queue, in append-only files, and in
+records that nobody needs."""
 
 from __future__ import annotations
 
@@ -15,46 +8,47 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.platform.logs import RareWarning
-from shared.platform.metrics.losses import ReaperMetrics
+from shared.platform.metrics.losses import UpkeepMetrics
 from shared.platform.tasks import run_together
 from shared.store.interface import StoreError, StoreRefused, StoreUnavailable
 from shared.store.operators import ScaleStore
+from shared.store.queue import Queue, Ticked
 from shared.store.redis import keys
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.servers import Servers
 from shared.store.views import depths, pool_names
 
-log = logging.getLogger("flotilla.reaper")
+log = logging.getLogger("flotilla.upkeep")
 maintenance_log = logging.getLogger("flotilla.maintenance")
 
-# Share of a lease: a longer time between two rounds means that Redis stood still, or was away.
-# Rounds are at most 1.25 quarters of a lease apart, and a holder renews after each third.
-_STOOD_STILL = 0.5
+_INTERVAL_S = 0.15
+"""Between two rounds: with the 0.2 s of tick.lua a worker that was killed is found soon."""
 _LOCK = 0.7
 """Share of the interval that the lock lasts; it ends before the same process' next round."""
 _SWEEP_S = 10.0
 _AT_ONCE = 200
-"""Jobs in one call: Redis serves no other call meanwhile."""
+"""Records in one call: Redis serves no other call meanwhile."""
 KEPT_S = 7 * 86_400.0
 """A model is forgotten so long after its pool has had its last worker and job."""
 
 
-class Reaper:
-    """Call `run` as a task; it ends by cancellation."""
+class Upkeep:
+    """What is due in the queue: jobs of lost workers, deadlines, jobs that nobody follows, records
+    that have expired. Every gateway and the maintenance process run one; a short lock lets one of
+    them work at a time. All it does is idempotent: the lock saves effort only.
 
-    def __init__(self, queue: JobQueue, lease_s: float, metrics: ReaperMetrics) -> None:
+    Call `run` as a task; it ends by cancellation.
+    """
+
+    def __init__(self, queue: Queue, metrics: UpkeepMetrics) -> None:
         self._queue = queue
         self._metrics = metrics
-        self._lease_s = lease_s
-        self._interval_s = min(1.0, lease_s / 4)
         self._swept: dict[int, float] = {}  # by shard, on the monotonic clock
 
     async def run(self) -> None:
@@ -64,7 +58,7 @@ class Reaper:
     async def _keep(self, shards: range) -> None:
         warn, where = RareWarning(log), self._queue.servers.of(shards[0]).name
         while True:
-            await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
+            await asyncio.sleep(_INTERVAL_S * random.uniform(0.75, 1.25))
             try:
                 for shard in shards:
                     await self.round(shard)
@@ -73,43 +67,31 @@ class Reaper:
             else:
                 warn.over("Redis %s is available again", where)
 
-    async def round(self, shard: int = 0) -> None:
+    async def round(self, shard: int) -> None:
         """One pass over a shard."""
-        lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
-        if not await redis.set(keys.base(shard) + keys.REAPER, 1, nx=True, px=lock_ms):
+        redis = self._queue.servers.of(shard)
+        if not await redis.set(keys.upkeep(shard), 1, nx=True, px=int(_INTERVAL_S * _LOCK * 1000)):
             return
-        # Sent in this order, at once: one wake-up of Redis and one of this process.
-        await run_together(self._expire(shard), self._reap(shard), self._check(shard))
+        more = True
+        while more:
+            done = await self._queue.tick(shard)
+            more = done.more
+            self._note(done)
         # By time, not by rounds: in most rounds another process holds the lock.
         if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
             self._swept[shard] = time.monotonic()
             while await self._queue.sweep(shard, _AT_ONCE) >= _AT_ONCE:
                 pass
 
-    async def _expire(self, shard: int) -> None:
-        due = _AT_ONCE
-        while due >= _AT_ONCE:
-            due, states = await self._queue.expire(shard, _AT_ONCE)
-            self._note(states, logging.INFO, "%s is over, or no client follows it: it is %s now")
-
-    async def _reap(self, shard: int) -> None:
-        more = True
-        while more:
-            states = await self._queue.reap(
-                shard, self._lease_s, _AT_ONCE, longest_pause_s=self._lease_s * _STOOD_STILL
-            )
-            self._note(states, logging.WARNING, "%s was held by a silent worker, now %s")
-            more = len(states) >= _AT_ONCE
-
-    async def _check(self, shard: int) -> None:
-        states = await self._queue.check(shard)
-        self._note(states, logging.WARNING, "%s was in no line and held by no worker, now %s")
-
-    def _note(self, states: Mapping[str, str], level: int, text: str) -> None:
-        for job_id, state in states.items():
-            self._metrics.reaped.labels(state).inc()
+    def _note(self, done: Ticked) -> None:
+        for worker in done.lost:
+            self._metrics.lost_workers.inc()
+            log.warning("worker %s has lost its connection to Redis, or stands still", worker)
+        for job_id, state in done.taken.items():
+            self._metrics.taken.labels(state).inc()
             # Clients leave all the time.
-            log.log(logging.DEBUG if state == JobState.CANCELLED else level, text, job_id, state)
+            level = logging.DEBUG if state == JobState.CANCELLED else logging.INFO
+            log.log(level, "job taken, it is %s now", state, extra={"job_id": job_id})
 
 
 async def rewrite_logs(servers: Servers) -> None:
@@ -134,7 +116,7 @@ async def rewrite_logs(servers: Servers) -> None:
 
 
 async def prune(
-    queue: JobQueue, registry: Registry, pools: Collection[str], tasks: Collection[str]
+    queue: Queue, registry: Registry, pools: Collection[str], tasks: Collection[str]
 ) -> None:
     """Remove records of workers, models, pools and maintenance tasks that no longer exist.
 
@@ -160,7 +142,7 @@ async def prune(
         maintenance_log.info("removed stale records: %s", ", ".join(found))
 
 
-async def forget_idle_models(queue: JobQueue, but: Collection[str]) -> list[str]:
+async def forget_idle_models(queue: Queue, but: Collection[str]) -> list[str]:
     """Forget the models of pools without work, but those of these pools; returns their names.
 
     For a Redis whose workers have all ended. Raises StoreError.
@@ -171,28 +153,26 @@ async def forget_idle_models(queue: JobQueue, but: Collection[str]) -> list[str]
     return names
 
 
-async def in_use(queue: JobQueue, registry: Registry) -> set[str]:
+async def in_use(queue: Queue, registry: Registry) -> set[str]:
     """The pools with a worker, a job or an open batch. Raises StoreError."""
     workers = {worker.pool for worker in await registry.workers()}
     return workers | await _with_work(queue, registry)
 
 
-async def _with_work(queue: JobQueue, registry: Registry) -> set[str]:
+async def _with_work(queue: Queue, registry: Registry) -> set[str]:
     """The pools with jobs that wait or run, or with open batches."""
     lanes = await depths(queue)
-    found = {pool_of(lane.pool) for lane in lanes if lane.waiting or lane.in_progress}
+    found = {lane.pool for lane in lanes if lane.waiting or lane.in_progress}
     if batches := await BatchRecords(queue).open_now():
         named = {batch.model for batch in batches}
         models = (await registry.models()).values()
         # A batch that names none may be for any model: its lines are not read yet.
         found |= {
-            pool_of(each.pool)
-            for each in models
-            if "" in named or named & {each.name, each.served_name}
+            each.pool for each in models if "" in named or named & {each.name, each.served_name}
         }
     return found
 
 
 async def _models_of_others(registry: Registry, pools: Collection[str]) -> list[str]:
     models = await registry.models()
-    return [name for name, model in models.items() if pool_of(model.pool) not in pools]
+    return [name for name, model in models.items() if model.pool not in pools]

@@ -15,8 +15,8 @@ import msgpack
 from shared.job.packing import pack
 from shared.job.states import JobState
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.tenants.rate_limits import UsedTokens, key_name, tenant_name
 
 OTHER = "(other)"
@@ -94,7 +94,7 @@ class UsageBacklog(NamedTuple):
 class UsageRecords:
     """The use of all tenants. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._redis = queue.servers.of(_SHARD)
 
@@ -116,7 +116,7 @@ class UsageRecords:
             Reader.USAGE.of(shard), after, ended[-1].entry, len(jobs), kept_days * _DAY_S * 1000,
             TOTALS_KEPT_S * 1000, MOST_ROWS, pack(rows), pack(_totals(sums)), pack(_unused(jobs)),
         )  # fmt: skip
-        return bool(await self._queue.run("add_usage", _SHARD, arguments))
+        return bool(await self._queue.run("add_usage", _SHARD, *arguments))
 
     async def backlog(self) -> UsageBacklog:
         """For metrics and operators."""

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shared.job.job import Job, checked_shard
-from shared.job.lanes import CLIENT_LANES, LANES, WAITING_LANES, pool_of
+from shared.job.lanes import CLIENT_LANES
 from shared.job.place import Place
 from shared.job.record import SUMMARY, read_job
 from shared.job.result import INLINE_RESULT_BYTES
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 
 _MOST_WORKERS = 64
-"""Whose free slots are read, in each shard: those with most."""
+"""Whose room is read, in each shard: those with most."""
 
 
 # --- depths ---
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LaneDepth:
+class LaneDepth(NamedTuple):
     """What waits in one lane of a pool, over all shards."""
 
     pool: str
@@ -35,57 +34,58 @@ class LaneDepth:
     waiting: int
     oldest_s: float
     in_progress: int
+    """Jobs of the pool that run; in the row of its first lane, as they are in none."""
 
 
-async def depths(queue: JobQueue) -> list[LaneDepth]:
+async def depths(queue: Queue) -> list[LaneDepth]:
     """What waits and what runs, per pool and lane."""
-    lanes = [(pool, lane) for pool in await pool_names(queue) for lane in LANES]
+    pools, shards = await pool_names(queue), range(queue.shards)
     pipeline = queue.servers.pipeline()
     pipeline.of(0).time()
-    for pool, lane in lanes:
-        for shard in range(queue.shards):
-            waiting_jobs = keys.waiting(shard, pool, lane)
-            pipeline.of(shard).xpending(keys.queue(shard, pool, lane), keys.GROUP)
-            pipeline.of(shard).zcard(waiting_jobs)
-            pipeline.of(shard).zrange(waiting_jobs, 0, 0, withscores=True)
+    for pool in pools:
+        for shard in shards:
+            pipeline.of(shard).xpending(keys.queue(shard, pool), keys.GROUP)
+        for lane in CLIENT_LANES:
+            for shard in shards:
+                pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
+                pipeline.of(shard).zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
     (seconds, micros), *replies = await pipeline.execute(raise_on_error=False)
     now_us, reply = int(seconds) * 1_000_000 + int(micros), iter(replies)
     found = []
-    for pool, lane in lanes:
-        running = waiting = oldest_us = 0
-        for _ in range(queue.shards):
-            pending, count, first = next(reply), next(reply), next(reply)
-            # No group yet: nothing was ever delivered from that lane.
-            running += pending["pending"] if isinstance(pending, dict) else 0
-            if lane in WAITING_LANES:
-                waiting += count
+    for pool in pools:
+        pending = [next(reply) for _ in shards]
+        # No group yet: nothing was ever claimed.
+        running = sum(each["pending"] for each in pending if isinstance(each, dict))
+        for lane in CLIENT_LANES:
+            waiting = oldest_us = 0
+            for _ in shards:
+                waiting += next(reply)
                 # The clock of another server may be ahead.
-                oldest_us = max(oldest_us, *(now_us - int(score) for _, score in first), 0)
-        found.append(LaneDepth(pool, lane, waiting, oldest_us / 1e6, running))
+                oldest_us = max(oldest_us, *(now_us - int(score) for _, score in next(reply)), 0)
+            found.append(LaneDepth(pool, lane, waiting, oldest_us / 1e6, running))
+            running = 0
     return found
 
 
-async def pool_names(queue: JobQueue) -> list[str]:
-    """The names of all queues that jobs were ever submitted to: of pools, and of adapters."""
+async def pool_names(queue: Queue) -> list[str]:
+    """The names of all pools that jobs were ever submitted to."""
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
-        pipeline.of(shard).smembers(keys.pool_names(shard))
+        pipeline.of(shard).smembers(keys.pools(shard))
     return sorted({pool.decode() for part in await pipeline.execute() for pool in part})
 
 
-async def with_waiting_jobs(
-    queue: JobQueue, names: Collection[str], shards: Iterable[int]
-) -> set[str]:
-    """Those of these queues that have waiting jobs in the shards."""
-    pipeline, asked = queue.servers.pipeline(), []
-    for shard in shards:
-        for name in names:
-            pipeline.of(shard).exists(*(keys.waiting(shard, name, each) for each in CLIENT_LANES))
-            asked.append(name)
-    return {name for name, found in zip(asked, await pipeline.execute(), strict=True) if found}
+async def alive(queue: Queue) -> set[str]:
+    """The workers that have a lease in every shard: others have lost a connection, or stand still,
+    and their jobs go to others."""
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).zrange(keys.alive(shard), 0, -1)
+    found = [{worker.decode() for worker in part} for part in await pipeline.execute()]
+    return set.intersection(*found)
 
 
-async def given_up(queue: JobQueue) -> int:
+async def given_up(queue: Queue) -> int:
     """How many jobs ever ended with too_many_attempts."""
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
@@ -115,7 +115,7 @@ class QueuePlace(NamedTuple):
     tenants: int
     """That have jobs waiting in its lane; of several shards, in the one with most."""
     free: int = 0
-    """For a job that is not submitted yet: slots of workers that are free."""
+    """For a job that is not submitted yet: the room of idle workers."""
 
     @property
     def position(self) -> int:
@@ -136,7 +136,7 @@ class QueuePlace(NamedTuple):
         )
 
 
-async def places(queue: JobQueue, jobs: Sequence[Job]) -> list[QueuePlace | None]:
+async def places(queue: Queue, jobs: Sequence[Job]) -> list[QueuePlace | None]:
     """The place of each job in its queue, in one round trip; None if it does not wait (any more).
 
     Jobs of a server that is away are not counted, and do not wait.
@@ -149,7 +149,7 @@ async def places(queue: JobQueue, jobs: Sequence[Job]) -> list[QueuePlace | None
             pipeline.of(shard).zcard(keys.turns(shard, *lane))
     for job in jobs:
         for shard in shards:
-            line = keys.waiting_of(shard, job.pool, job.lane, job.tenant)
+            line = keys.line(shard, job.pool, job.lane, job.tenant)
             pipeline.of(shard).zcount(keys.waiting(shard, job.pool, job.lane), 0, job.created_us)
             pipeline.of(shard).zcount(line, 0, job.created_us)
         own = checked_shard(job.id)
@@ -176,33 +176,26 @@ async def places(queue: JobQueue, jobs: Sequence[Job]) -> list[QueuePlace | None
     return found
 
 
-async def next_place(
-    queue: JobQueue, pool: str, lane: str, tenant: str, *, but_of: str = ""
-) -> QueuePlace:
-    """Where the tenant's next job would wait, in one round trip.
-
-    `but_of`: a worker whose free slots do not count. Servers that are away are not counted.
-    """
+async def next_place(queue: Queue, pool: str, lane: str, tenant: str) -> QueuePlace:
+    """Where the tenant's next job would wait, in one round trip. Servers that are away are not
+    counted."""
     pipeline, lanes = queue.servers.pipeline(), _up_to(lane)
     for shard in range(queue.shards):
         for each in lanes:
             pipeline.of(shard).zcard(keys.waiting(shard, pool, each))
-        pipeline.of(shard).zcard(keys.waiting_of(shard, pool, lane, tenant))
+        pipeline.of(shard).zcard(keys.line(shard, pool, lane, tenant))
         pipeline.of(shard).zcard(keys.turns(shard, pool, lane))
-        slots = keys.advertised(shard, pool_of(pool))
-        pipeline.of(shard).zrange(slots, -_MOST_WORKERS, -1, withscores=True)
+        pipeline.of(shard).zrange(keys.idle(shard, pool), -_MOST_WORKERS, -1, withscores=True)
     replies = iter(await pipeline.execute(raise_on_error=False, partial=True))
     better = waiting = own = tenants = free = 0
     for _ in range(queue.shards):
-        *counts, advertised = [next(replies) for _ in range(len(lanes) + 3)]
-        if isinstance(advertised, Exception):
+        *counts, idle = [next(replies) for _ in range(len(lanes) + 3)]
+        if isinstance(idle, Exception):
             continue
         *before, in_lane, of_tenant, turns = counts
         better, waiting, own = better + sum(before), waiting + in_lane, own + of_tenant
         tenants = max(tenants, turns)
-        others = (n for name, n in advertised if not name.startswith(f"{but_of} ".encode()))
-        # With more jobs on their way to a worker than it has slots its number is below zero.
-        free += sum(max(0, int(n)) for n in others)
+        free += sum(int(room) for _, room in idle)
     waiting, own, tenants = waiting + 1, own + 1, max(1, tenants + (not own))
     return QueuePlace(better, waiting, waiting, own, tenants, free)
 
@@ -216,7 +209,7 @@ def _up_to(lane: str) -> Sequence[str]:
 
 
 async def page(
-    queue: JobQueue, tenants: Sequence[str], before: Place | None, limit: int
+    queue: Queue, tenants: Sequence[str], before: Place | None, limit: int
 ) -> list[tuple[int, str, Job | None]]:
     """`(created_us, id, job)` of at most `limit` jobs behind that place, newest first.
 
@@ -240,7 +233,7 @@ async def page(
 
 
 async def _newest(
-    queue: JobQueue, tenants: Sequence[str], before: Place | None, limit: int
+    queue: Queue, tenants: Sequence[str], before: Place | None, limit: int
 ) -> list[tuple[int, str, str]]:
     """`(created_us, id, tenant)` of the tenants' newest jobs, from the indexes."""
     pipeline, asked = queue.servers.pipeline(), []
@@ -264,7 +257,7 @@ async def _newest(
     ]
 
 
-async def with_errors(queue: JobQueue, jobs: Sequence[Job]) -> list[Job]:
+async def with_errors(queue: Queue, jobs: Sequence[Job]) -> list[Job]:
     """The same jobs; those that the engine refused with their results, which hold the error, unless
     these are stored in pieces."""
     refused = [
@@ -297,7 +290,7 @@ class Kept(NamedTuple):
     """Of conversations, and of requests and answers above 4 KiB."""
 
 
-async def kept_of(queue: JobQueue, tenants: Sequence[str]) -> list[Kept]:
+async def kept_of(queue: Queue, tenants: Sequence[str]) -> list[Kept]:
     """What is kept of each tenant, in all shards."""
     pipeline = queue.servers.pipeline()
     for tenant in tenants:
@@ -323,38 +316,36 @@ class WaitingTenants(NamedTuple):
     """The tenants of a pool whose jobs wait."""
 
     jobs: Counter[str]
-    """How many of each; not those in the `retry` lane."""
+    """How many of each; not those that were interrupted."""
     served: dict[str, float]
     """The part of each in what these were served lately, over their weights (fair_shares.py): who
     has least is next. On average over lanes and shards, whose levels can't be compared."""
 
 
 async def waiting_by_tenant(
-    queue: JobQueue, queues: Mapping[str, Sequence[str]], most: int
+    queue: Queue, pools: Sequence[str], most: int
 ) -> dict[str, WaitingTenants]:
     """The tenants whose jobs wait, by pool.
 
-    `queues`: pool -> its queues. Of more than `most` tenants in one lane and shard, those that come
-    first.
+    Of more than `most` tenants in one lane and shard, those that come first.
     """
     pipeline, asked = queue.servers.pipeline(), []
-    for pool, names in queues.items():
-        for name in names:
-            for lane in CLIENT_LANES:
-                for shard in range(queue.shards):
-                    asked.append((pool, name, lane, shard))
-                    turns = keys.turns(shard, name, lane)
-                    pipeline.of(shard).zrange(turns, 0, most - 1, withscores=True)
+    for pool in pools:
+        for lane in CLIENT_LANES:
+            for shard in range(queue.shards):
+                asked.append((pool, lane, shard))
+                turns = keys.turns(shard, pool, lane)
+                pipeline.of(shard).zrange(turns, 0, most - 1, withscores=True)
     replies = await pipeline.execute()
     pipeline, counted = queue.servers.pipeline(), []
     parts = defaultdict[str, defaultdict[str, float]](lambda: defaultdict(float))
-    for (pool, name, lane, shard), levels in zip(asked, replies, strict=True):
+    for (pool, lane, shard), levels in zip(asked, replies, strict=True):
         total = sum(level for _, level in levels)
         for raw, level in levels:
             tenant = raw.decode(errors="replace")
             counted.append((pool, tenant))
             parts[pool][tenant] += level / total if total else 0.0
-            pipeline.of(shard).zcard(keys.waiting_of(shard, name, lane, tenant))
+            pipeline.of(shard).zcard(keys.line(shard, pool, lane, tenant))
     jobs: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for (pool, tenant), count in zip(counted, await pipeline.execute(), strict=True):
         if count:  # a turn may be left over

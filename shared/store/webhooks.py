@@ -8,8 +8,8 @@ from pydantic import TypeAdapter
 
 from shared.job.errors import BadRequest, NotFound, TooManyWebhooks
 from shared.store.documents import Documents, Kind, LimitReached
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS, WebhookEndpoint
 
 _KIND = Kind(
@@ -23,7 +23,7 @@ _KIND = Kind(
 class WebhookRecords:
     """The webhook endpoints of all tenants. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue) -> None:
+    def __init__(self, queue: Queue) -> None:
         self.documents = Documents(queue, _KIND)
 
     async def create(self, endpoint: WebhookEndpoint) -> None:

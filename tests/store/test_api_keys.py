@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from gateway.core.key_refresh import KeyRefresh
 from gateway.http.known_keys import KnownKeys
@@ -17,7 +18,6 @@ from shared.platform.tasks import end
 from shared.store import api_keys
 from shared.store.api_keys import KeyRecords
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.tenants.api_key import ApiKey, digest_of, new_key_id, new_secret
 from shared.tenants.rate_limits import NO_LIMITS, RateLimits
 from shared.tenants.scopes import ALL_SCOPES

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from shared.store import deliveries as module
 from shared.store.deliveries import Address, Deliveries, Taken
 from shared.store.ended import EndedStreams, Reader
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Try, TryResult
 from shared.webhooks.webhook_endpoint import WebhookEndpoint

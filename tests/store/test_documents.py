@@ -8,11 +8,11 @@ from typing import NamedTuple
 import pytest
 from pydantic import TypeAdapter
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from shared.store.documents import Documents, InUse, Kind, LimitReached
 from shared.store.interface import StoreUnwritable
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 
 A, B = "a", "b"
 

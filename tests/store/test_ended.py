@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.states import JobEvent
 from shared.store.deliveries import Deliveries
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.store.usage import UsageRecords
 from shared.webhooks.webhook_delivery import notify_of
 from tests.redis.conftest import (

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from gateway.files.files import Files
 from gateway.maintenance.file_sweep import FileSweep
 from shared.job.errors import StorageUnavailable
 from shared.store.files import StoredFile
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from tests.store.test_files import A, make_file
 
 LONG_AGO = 1_000_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from shared.job.errors import BadRequest, FileInUse, StorageQuotaExceeded
 from shared.storage import Segment
@@ -16,7 +17,6 @@ from shared.store.files import (
     new_file_id,
 )
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 
 A, B = "a", "b"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.store.operators import (
@@ -14,7 +15,6 @@ from shared.store.operators import (
     PoolSwitches,
 )
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.tenants.api_key import ApiKey
 
 

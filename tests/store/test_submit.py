@@ -1,49 +1,177 @@
-"""Submit: a job is stored as it was submitted; a full lane refuses it."""
+"""Submitted jobs: what is stored, what is refused, and who is told."""
 
 from __future__ import annotations
 
 import pytest
 
-from shared.job.job import new_job_id
-from shared.job.lanes import FLEX, PRIORITY
+from shared.job.errors import IdempotencyKeyReused, QueueFull, QuotaExceeded, TooManyWaiting
+from shared.job.idempotency import IdempotencyKey
+from shared.job.job import Origin
+from shared.job.lanes import DEFAULT, FLEX, PRIORITY
+from shared.job.quotas import Quotas
+from shared.job.replies import JoinedJob
 from shared.job.states import JobState
-from shared.store.interface import Store
-from tests.redis.conftest import TENANT, claim, make_job, submit, submit_one
+from shared.store.queue import Control
+from tests.harness.servers import RedisServer
+from tests.store.conftest import POOL, TENANT, Case, make_job, open_case
 
 
-async def test_a_submitted_job_has_the_fields_that_were_submitted(queue: Store) -> None:
-    handed_in = make_job(metadata={"a": "b"}, deadline_s=30.0, stream=False)
-    await submit_one(queue, handed_in, 10)
-    job = await queue.get(handed_in.id)
-    assert job is not None
-    assert job.state is JobState.QUEUED
-    for name in ("id", "tenant", "pool", "lane", "model", "endpoint", "stream", "ttl_s"):
-        assert getattr(job, name) == getattr(handed_in, name), name
-    assert job.metadata == {"a": "b"}
-    assert job.deadline_at == pytest.approx(job.created_at + 30.0, abs=1e-3)
-    assert (job.attempts, job.started_at, job.finished_at, job.error_code) == ((), None, None, "")
+async def test_a_job_is_read_as_it_was_submitted(case: Case) -> None:
+    body = bytes(range(256)) * 40
+    origin = Origin("00-trace", "request-7")
+    job = await case.submit(
+        body=body, metadata={"a": "ä"}, keep_s=2.5, deadline_s=9.0, origin=origin, notify="job",
+        key="key-1", reserved="7", weight=2.0, prefixes=b"12345678",
+    )  # fmt: skip
+    (found,) = await case.queue.get(job.id)
+    assert found is not None
+    assert (found.state, found.pool, found.lane, found.tenant) == (
+        JobState.QUEUED, POOL, DEFAULT, TENANT,
+    )  # fmt: skip
+    assert (found.metadata, found.origin, found.notify, found.key) == (
+        {"a": "ä"}, origin, "job", "key-1",
+    )  # fmt: skip
+    assert found.total_deadline_s == 9.0
+    assert found.deadline_at == found.created_at + 9.0
+    assert await case.queue.stored_request(job.id) == (body, "")
+    assert await case.queue.request_bytes(job.id) == len(body)
+    assert await case.queue.get("job_0", make_job().id) == [None, None]
 
 
-async def test_a_full_lane_does_not_close_another(queue: Store) -> None:
-    await submit_one(queue, make_job(lane=FLEX), 1)
-    assert await submit_one(queue, make_job(lane=PRIORITY), 1) == 1
-    assert await submit_one(queue, make_job(lane=FLEX, pool="other"), 1) == 1
+async def test_a_repeated_call_makes_nothing_twice(case: Case) -> None:
+    job, worker = make_job(), case.worker()
+    assert await case.submit_all([job, job]) == [1, 1]
+    before = case.server.xlen(f"{case.base}queue:{POOL}")
+    assert await case.submit_all([job]) == [1]
+    held = await worker.claim()
+    assert await case.submit_all([job]) == [0]
+    assert (before, [each.id for each in held]) == (1, [job.id])
+    assert await worker.claim() == []
 
 
-async def test_a_cancelled_job_makes_room(queue: Store) -> None:
-    first = make_job()
-    await submit_one(queue, first, 1)
-    await queue.cancel(first.id, TENANT)
-    assert await submit_one(queue, make_job(), 1) == 1
+async def test_a_full_lane_refuses_and_stores_nothing(case: Case) -> None:
+    first, second = make_job(), make_job()
+    await case.submit_all([first], max_depth=1)
+    before = case.names()
+    with pytest.raises(QueueFull):
+        await case.submit_all([second], max_depth=1)
+    assert case.names() == before
+    await case.submit_all([make_job(lane=FLEX)], max_depth=1)  # another lane
+    await case.queue.cancel(TENANT, first.id)
+    await case.submit_all([second], max_depth=1)
 
 
-async def test_any_bytes_travel_unchanged(queue: Store) -> None:
-    body = bytes(range(256)) * 300
-    job = await submit(queue, body=body, endpoint="/v1/ü", model="Ω\n")
-    (leased,) = await claim(queue, 1)
-    assert (leased.id, leased.body, leased.endpoint) == (job.id, body, "/v1/ü")
+async def test_jobs_that_idle_workers_have_room_for_do_not_fill_a_lane(case: Case) -> None:
+    await case.worker(room=8).claim()
+    assert await case.submit_all([make_job() for _ in range(3)], max_depth=2) == [1, 2, 3]
 
 
-async def test_an_unknown_job_is_none(queue: Store) -> None:
-    assert await queue.get(new_job_id(1)) is None
-    assert await queue.get("job_nonsense") is None
+async def test_quotas_of_a_tenant(kind: RedisServer) -> None:
+    quotas = Quotas(jobs=3, kept_bytes=10_000, waiting=2)
+    async with open_case(kind, quotas) as case:
+        jobs = [await case.submit(body=b"x" * 5000), await case.submit()]
+        with pytest.raises(TooManyWaiting):
+            await case.submit()
+        await case.submit(tenant="other")
+        with pytest.raises(QuotaExceeded):
+            await case.submit(lane=FLEX, body=b"x" * 5001)
+        await case.submit(lane=FLEX)
+        with pytest.raises(QuotaExceeded):
+            await case.submit(lane=PRIORITY)
+        await case.queue.cancel(TENANT, jobs[0].id)
+        await case.queue.delete(jobs[0].id)
+        await case.submit(lane=PRIORITY, body=b"x" * 9000)  # all was given back
+
+
+async def test_a_large_body_lies_in_a_key_of_its_own(case: Case) -> None:
+    body = bytes(n % 251 for n in range(300_000))
+    job, small = make_job(body=body), make_job(body=b"{}")
+    await case.submit_all([job, small])
+    key = f"{case.base}body:{job.id}"
+    assert case.server.ttl(key) == -1
+    assert await case.queue.stored_request(job.id) == (body, "")
+    assert await case.queue.request_bytes(job.id) == len(body)
+    assert await case.submit_all([job]) == [2]
+    worker = case.worker()
+    held, other = await worker.claim()
+    assert (held.body, held.body_bytes) == (b"", len(body))
+    assert (other.body, other.body_bytes) == (b"{}", 0)
+    assert await case.queue.body(job.id, held.body_bytes) == body
+    await worker.end(held)
+    assert 50_000 < case.server.pttl(key) <= 60_000
+    await case.queue.delete(job.id)
+    assert case.server.exists(key) == 0
+    assert await case.queue.body(job.id, len(body)) is None
+    assert await case.queue.stored_request(job.id) == (b"", "")
+
+
+async def test_a_large_body_without_a_job_expires(case: Case) -> None:
+    await case.submit_all([make_job()], max_depth=1)
+    refused = make_job(body=b"x" * 70_000)
+    with pytest.raises(QueueFull):
+        await case.submit_all([refused], max_depth=1)
+    assert 0 < case.server.ttl(f"{case.base}body:{refused.id}") <= 60
+
+
+async def test_a_job_whose_large_body_is_lost_fails(case: Case) -> None:
+    lost, job = await case.submit(body=b"x" * 70_000), await case.submit()
+    case.server.delete(f"{case.base}body:{lost.id}")
+    assert [held.id for held in await case.worker().claim()] == [job.id]
+    assert case.record(lost.id)["error_code"] == "record_damaged"
+
+
+async def test_an_idempotency_key_names_one_job(case: Case) -> None:
+    def keyed(body: bytes, tenant: str = TENANT) -> dict[str, object]:
+        key = IdempotencyKey.of(tenant, "/v1/x", "key", body)
+        return {"idempotency": key, "body": body, "tenant": tenant}
+
+    first, second, third = (make_job(**keyed(b"{}")) for _ in range(3))
+    assert await case.queue.find_keyed(first) is None
+    assert await case.submit_all([first, second]) == [1, JoinedJob(first.id)]
+    assert await case.submit_all([third]) == [JoinedJob(first.id)]
+    assert await case.queue.find_keyed(third) == JoinedJob(first.id)
+    with pytest.raises(IdempotencyKeyReused):
+        await case.submit(**keyed(b"{ }"))
+    await case.submit(**keyed(b"{}", "other"))
+    held = await case.worker().claim()
+    assert len(held) == 2
+    await case.queue.cancel(TENANT, first.id)
+    assert await case.submit_all([third]) == [JoinedJob(first.id)]  # an ended job is joined
+    await case.queue.delete(first.id)
+    assert await case.submit_all([third]) == [1]
+
+
+async def test_idle_workers_are_told_of_jobs_so_that_their_rooms_are_even(case: Case) -> None:
+    workers = [case.worker(f"w-{n}", room=room) for n, room in enumerate((6, 4, 1))]
+    for worker in workers:
+        assert await worker.claim() == []
+    await case.submit_all([make_job() for _ in range(4)])
+    assert [worker.told_to(Control.CLAIM) for worker in workers] == [3, 1, 0]
+    assert len(await workers[0].claim(3)) == 3
+    await case.submit_all([make_job() for _ in range(9)])
+    assert [worker.told_to(Control.CLAIM) for worker in workers] == [3, 3, 1]  # all their room
+
+
+async def test_a_worker_that_does_not_hear_is_passed_over(case: Case) -> None:
+    await case.worker("w-1", room=9, heard=False).claim()
+    heard = case.worker("w-2", room=1)
+    await heard.claim()
+    await case.submit()
+    assert heard.told_to(Control.CLAIM) == 1
+    assert case.server.zscore(f"{case.base}idle:{POOL}", "w-1") is None
+
+
+async def test_flex_jobs_make_room_for_better_lanes(case: Case) -> None:
+    await case.submit_all([make_job(lane=FLEX) for _ in range(4)])
+    worker = case.worker(room=4)
+    held = await worker.claim(yieldable=0)
+    await case.submit(lane=FLEX)
+    assert worker.told_to(Control.YIELD) == 0
+    urgent = await case.submit()
+    assert worker.told_to(Control.YIELD) == 1
+    await case.submit_all([make_job() for _ in range(9)])
+    assert worker.told_to(Control.YIELD) == 3  # it has no more
+    gone = held[0]
+    assert await case.queue.give_back([gone], "handed_over", "yielded") == {gone.id: "queued"}
+    del worker.jobs[gone.id]
+    assert [job.id for job in await worker.claim(yieldable=0)] == [urgent.id]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from shared.job.job import NewJob
 from shared.job.lanes import DEFAULT
@@ -19,7 +20,6 @@ from shared.platform.metrics.losses import ReaperMetrics
 from shared.store import upkeep
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
 from shared.store.servers import Servers
 from shared.store.upkeep import KEPT_S, Reaper, prune, rewrite_logs
 from tests.harness.servers import RedisServer

@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 
 import pytest
 from redis import Redis
+from shared.job.job_log import make_journal, prompt_tokens_in, tokens_in
+from shared.store.redis.job_queue import JobQueue
 
 from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.job import LeasedJob, NewJob, new_job_id_in
-from shared.job.job_log import make_journal, prompt_tokens_in, tokens_in
 from shared.job.states import JobState
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.store.usage import OTHER, UsageRecords, UsageSums
 from tests.redis.conftest import (
     TENANT,

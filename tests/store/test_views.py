@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from gateway.core.job_filter import JobFilter
 from gateway.core.job_search import search
@@ -14,7 +15,6 @@ from shared.job.lanes import DEFAULT, FLEX, LANES, PRIORITY, RETRY_LANE
 from shared.job.place import Place
 from shared.job.states import JobEvent
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.store.views import LaneDepth, depths, next_place, page, places, with_errors
 from tests.harness.servers import RedisServer
 from tests.redis.conftest import (

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
+from shared.store.redis.job_queue import JobQueue
 
 from gateway.webhooks import webhook_sender, webhook_work
 from gateway.webhooks.webhook_sender import WebhookSender
 from gateway.webhooks.webhook_work import WebhookWork
 from shared.store.deliveries import CLAIM_S, Deliveries
 from shared.store.interface import StoreUnavailable
-from shared.store.redis.job_queue import JobQueue
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks import retry_schedule
 from shared.webhooks.address_check import AllowedAddresses

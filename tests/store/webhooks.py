@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from shared.store.redis.job_queue import JobQueue
+
 from shared.store.deliveries import Address, Deliveries
 from shared.store.ended import EndedStreams, Reader
-from shared.store.redis.job_queue import JobQueue
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import Event
 from shared.webhooks.webhook_endpoint import EVENT_TYPES, WebhookEndpoint, new_endpoint_id

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from shared.job import errors
 from shared.platform.metrics.families import Families
-from shared.platform.metrics.losses import LostWorkerMetrics, ReaperMetrics
+from shared.platform.metrics.losses import UpkeepMetrics
 from shared.platform.metrics.redis import RedisReading
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -18,8 +18,7 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         new = Families(registry)
         new.build_info()
-        self.reaper = ReaperMetrics(registry)
-        self.lost_workers = LostWorkerMetrics(registry, self.reaper)
+        self.upkeep = UpkeepMetrics(registry)
         self.ready = new.gauge(
             "flotilla_gateway_ready", "1 if this check of /readyz passes", "check"
         )

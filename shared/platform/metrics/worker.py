@@ -7,7 +7,6 @@ from prometheus_client import CollectorRegistry
 from shared.job.placement import DEPTHS
 from shared.job.states import JobState
 from shared.platform.metrics.families import Families
-from shared.platform.metrics.losses import ReaperMetrics
 
 
 class WorkerMetrics:
@@ -16,7 +15,6 @@ class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         new = Families(registry)
         new.build_info()
-        self.reaper = ReaperMetrics(registry)
         self.silent_subscriptions = new.silent_subscriptions()
         self.malformed = new.malformed("control message")
         self.info = new.gauge(
@@ -44,10 +42,6 @@ class WorkerMetrics:
             "flotilla_jobs_retried_total", "Jobs leased for a second or later attempt"
         )
         self.adapters = new.gauge("flotilla_worker_adapters", "LoRA adapters that the engine holds")
-        self.suspects = new.counter(
-            "flotilla_suspects_total",
-            "Suspects leased: jobs that run alone as they may have ended two workers or more",
-        )
         self.queue_wait = new.histogram(
             "flotilla_queue_wait_seconds", "Time from submit to lease, by Redis' clock"
         )

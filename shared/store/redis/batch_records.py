@@ -15,9 +15,9 @@ from shared.job.errors import NotFound, TooManyBatches
 from shared.job.packing import pack
 from shared.job.replies import Fenced
 from shared.storage import Segment
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.store.redis.batch_fields import fields_of, parse_batch, parse_segment
-from shared.store.redis.job_queue import JobQueue
 
 Which = Literal["output", "errors"]
 
@@ -91,7 +91,7 @@ class OpenBatch(NamedTuple):
 class BatchRecords:
     """The batches of a fleet. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._redis = queue.servers.of(_SHARD)
 
@@ -105,7 +105,7 @@ class BatchRecords:
             batch.id, batch.tenant, batch.input_file_id, max_open, _MOST_KEPT, _DELETABLE_MS,
             created_us, *flat,
         )  # fmt: skip
-        made = await self._queue.run("create_batch", _SHARD, arguments)
+        made = await self._queue.run("create_batch", _SHARD, *arguments)
         if made == -2:
             raise TooManyBatches(
                 f"You have {_MOST_KEPT:,} batches, and the oldest are open, or have ended within "
@@ -156,7 +156,7 @@ class BatchRecords:
 
         One that ends, or has ended, stays as it is.
         """
-        await self._queue.run("cancel_batch", _SHARD, (batch_id, tenant))
+        await self._queue.run("cancel_batch", _SHARD, batch_id, tenant)
         return await self.get(tenant, batch_id)
 
     async def segments(self, batch_id: str, which: Which) -> tuple[Segment, ...]:
@@ -207,13 +207,13 @@ class BatchRecords:
         so since then, or it is not open.
         """
         arguments = (batch_id, owner, int(lock_s * 1000), "" if epoch is None else epoch)
-        reply = await self._queue.run("own_batch", _SHARD, arguments)
+        reply = await self._queue.run("own_batch", _SHARD, *arguments)
         return None if reply is None else (int(reply[0]), int(reply[1]))
 
     async def fence(self, batch_id: str, epoch: int) -> None:
         """Have all shards refuse lines that earlier owners submit."""
         for shard in range(self._queue.shards):
-            await self._queue.run("fence_batch", shard, (batch_id, epoch, _KEPT_S * 2000))
+            await self._queue.run("fence_batch", shard, batch_id, epoch, _KEPT_S * 2000)
 
     async def read(self, batch_id: str, epoch: int, step: int) -> OwnedBatch | None:
         """A batch as its owner needs it; None if it is gone."""
@@ -251,7 +251,7 @@ class BatchRecords:
             _KEPT_S * 1000 if change.status and change.status.ended else "",
             " ".join(change.ended_jobs),
         )
-        reply = await self._queue.run("change_batch", _SHARD, arguments)
+        reply = await self._queue.run("change_batch", _SHARD, *arguments)
         if reply is None:
             raise Fenced(f"another process owns {batch_id}")
         return BatchStatus(reply.decode())

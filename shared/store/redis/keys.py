@@ -1,4 +1,4 @@
-"""Every Redis key and channel. No other file spells one; the scripts get these words from here.
+"""Every Redis key and channel that Python uses; the scripts make theirs of the same words.
 
 `{s}` is the shard, a Redis Cluster hash tag: all keys of a job lie in one slot, and a script that
 gets the shard's base key makes the others itself. On a cluster another tag stands for the shard
@@ -14,34 +14,21 @@ from functools import lru_cache
 from typing import Final
 
 GROUP: Final = "workers"
+"""The consumer group of a pool's stream."""
 
-# The words of the shard's keys; scripts/loader.py passes them to Lua under the same names.
+# The words of the shard's keys that Python uses. The scripts spell them, and others, themselves.
 JOB: Final = "job"
 LOG: Final = "log"
-STEPS: Final = "steps"
-FENCE: Final = "fence"
 QUEUE: Final = "queue"
 WAITING: Final = "waiting"
-WAITING_OF: Final = "waiting_of"
+LINE: Final = "line"
 TURNS: Final = "turns"
-LEVELS: Final = "levels"
-LEVEL_CLOCK: Final = "level_clock"
-WARM: Final = "warm"
-WAITING_PREFIXES: Final = "waiting_prefixes"
-WARM_BEFORE: Final = "warm_before"
-WAKE_UPS: Final = "wake_ups"
-YIELDING: Final = "yielding"
-ADVERTISED: Final = "advertised"
-ISOLATION: Final = "isolation"
-DEADLINES: Final = "deadlines"
 JOBS: Final = "jobs"
-EXPIRING: Final = "expiring"
-POOL_NAMES: Final = "pool_names"
-REAPER: Final = "reaper"
-REAP_CLOCK: Final = "reap_clock"
-CHECKED: Final = "checked"
-UNATTENDED: Final = "unattended"
-IDEMPOTENCY: Final = "idempotency"
+POOLS: Final = "pools"
+UPKEEP: Final = "upkeep"
+IDLE: Final = "idle"
+BODY: Final = "body"
+ALIVE: Final = "workers"
 GIVEN_UP: Final = "given_up"
 KEPT: Final = "kept"
 CONVERSATIONS: Final = "conversations"
@@ -75,25 +62,10 @@ USAGE_ROWS: Final = "usage_rows"
 USAGE_TOTALS: Final = "usage_totals"
 RATE: Final = "rate"
 RUNNING: Final = "running"
-PROBE_WORD: Final = "probe"
-LUA_WORDS: Final = (
-    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAITING_OF, TURNS, LEVELS, LEVEL_CLOCK, WARM,
-    WARM_BEFORE, WAITING_PREFIXES, WAKE_UPS, YIELDING, ADVERTISED, ISOLATION, DEADLINES, JOBS,
-    EXPIRING, POOL_NAMES, REAPER, REAP_CLOCK, CHECKED,
-    UNATTENDED, IDEMPOTENCY, GIVEN_UP, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
-    CONVERSATION_ITEMS, BATCH, BATCH_LINES, BATCH_OUTPUT, BATCH_ERRORS, BATCH_LOCK, BATCH_EPOCH,
-    BATCHES, OPEN_BATCHES, GONE,
-    DOCUMENTS, DOCUMENT_INDEX, DOCUMENT_BYTES, DOCUMENT_EXPIRY, DOCUMENT_USERS, DOCUMENT_VERSION,
-    WEBHOOK_COUNTS, DUE, DELIVERIES, DELIVERY_RECORDS, ENDED, ENDED_READ, ENDED_DROPPED,
-    USAGE_DAY, USAGE_ROWS, USAGE_TOTALS, RATE, RUNNING, PROBE_WORD,
-)  # fmt: skip
-
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
 CONTROL_CHANNEL: Final = "flotilla:control:"
-HEARTBEAT_CHANNEL: Final = "flotilla:heartbeat:"
 API_KEYS_CHANNEL: Final = "flotilla:api_keys"
 _CHANNELS: Final = "flotilla:"
-CHANNELS_PATTERN: Final = "flotilla:[cht][eo][akn]*:*"  # of all kinds, for PUBSUB CHANNELS
 
 _tags: list[str] = []
 """Of a cluster: the tag of each shard. A process belongs to one fleet."""
@@ -130,19 +102,34 @@ def log(shard: int, job_id: str) -> str:
     return f"{base(shard)}{LOG}:{job_id}"
 
 
-def steps(shard: int, worker_id: str) -> str:
-    """A worker's step log."""
-    return f"{base(shard)}{STEPS}:{worker_id}"
+def body(shard: int, job_id: str) -> str:
+    """The large body of a job's request."""
+    return f"{base(shard)}{BODY}:{job_id}"
 
 
-def fence(shard: int, worker_id: str) -> str:
-    """A worker's fencing token."""
-    return f"{base(shard)}{FENCE}:{worker_id}"
+def queue(shard: int, pool: str) -> str:
+    """The stream of a pool's unfinished jobs."""
+    return f"{base(shard)}{QUEUE}:{pool}"
 
 
-def queue(shard: int, pool: str, lane: str) -> str:
-    """The stream of one lane of a pool."""
-    return f"{base(shard)}{QUEUE}:{pool}:{lane}"
+def idle(shard: int, pool: str) -> str:
+    """The pool's idle workers, by their room."""
+    return f"{base(shard)}{IDLE}:{pool}"
+
+
+def alive(shard: int) -> str:
+    """The workers with a lease, by its end."""
+    return f"{base(shard)}{ALIVE}"
+
+
+def pools(shard: int) -> str:
+    """The names of the pools that jobs were ever submitted to."""
+    return f"{base(shard)}{POOLS}"
+
+
+def upkeep(shard: int) -> str:
+    """The lock of a round of upkeep."""
+    return f"{base(shard)}{UPKEEP}"
 
 
 def waiting(shard: int, pool: str, lane: str) -> str:
@@ -150,29 +137,14 @@ def waiting(shard: int, pool: str, lane: str) -> str:
     return f"{base(shard)}{WAITING}:{pool}:{lane}"
 
 
-def waiting_of(shard: int, pool: str, lane: str, tenant: str) -> str:
+def line(shard: int, pool: str, lane: str, tenant: str) -> str:
     """Those of one tenant, in the order in which they are claimed."""
-    return f"{base(shard)}{WAITING_OF}:{pool}:{lane}:{tenant}"
+    return f"{base(shard)}{LINE}:{pool}:{lane}:{tenant}"
 
 
 def turns(shard: int, pool: str, lane: str) -> str:
     """The tenants whose jobs wait in a lane, by level."""
     return f"{base(shard)}{TURNS}:{pool}:{lane}"
-
-
-def wake_ups(shard: int, pool: str) -> str:
-    """The wake-up list of a pool's idle workers."""
-    return f"{base(shard)}{WAKE_UPS}:{pool}"
-
-
-def own_wake_ups(shard: int, worker: str) -> str:
-    """A wake-up list that only this worker reads."""
-    return wake_ups(shard, f"@{worker}")
-
-
-def advertised(shard: int, pool: str) -> str:
-    """The advertised slots of a pool's workers."""
-    return f"{base(shard)}{ADVERTISED}:{pool}"
 
 
 def jobs(shard: int, tenant: str) -> str:
@@ -235,11 +207,6 @@ def usage_totals(period: str) -> str:
     return first(USAGE_TOTALS, period)
 
 
-def pool_names(shard: int) -> str:
-    """The names of the pools with jobs in this shard."""
-    return f"{base(shard)}{POOL_NAMES}"
-
-
 _OF_SHARD: Final = re.compile(r"flotilla:\{(\d+)\}:(\w+):(.*)", re.DOTALL)
 
 
@@ -296,11 +263,6 @@ def control_channel(worker_id: str) -> str:
     return CONTROL_CHANNEL + worker_id
 
 
-def heartbeat_channel(worker_id: str, number: int) -> str:
-    """The channel that a worker subscribes to until its next beat."""
-    return f"{HEARTBEAT_CHANNEL}{worker_id}:{number}"
-
-
 def channel_at(shard: int, channel: str) -> str:
     """What a channel is called at the shard: on a cluster it lies in the shard's slot."""
     return base(shard) + channel.removeprefix(_CHANNELS) if _tags else channel
@@ -309,8 +271,3 @@ def channel_at(shard: int, channel: str) -> str:
 def plain_channel(channel: str) -> str:
     """The same channel by the name that it has on one Redis."""
     return _CHANNELS + channel.partition("}:")[2] if _tags else channel
-
-
-def worker_of_heartbeat(channel: str) -> str:
-    """The worker whose heartbeat channel this is."""
-    return channel.removeprefix(HEARTBEAT_CHANNEL).rpartition(":")[0]

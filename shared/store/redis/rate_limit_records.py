@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from shared.job.packing import pack
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.tenants.rate_limits import Left, Limit, Limited, Taken, TooMuch, least
 
 SHARD = 0
@@ -23,7 +23,7 @@ _KINDS = list(Limit)
 class RateLimitRecords:
     """Takes and gives back. Methods raise StoreError."""
 
-    def __init__(self, queue: JobQueue) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._redis = queue.servers.of(SHARD)
 
@@ -36,7 +36,7 @@ class RateLimitRecords:
         """
         limits = [(each.name, *each.limits) for each in limited]
         request = (holder, int(LEASE_S * 1000), tokens, *_periods(now_s), limits)
-        refused, *rates = await self._queue.run("take_limits", SHARD, (pack(request),))
+        refused, *rates = await self._queue.run("take_limits", SHARD, pack(request))
         requests = [
             Left(each.limits.requests_per_minute, rate[0])
             for each, rate in zip(limited, rates, strict=True)
@@ -55,7 +55,7 @@ class RateLimitRecords:
 
     async def give_back(self, tokens: int, names: Iterable[str]) -> None:
         """The tokens that were taken for a request whose job was not queued."""
-        await self._queue.run("give_back_tokens", SHARD, (tokens, *names))
+        await self._queue.run("give_back_tokens", SHARD, tokens, *names)
 
     async def release(self, holders: Iterable[tuple[str, str]]) -> None:
         """The requests of these (name, holder) pairs have been answered."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from gateway.apis.responses.stored_response import stored_response
 from shared.job.errors import QuotaExceeded, RedisMemoryFull
@@ -14,7 +15,6 @@ from shared.job.job import LeasedJob
 from shared.job.quotas import Quotas
 from shared.job.responses import response_id
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from tests.harness.settings import Settings
 from tests.redis.conftest import TENANT, answer, claim, finish, make_job, open_queue
 from tests.redis.test_quotas import EXPIRING, KEPT, kept_bytes, sweep

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from shared.store.redis.job_queue import JobQueue
 
 from gateway.apis.responses import conversation_store, response_jobs
 from gateway.apis.responses.conversation_store import Conversations
@@ -40,7 +41,6 @@ from shared.job.states import JobEvent
 from shared.store.conversations import Conversation
 from shared.store.health import Health
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from tests.harness.settings import Settings
 from tests.redis.conftest import POOL, TENANT, answer, claim, finish, open_queue
 

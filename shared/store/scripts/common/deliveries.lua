@@ -1,0 +1,18 @@
+-- Deliveries to a webhook endpoint: a record of each (deliveries.py), and their order: those that are pending at the time at
+-- which they are due, the others at minus the time at which they ended.
+-- An owner is `endpoint tenant`.
+local function delivery_keys(owner)
+  local endpoint = string.match(owner, '^%S+')
+  return key('deliveries', endpoint), key('delivery_records', endpoint)
+end
+
+-- Have an owner be due when its first delivery is. Returns whether any is pending.
+local function settle(owner, order)
+  local first = redis.call('ZRANGEBYSCORE', order, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  if first[2] then
+    redis.call('ZADD', base .. 'due', first[2], owner)
+  else
+    redis.call('ZREM', base .. 'due', owner)
+  end
+  return first[2] ~= nil
+end

@@ -1,0 +1,247 @@
+"""Whatever is lost, late, repeated or damaged: answers have no gap and no splice, each job ends
+once, each client is told, and no other worker's entry is taken (model.py).
+
+Each rule that this needs is switched off in turn, and such schedules find that it is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import hiredis
+import pytest
+
+from gateway.core.reader import Reader
+from shared.job.log import DeltaEncoder, Entry, Position, Record
+from shared.store.queue import HeldJob
+from shared.store.scripts import library
+from tests.harness.servers import RedisServer, embedded_binary
+from tests.store.model import Broken, ModelWorker, Wire, World
+from tests.store.queue import model
+from worker.core.claim import Claims
+from worker.core.output import Kind, Output
+from worker.core.publish import ShardPublisher
+
+REAL_CLOCK = (
+    "local function read_clock() local t = redis.call('TIME') return t[1] * 1000000 + t[2] end"
+)
+_MOST = 400
+"""So many schedules are played to find that a rule is missing."""
+_RARE = 100
+"""Rules that few schedules need are looked for from this one on: one of the next needs them."""
+
+
+@pytest.fixture(scope="module")
+def wires(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Wire, Wire]]:
+    """Two connections to a Redis of its own, without an append-only file: Redis 7, and Valkey."""
+    binary = embedded_binary() if request.param == "embedded" else None
+    server = RedisServer(tmp_path_factory.mktemp("model"), binary, appendonly="no")
+    server.start()
+    path = server.socket_url.removeprefix("unix://").partition("?")[0]
+    wires = Wire(path), Wire(path)
+    yield wires
+    for wire in wires:
+        wire.close()
+    server.stop()
+
+
+def load(redis: Wire, replaced: Mapping[str, str]) -> str:
+    """Load the scripts with the clock of the model, and with what is `replaced`; the prefix."""
+    prefix, text = library()
+    for old, new in {REAL_CLOCK: model.CLOCK, **replaced}.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    redis("FUNCTION", "LOAD", "REPLACE", text)
+    return prefix
+
+
+@pytest.mark.parametrize("wires", ["any", "embedded"], indirect=True)
+@pytest.mark.seeds(30)
+def test_all_rules_hold(wires: tuple[Wire, Wire], seed: int) -> None:
+    prefix = load(wires[0], {})
+    World(*wires, prefix, seed).play()
+
+
+# --- one rule is switched off ---
+
+
+class MergingOutput(Output):
+    """Knows what the entries in flight were made of."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, job: HeldJob, notify: Callable[[Output], None]) -> None:
+        super().__init__(job, notify)
+        self.raw: list[tuple[list[bytes], list[Record], DeltaEncoder]] = []
+
+    def take(self) -> None:
+        raw = self._chunks, self._records, copy(self._encoder)
+        before = len(self.in_flight)
+        super().take()
+        if len(self.in_flight) > before:
+            self.raw.append(raw)
+
+    def acknowledge(self, now: float) -> None:
+        self.raw.clear()
+        super().acknowledge(now)
+
+    def merge(self) -> None:
+        """Make what is in flight anew, with what comes."""
+        if self.raw and all(made.kind is Kind.OUTPUT for made in self.in_flight):
+            self._chunks = [each for raw in self.raw for each in raw[0]] + self._chunks
+            self._records = [each for raw in self.raw for each in raw[1]] + self._records
+            self._encoder = self.raw[0][2]
+            self._number, self.in_flight = self.acknowledged, []
+            self.raw.clear()
+            self._notify(self)
+
+
+class MergingPublisher(ShardPublisher):
+    """Does not repeat a call unchanged after a lost connection."""
+
+    def disconnected(self) -> None:
+        super().disconnected()
+        for output in self.outputs.values():
+            assert isinstance(output, MergingOutput)
+            output.merge()
+
+
+class SilentClaims(Claims):
+    """Asks for nothing without room."""
+
+    async def claim(self) -> bool:
+        return await super().claim() if self._room.free() or self._must_reconcile else True
+
+
+class ForgettingOutput(Output):
+    """Sends only what it keeps of the entries that Redis has lost."""
+
+    def fall_back(self, number: int) -> bool:
+        super().fall_back(number)
+        return True
+
+
+class Merging(ModelWorker):
+    """Puts what was not acknowledged together with what is new, and sends that again."""
+
+    output_class, publisher_class = MergingOutput, MergingPublisher
+
+
+class Silent(ModelWorker):
+    """Asks for nothing without room."""
+
+    claims_class = SilentClaims
+
+
+class Forgetting(ModelWorker):
+    """Sends only what it keeps of the entries that Redis has lost."""
+
+    output_class = ForgettingOutput
+
+
+class Exclusive(Reader):
+    """Does not look whether its own last entry is there still."""
+
+    def _take_page(self, after: Position, entries: Sequence[Entry], asked: int) -> None:
+        own = (
+            [Entry(after, None, ())]
+            if self.number and all(e.position != after for e in entries)
+            else []
+        )
+        super()._take_page(after, [*own, *entries], asked)
+
+
+class Deaf(Reader):
+    """Drops what comes while it reads a page."""
+
+    def _go_live(self) -> None:
+        self._kept.clear()
+        super()._go_live()
+
+
+class Unwatching(Reader):
+    """Reads the log after a lost connection, but does not have the gateway watch again."""
+
+    def resync(self) -> None:
+        if self.is_current:
+            self._fall_behind()
+        elif not self.is_behind:
+            super().resync()
+
+
+@dataclass
+class Control:
+    """What is replaced in the scripts, and the arguments of the World."""
+
+    scripts: dict[str, str] = field(default_factory=dict)
+    world: dict[str, Any] = field(default_factory=dict)
+    seeds: range = range(_MOST)
+    """Those of schedules in which all goes well with the rule; Redis loses data in the odd ones."""
+
+
+_CLAIMED = "local marker = mark(id, job, generation, number, event_entry('claimed', worker))"
+CONTROLS = {
+    "generations": Control({"job.generation = math.max(now_us(), last + 1)": "job.generation = 1"}),
+    "generations are times": Control(
+        {"job.generation = math.max(now_us(), last + 1)": "job.generation = last + 1"}
+    ),
+    "an entry of each claim": Control(
+        {
+            _CLAIMED: f"""if number > 0 then job.generation, number = generation, number - 1 end
+                local marker = ''
+                if number == 0 then {_CLAIMED[len("local ") :]} end"""
+        },
+        seeds=range(_RARE, _RARE + _MOST),
+    ),
+    "what Redis has lost": Control(
+        {"for i = 1, #acknowledged, 3 do check(": "for i = 1, 0, 3 do check("}
+    ),
+    "the number of known jobs": Control(
+        {"if count_held(worker) > tonumber(ARGV[4]) then return nil end": ""}
+    ),
+    "jobs that are in no list": Control(
+        {"for _, each in ipairs(found) do look_at(unpack(each)) end": ""}
+    ),
+    "deadlines at the claim": Control(
+        {"if job.deadline_us ~= '' and tonumber(job.deadline_us) <= now_us() then": "if false then"}
+    ),
+    "leases that lie ahead": Control({"if lease_end > now + LEASE_US then beat(worker) end": ""}),
+    "frames of refused entries": Control(
+        {"some_refused and without_refused(ARGV[i + 1]) or ARGV[i + 1]": "ARGV[i + 1]"}
+    ),
+    "restarts that a client sees": Control(
+        {"if job.stream == '1' or job.watched == '1' then": "if false then"}
+    ),
+    "unchanged repeats": Control(world={"worker": Merging}),
+    "claims without room": Control(world={"worker": Silent}, seeds=range(_RARE, _RARE + _MOST)),
+    "ten seconds of entries": Control(world={"worker": Forgetting}),
+    "readers' own last entries": Control(
+        world={"reader": Exclusive, "damages": 1.0},
+        seeds=range(_RARE + 1, _RARE + 2 * _MOST, 2),
+    ),
+    "frames that come with a page": Control(
+        world={"reader": Deaf, "loses_frames": False, "looks": False}, seeds=range(0, _MOST, 2)
+    ),
+    "watches after a loss": Control(world={"reader": Unwatching}),
+    "looks for lost frames": Control(world={"looks": False}),
+    "workers that see lost connections": Control(world={"hides": True}),
+}
+"""By the name of the rule that is missing."""
+
+
+@pytest.mark.parametrize("wires", ["any"], indirect=True)
+@pytest.mark.parametrize("rule", CONTROLS)
+def test_the_model_finds_that_a_rule_is_missing(wires: tuple[Wire, Wire], rule: str) -> None:
+    control = CONTROLS[rule]
+    prefix = load(wires[0], control.scripts)
+    for seed in control.seeds:
+        try:
+            World(*wires, prefix, seed, **control.world).play()
+        except (Broken, hiredis.ReplyError):
+            return
+    pytest.fail(f"{len(control.seeds)} schedules do without it")

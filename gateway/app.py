@@ -27,7 +27,6 @@ from gateway.core.receiver import Receiver
 from gateway.core.relay import Relay
 from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
-from gateway.core.unwatcher import Unwatcher
 from gateway.description import openapi
 from gateway.files.files import Files
 from gateway.front_door import FrontDoor
@@ -57,12 +56,10 @@ from shared.platform.settings import SettingsError
 from shared.platform.tasks import TaskSupervisor
 from shared.store.health import Health
 from shared.store.operators import AuditTrail
-from shared.store.redis.detector import Detector
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.lost_workers import LostWorkers
+from shared.store.queue import Queue
 from shared.store.redis.rate_limit_records import RateLimitRecords
 from shared.store.servers import Servers
-from shared.store.upkeep import Reaper
+from shared.store.upkeep import Upkeep
 
 log = logging.getLogger("flotilla.gateway")
 
@@ -157,14 +154,13 @@ def _make_gateway(
     gateway_id = f"gw-{secrets.token_hex(6)}"
     servers = Servers(settings.redis_url, settings.shards)
     queue = _queue(settings, servers)
-    relay = Relay(queue, servers, gateway_id, metrics, settings.stream_buffer_bytes)
+    relay = Relay(queue, servers, gateway_id, metrics)
     fleet = FleetView.of(settings, pools, queue, MalformedValues(metrics.malformed))
     streams = StreamContext(
         gateway_id,
         settings,
         queue,
         relay,
-        Unwatcher(queue, gateway_id, relay.has_readers),
         metrics,
         fleet,
         partial(full, queue, fleet),
@@ -173,7 +169,7 @@ def _make_gateway(
     health = Health(servers, settings.redis_high_watermark)
     admission = JobAdmission(queue, fleet, health)
     depths = settings.max_queue_depth, metrics, pools.max_depths
-    submitter = Submitter(queue, *depths, admission.with_time)
+    submitter = Submitter(queue, relay, *depths, admission.with_time)
     gateway = Gateway(
         id=gateway_id,
         settings=settings,
@@ -208,10 +204,13 @@ def _add_tenants(gateway: Gateway) -> None:
     gateway.add(AuditTrail(gateway.queue.servers))
 
 
-def _queue(settings: GatewaySettings, servers: Servers) -> JobQueue:
-    queue = JobQueue(servers, quotas=settings.quotas)
-    queue.share_rules = settings.fair_shares.rules
-    return queue
+def _queue(settings: GatewaySettings, servers: Servers) -> Queue:
+    return Queue(
+        servers,
+        quotas=settings.quotas,
+        share_rules=settings.fair_shares.rules,
+        placement=settings.placement.rules,
+    )
 
 
 async def _start(gateway: Gateway) -> None:
@@ -219,19 +218,11 @@ async def _start(gateway: Gateway) -> None:
     for api in APIS:
         if api.start is not None:
             api.start(gateway)
-    reaper = Reaper(gateway.queue, gateway.settings.lease_s, gateway.metrics.reaper)
-    lost_workers = LostWorkers(
-        gateway.queue, gateway.metrics.lost_workers, gateway.fleet.worker_gone
-    )
-    detector = Detector(
-        gateway.queue,
-        lost_workers,
-        gateway.settings.silence_s,
-    )
+    metrics = gateway.metrics
+    upkeep = Upkeep(gateway.queue, metrics.reaper, metrics.lost_workers, gateway.fleet.worker_gone)
     gateway.tasks.start("relay", gateway.relay.run())
     gateway.tasks.start("fleet view", gateway.fleet.run())
-    gateway.tasks.start("reaper", reaper.run())
-    gateway.tasks.start("detector", detector.run())
+    gateway.tasks.start("upkeep", upkeep.run())
     gateway.tasks.start("health", gateway.health.run())
     refresh = gateway.of(KeyRefresh)
     if gateway.keys.needed:
@@ -250,7 +241,7 @@ async def _start(gateway: Gateway) -> None:
 async def _stop(gateway: Gateway) -> None:
     """End the background tasks and close the connections to Redis."""
     await gateway.of(Sampler).close()
-    await gateway.streams.unwatcher.drain()
+    await gateway.relay.drain()
     await gateway.tasks.stop()
     await gateway.queue.close()
     await gateway.queue.servers.close()

@@ -111,9 +111,6 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         description="a client that takes no data for this time, though some waits for it, or whose "
         "machine does not answer, is disconnected",
     )
-    stream_buffer_bytes: int = Field(
-        1 << 20, ge=4096, description="data kept in memory for one slow client"
-    )
     disconnect_grace_s: float = Field(
         2.0,
         ge=0,

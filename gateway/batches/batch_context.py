@@ -13,11 +13,10 @@ from gateway.files.files import Files
 from gateway.gateway_settings import GatewaySettings
 from shared.batches.line_check import MOST_LINE_BYTES
 from shared.fleet.pools import load_pools
-from shared.job.lanes import pool_of
 from shared.platform.malformed import MalformedValues
 from shared.store.health import Health
+from shared.store.queue import Queue
 from shared.store.redis.batch_records import BatchRecords
-from shared.store.redis.job_queue import JobQueue
 from shared.store.servers import Servers
 
 
@@ -25,7 +24,7 @@ class BatchContext(NamedTuple):
     """A CallContext with files and batches."""
 
     settings: GatewaySettings
-    queue: JobQueue
+    queue: Queue
     factory: JobFactory
     fleet: FleetView
     files: Files
@@ -40,8 +39,8 @@ class BatchContext(NamedTuple):
     @classmethod
     def of(cls, settings: GatewaySettings, servers: Servers) -> Self:
         """Raises SettingsError."""
-        pools, queue = load_pools(settings), JobQueue(servers, quotas=settings.quotas)
-        queue.share_rules = settings.fair_shares.rules
+        pools = load_pools(settings)
+        queue = Queue(servers, quotas=settings.quotas, share_rules=settings.fair_shares.rules)
         fleet = FleetView.of(settings, pools, queue, MalformedValues())
         fleet.asks_for_unknown = False  # each of a million lines would
         return cls(
@@ -58,7 +57,7 @@ class BatchContext(NamedTuple):
 
     def max_depth(self, pool: str) -> int:
         """How many jobs may wait in a lane of the pool, in one shard."""
-        return self.max_depths.get(pool_of(pool), self.settings.max_queue_depth)
+        return self.max_depths.get(pool, self.settings.max_queue_depth)
 
     @property
     def most_line_bytes(self) -> int:

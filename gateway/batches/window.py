@@ -27,7 +27,6 @@ from gateway.batches.owner import Owner
 from gateway.batches.result_store import ResultStore
 from shared.batches.line_check import parse_line
 from shared.job.job import NewJob, checked_shard
-from shared.platform.tasks import run_together
 from shared.store.files import StoredFile
 from shared.store.redis.batch_records import Change, LinePlace, OwnedBatch
 
@@ -189,7 +188,8 @@ class Window:
         self, shard: int, max_depth: int, pairs: Sequence[tuple[int, NewJob]]
     ) -> bool:
         owner, jobs = (self._owner.batch.id, self._owner.epoch), [job for _, job in pairs]
-        replies = await self._context.queue.submit_all(shard, jobs, max_depth, owner)
+        queue = self._context.queue
+        replies = queue.parse_submit(jobs, await queue.submit(shard, jobs, max_depth, owner))
         taken = [n for (n, _), reply in zip(pairs, replies, strict=True) if isinstance(reply, int)]
         for number in taken:
             del self._unsent[number]
@@ -238,7 +238,7 @@ class Window:
 
     async def _take_results(self, ended: dict[int, str]) -> None:
         tries: dict[int, LinePlace] = {}
-        jobs = await self._context.queue.get_all(list(ended.values()))
+        jobs = await self._context.queue.get(*ended.values())
         for number, job in zip(ended, jobs, strict=True):
             if self._result_bytes >= _COMMIT_BYTES:
                 break
@@ -293,7 +293,7 @@ class Window:
         running = [number for number in self._places if number not in self._unsent]
         for at in range(0, len(running), _AT_ONCE):
             ids = [self._job_id(number) for number in running[at : at + _AT_ONCE]]
-            await run_together(*(queue.cancel(job_id, tenant) for job_id in ids))
+            await queue.cancel(tenant, *ids)
 
     async def cut_off_next(self, why: CutOff) -> bool:
         """Give up lines that were never in flight; False if there are none any more."""

@@ -22,7 +22,7 @@ from shared.api.endpoint import Endpoint, ModelField
 from shared.api.field_policy import check_fields, check_permission
 from shared.fleet.registry import ModelInfo
 from shared.job.errors import BadRequest, IntakeStopped, ModelNotFound
-from shared.job.lanes import DEFAULT, FLEX, PRIORITY, pool_of
+from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.tenants.api_key import ApiKey
 from shared.tenants.scopes import Scope
 
@@ -106,7 +106,7 @@ def check_intake(fleet: FleetView, pool: str) -> None:
     """Raise IntakeStopped if an operator has stopped this pool's intake."""
     if fleet.switches and fleet.switches_of(pool).intake_stopped:
         raise IntakeStopped(
-            f"An operator has stopped the intake of the pool {pool_of(pool)}: no new requests are "
+            f"An operator has stopped the intake of the pool {pool}: no new requests are "
             "accepted now; try again later."
         )
 

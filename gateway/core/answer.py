@@ -16,9 +16,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.incoming import Incoming
-from gateway.core.log_event import LogEvent
 from gateway.core.progress import Progress, read_progress
-from gateway.core.reader import Reader
+from gateway.core.reader import LogEvent, Reader
 from gateway.core.received_events import ReceivedEvents, StreamPosition
 from gateway.core.response_errors import (
     error_object,
@@ -36,14 +35,14 @@ from gateway.http.error_response import to_flotilla_error
 from shared.api.endpoint import ErrorStyle
 from shared.api.error_shapes import error_body, error_style
 from shared.job.errors import NO_RETRY, FlotillaError, JobFailed, StreamReset, is_final
-from shared.job.frames import FrameKind
 from shared.job.job import Job, NewJob
+from shared.job.states import JobState
 from shared.platform import request_span
 from shared.store.answers import Body
 from shared.store.interface import StoreError
 
-_END = LogEvent(0, FrameKind.ENDED, b"")
-"""For a job that had ended when it was read."""
+_END = LogEvent(0, JobState.COMPLETED, b"")
+"""For a job that had ended when it was read, however: its record says that."""
 
 
 class _NotingWriter:
@@ -143,9 +142,9 @@ class JobAnswer:
             await self._fail(to_flotilla_error(error))
         finally:
             stop_watching()
-            self._context.relay.close(self._reader)
-            if not ended:
-                self._leave_job()
+            self._context.relay.close(self._reader, leave=not ended)
+            if self._client_left and not ended:
+                self._context.metrics.cancelled_by_disconnect.inc()
 
     def _on_client_left(self) -> None:
         self._client_left = True
@@ -168,7 +167,7 @@ class JobAnswer:
             events = await self._reader.next(silence_s, writer)
             if self._client_left:
                 return False
-            data = b"".join([event.payload for event in events if event.kind == FrameKind.CHUNK])
+            data = b"".join([event.output for event in events])
             if had is not None:
                 all_read = self._reader.is_current and not (events and events[-1].last)
                 data = had.rest(data, all_read=all_read, ended=self._ended)
@@ -178,7 +177,7 @@ class JobAnswer:
                 progress = await read_progress(self._context, self.job_id, self._queued)
                 data = progress.comment
                 self._tell(progress)
-            if data and events and events[-1].kind == FrameKind.DONE:
+            if data and events and events[-1].is_streamed:
                 await self._send_chunk(data, more=False)
                 return True
             if data:
@@ -282,7 +281,7 @@ class JobAnswer:
     async def _failed_response(self, error: Mapping[str, Any], status: int) -> bytes:
         queue, shown, number = self._context.queue, error_object(error, status), self._next_number()
         with contextlib.suppress(StoreError):
-            job = await queue.get(self.job_id)
+            [job] = await queue.get(self.job_id)
             body, _ = await queue.stored_request(self.job_id)
             if job is not None and body:
                 return failed_response(job, body, shown, number)
@@ -352,8 +351,3 @@ class JobAnswer:
         body = Body(error_body(failure, self._errors))
         whole = WholeAnswer(failure.status, "application/json", body)
         await self._send_whole(whole, *failure.headers())
-
-    def _leave_job(self) -> None:
-        if self._client_left:
-            self._context.metrics.cancelled_by_disconnect.inc()
-        self._context.unwatcher.start(self.job_id, self._queued)

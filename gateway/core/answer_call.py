@@ -9,9 +9,9 @@ from gateway.core.answer import JobAnswer
 from gateway.core.call import new_call
 from gateway.core.context import Gateway
 from gateway.core.incoming import Answer, Incoming
-from gateway.core.log_event import ReadMode
 from gateway.core.new_call import NewCall, Unwrap
 from gateway.core.rate_limiter import LimitedAnswer, RateLimiter
+from gateway.core.reader import ReadMode
 from gateway.core.received_events import StreamPosition
 from gateway.http.error_response import to_flotilla_error
 from gateway.http.held_bytes import BODIES
@@ -49,7 +49,8 @@ async def _answer(
     logs.bind_contextvars(
         job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
     )
-    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
+    mode = ReadMode.CHUNKS if job.stream else ReadMode.END
+    reader = gateway.relay.open(job.id, mode, is_new=True)
 
     def on_error(error: Exception) -> None:
         failure = to_flotilla_error(error)
@@ -72,7 +73,7 @@ async def _answer(
     return JobAnswer(gateway.streams, job, reader, incoming, headers=headers)
 
 
-async def answer_of(
+def answer_of(
     gateway: Gateway,
     job: Job,
     position: StreamPosition,
@@ -84,22 +85,15 @@ async def answer_of(
     if span is not None:
         span.join(job.origin.traceparent)
     reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
-    try:
-        if not job.state.terminal:
-            await gateway.queue.watch(job.id, gateway.id, follow=False)
-        reader.resync()  # the log has what was published before this gateway watched
-        return JobAnswer(gateway.streams, job, reader, incoming, position, headers)
-    except BaseException:
-        gateway.relay.close(reader)
-        raise
+    return JobAnswer(gateway.streams, job, reader, incoming, position, headers)
 
 
 async def _replayed(gateway: Gateway, job_id: str, call: NewCall, incoming: Incoming) -> Answer:
     """The answer of the job that an earlier request with the same idempotency key has made."""
-    joined = await gateway.queue.get(job_id)
+    [joined] = await gateway.queue.get(job_id)
     if joined is None:
         raise StreamReset("The job of this Idempotency-Key is gone; send the request again.")
     logs.bind_contextvars(job_id=joined.id)
     if call.background and not joined.stream:
         return await call.background.replayed_answer(joined, incoming, [_REPLAYED])
-    return await answer_of(gateway, joined, StreamPosition(), incoming, [_REPLAYED])
+    return answer_of(gateway, joined, StreamPosition(), incoming, [_REPLAYED])

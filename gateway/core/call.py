@@ -55,7 +55,7 @@ from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, NotRepeatable
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Job, NewJob
-from shared.job.lanes import FLEX, pool_of
+from shared.job.lanes import FLEX
 from shared.job.placement import LEAST_BYTES
 from shared.job.replies import JoinedJob
 from shared.job.states import JobState
@@ -283,7 +283,7 @@ async def _with_prefixes(gateway: CallContext, job: NewJob) -> NewJob:
     if len(job.body) < LEAST_BYTES or gateway.settings.placement.window == 0:
         return job
     endpoint = ENDPOINTS.get(job.endpoint)
-    if endpoint is None or pool_of(job.pool) != job.pool:
+    if endpoint is None:
         return job
     kind = endpoint.policy.input
     if len(job.body) <= SMALL_BYTES:

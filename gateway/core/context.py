@@ -21,7 +21,7 @@ from gateway.http.known_keys import KnownKeys
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.health import Health
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.tenants.api_key import ApiKey
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Gateway:
 
     id: str
     settings: GatewaySettings
-    queue: JobQueue
+    queue: Queue
     factory: JobFactory
     admission: JobAdmission
     submitter: Submitter

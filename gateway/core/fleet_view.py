@@ -18,13 +18,12 @@ from shared.fleet.scale_decisions import Scale
 from shared.fleet.wait_estimate import WaitEstimate
 from shared.fleet.worker_losses import WorkerLosses
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
-from shared.job.lanes import pool_of
 from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
 from shared.store.interface import StoreError
 from shared.store.operators import DesiredPools, PoolSwitches, ScaleStore
+from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
 
 _REFRESH_S = HEARTBEAT_S
 # An unknown model causes a refresh, but a thousand such requests do not cause a thousand.
@@ -36,7 +35,7 @@ class FleetView:
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Queue,
         pools: Pools | None = None,
         default_model: str = "",
         allow_fields: Collection[str] = (),
@@ -76,7 +75,7 @@ class FleetView:
 
     @classmethod
     def of(
-        cls, settings: GatewaySettings, pools: Pools, queue: JobQueue, malformed: MalformedValues
+        cls, settings: GatewaySettings, pools: Pools, queue: Queue, malformed: MalformedValues
     ) -> Self:
         """The fleet of this queue."""
         return cls(queue, pools, settings.default_model, settings.allow_fields, malformed)
@@ -110,7 +109,7 @@ class FleetView:
         self.names = ModelNames(models, self._default_model)
         self.models = self.names.listed
         self._set_workers(await self._registry.heartbeats())
-        pools = sorted({pool_of(model.pool) for model in models.values()})
+        pools = sorted({model.pool for model in models.values()})
         now_s, self.scales = await self.scale_store.read(pools)
         self._redis_ahead_s = now_s - time.monotonic()
         self.losses.update(self.heartbeats, now_s)
@@ -167,7 +166,7 @@ class FleetView:
 
     def allowed_fields(self, pool: str) -> Collection[str]:
         """The fields that need permission and have it, in requests to this pool."""
-        return self._pool_allows.get(pool_of(pool), self._allow_fields)
+        return self._pool_allows.get(pool, self._allow_fields)
 
     async def _refresh_once(self) -> None:
         """Refresh once for all callers that wait now, `_MIN_REFRESH_S` after the last refresh."""
@@ -183,7 +182,7 @@ class FleetView:
 
     def wait_estimate(self, pool: str, position: int) -> WaitEstimate:
         """How long the job at `position` (from 1) of the pool may wait, and why."""
-        pool = pool_of(pool)
+        pool = pool
         if self.switches_of(pool).paused:
             return WaitEstimate(None, self.wait_reason(pool) or "paused by an operator")
         workers, scale = self.workers_of(pool), self.scales.get(pool)
@@ -191,7 +190,7 @@ class FleetView:
 
     def switches_of(self, pool: str) -> PoolSwitches:
         """What operators have asked for of the pool."""
-        return self.switches.get(pool_of(pool), PoolSwitches())
+        return self.switches.get(pool, PoolSwitches())
 
     def has_workers(self, pool: str) -> bool:
         """Whether any worker of the pool serves, or starts."""
@@ -200,9 +199,9 @@ class FleetView:
 
     def wait_reason(self, pool: str) -> str:
         """Why the pool's jobs wait, in words, if no worker is ready; else empty."""
-        workers, scale = self.workers_of(pool), self.scales.get(pool_of(pool))
+        workers, scale = self.workers_of(pool), self.scales.get(pool)
         return wait_estimate.wait_reason(workers, scale, self.now_s())
 
     def workers_of(self, pool: str) -> list[WorkerInfo]:
         """The workers that read a queue, a pool's or an adapter's, and have not expired."""
-        return [worker for worker in self.workers if worker.pool == pool_of(pool)]
+        return [worker for worker in self.workers if worker.pool == pool]

@@ -17,7 +17,7 @@ from shared.job.job import NewJob
 from shared.platform.durations import duration
 from shared.store.health import Health
 from shared.store.interface import StoreError
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.views import QueuePlace, next_place
 
 _READ_AGAIN_S: Final = 0.25
@@ -39,7 +39,7 @@ class _Place:
 class JobAdmission:
     """Of one gateway process."""
 
-    def __init__(self, queue: JobQueue, fleet: FleetView, health: Health) -> None:
+    def __init__(self, queue: Queue, fleet: FleetView, health: Health) -> None:
         self._queue = queue
         self._fleet = fleet
         self._health = health

@@ -22,14 +22,12 @@ import json
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from gateway.core.log_event import LogEvent, ReadMode
-from gateway.core.reader import Reader
+from gateway.core.reader import LogEvent, Reader, ReadMode
 from gateway.core.stream_context import StreamContext
 from gateway.http import server_events as sse
 from shared.job.errors import BadRequest, FlotillaError, RedisUnavailable, StreamReset
-from shared.job.frames import FrameKind
 from shared.job.job import Job
-from shared.job.job_log import Delta
+from shared.job.log import Delta
 from shared.job.states import JobState
 from shared.store.answers import read_again
 from shared.store.interface import StoreError
@@ -73,7 +71,7 @@ async def events(context: StreamContext, job: Job, after: EventPosition) -> Asyn
     A FlotillaError or StoreError becomes the last event. Raises _CutShort if that is not possible.
     """
     mode = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
-    reader = context.relay.open(job.id, mode, after.entry)
+    reader = context.relay.open(job.id, mode, after=after.entry, with_events=True)
     last_id, ended, retry_sent = str(after), job.state.terminal, False
     try:
         async for data, event_id in _follow(context, reader, job.id, after):
@@ -90,9 +88,7 @@ async def events(context: StreamContext, job: Job, after: EventPosition) -> Asyn
         unavailable = RedisUnavailable("The queue can't be reached; come back with Last-Event-ID.")
         yield sse.raw_event("error", unavailable.to_openai(), last_id)
     finally:
-        context.relay.close(reader)
-        if not ended:
-            context.unwatcher.start(job.id)
+        context.relay.close(reader, leave=not ended)
 
 
 async def _follow(
@@ -100,8 +96,6 @@ async def _follow(
 ) -> AsyncIterator[tuple[bytes, str]]:
     """Parts of the response, each with the id of the last event that the client has with it."""
     last_id, skip = str(after), after.chunks
-    await read_again(lambda: context.queue.watch(job_id, context.gateway_id, follow=True))
-    reader.resync()  # the log holds what was published before this gateway watched
     queued = True
     while True:
         if queued:
@@ -120,6 +114,9 @@ async def _follow(
         elif not queued and not log_events:
             yield sse.comment("in progress"), last_id
         for event in log_events:
+            for data, last_id in _render(event)[skip:]:
+                yield data, last_id
+            skip = 0
             if event.last:
                 job = await _job(context, job_id)
                 if not job.state.terminal:
@@ -127,10 +124,6 @@ async def _follow(
                 async for data in _end(context, job):
                     yield data, END_ID
                 return
-            for data, last_id in _render(event)[skip:]:
-                yield data, last_id
-            if event.seq:
-                skip = 0
 
 
 async def _end(context: StreamContext, job: Job) -> AsyncIterator[bytes]:
@@ -155,16 +148,14 @@ def _in_progress(job: Job, last_id: str) -> bytes:
 
 def _render(event: LogEvent) -> list[tuple[bytes, str]]:
     """Events with their ids."""
-    if event.kind == FrameKind.DELTAS:
+    if not isinstance(event.output, bytes):
         return _render_deltas(event)
-    if event.kind == FrameKind.CHUNK:
-        chunks = [data for data in sse.split(event.payload) if data != _DONE]
-        ids = [f"{event.seq}.{k}" for k in range(1, len(chunks))] + [str(event.seq)]
-        return [
-            (sse.raw_event("chunk", data, event_id), event_id)
-            for data, event_id in zip(chunks, ids[: len(chunks)], strict=True)
-        ]
-    return []
+    chunks = [data for data in sse.split(event.output) if data != _DONE]
+    ids = [f"{event.number}.{k}" for k in range(1, len(chunks))] + [str(event.number)]
+    return [
+        (sse.raw_event("chunk", data, event_id), event_id)
+        for data, event_id in zip(chunks, ids[: len(chunks)], strict=True)
+    ]
 
 
 def _render_deltas(event: LogEvent) -> list[tuple[bytes, str]]:
@@ -173,7 +164,7 @@ def _render_deltas(event: LogEvent) -> list[tuple[bytes, str]]:
     `prompt`: which one of several prompts a choice answers, but for the first.
     """
     texts: dict[tuple[int, int], str] = {}
-    for delta in event.payload:
+    for delta in event.output:
         if isinstance(delta, Delta):
             sequence = (delta.call, delta.choice)
             texts[sequence] = texts.get(sequence, "") + delta.text
@@ -184,7 +175,7 @@ def _render_deltas(event: LogEvent) -> list[tuple[bytes, str]]:
     if not choices:
         return []
     data = json.dumps({"choices": choices}, ensure_ascii=False).encode()
-    event_id = str(event.seq)
+    event_id = str(event.number)
     return [(sse.raw_event("delta", data, event_id), event_id)]
 
 
@@ -195,7 +186,7 @@ async def _queued(context: StreamContext, job: Job, last_id: str) -> bytes:
 
 
 async def _job(context: StreamContext, job_id: str) -> Job:
-    job = await read_again(lambda: context.queue.get(job_id))
+    [job] = await read_again(lambda: context.queue.get(job_id))
     if job is None:
         raise StreamReset("The job is gone.")
     return job

@@ -16,7 +16,6 @@ from shared.fleet.pools import Pools
 from shared.fleet.registry import ModelInfo
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NO_ORIGIN, Job, NewJob, Origin, new_job_id_in
-from shared.job.lanes import pool_of
 from shared.job.responses import shard_of_conversation
 from shared.platform import request_span
 from shared.webhooks.webhook_delivery import notify_of
@@ -83,7 +82,7 @@ class JobFactory:
             origin=_origin(endpoint.path, model.name, model.pool, request.lane),
             weight=settings.weight(tenant),
         )
-        pool = self._pools.get(pool_of(model.pool)) if self._pools else None
+        pool = self._pools.get(model.pool) if self._pools else None
         return job if pool is None else with_deadlines(job, pool)
 
     def repeated(

@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 
 from shared.job.errors import BadRequest
 from shared.job.job import Job
-from shared.job.lanes import CLIENT_LANES, pool_of
+from shared.job.lanes import CLIENT_LANES
 from shared.job.states import JobState
 
 _MAX_LENGTH = 1000
@@ -138,7 +138,7 @@ _TESTS: dict[str, Callable[[Job, Values], bool]] = {
     "model": lambda job, values: _any_in(values, job.model),
     "endpoint": lambda job, values: _any_in(values, job.endpoint),
     "error": lambda job, values: _any_in(values, job.error_code),
-    "pool": lambda job, values: _any_is(values, pool_of(job.pool)),
+    "pool": lambda job, values: _any_is(values, job.pool),
     "lane": lambda job, values: _any_is(values, job.lane),
     "id": lambda job, values: _any_is(values, job.id),
     "worker": lambda job, values: any(_any_is(values, each.worker) for each in job.attempts),

@@ -5,21 +5,21 @@ from __future__ import annotations
 from gateway.gateway_settings import GatewaySettings
 from shared.job.errors import NotFound
 from shared.job.job import Job
-from shared.store.interface import Store
+from shared.store.queue import Queue
 from shared.tenants.api_key import ApiKey
 from shared.tenants.scopes import Scope
 
 
-async def job_of(queue: Store, settings: GatewaySettings, tenant: str, job_id: str) -> Job:
+async def job_of(queue: Queue, settings: GatewaySettings, tenant: str, job_id: str) -> Job:
     """The tenant's job with this id. Raises NotFound, and StoreError."""
-    job = await queue.get(job_id)
+    [job] = await queue.get(job_id)
     # Another tenant's job must look as if it did not exist.
     if job is None or job.tenant != tenant:
         raise no_such_job(settings, job_id)
     return job
 
 
-async def own_or_any_job(queue: Store, settings: GatewaySettings, key: ApiKey, job_id: str) -> Job:
+async def own_or_any_job(queue: Queue, settings: GatewaySettings, key: ApiKey, job_id: str) -> Job:
     """The job of the key's tenant with this id; without the scope `jobs`, only if the key itself
     has submitted it. Raises as `job_of`.
     """
@@ -29,9 +29,9 @@ async def own_or_any_job(queue: Store, settings: GatewaySettings, key: ApiKey, j
     return job
 
 
-async def any_job_of(queue: Store, settings: GatewaySettings, job_id: str) -> Job:
+async def any_job_of(queue: Queue, settings: GatewaySettings, job_id: str) -> Job:
     """The job with this id, of whatever tenant: for operators. Raises as `job_of`."""
-    job = await queue.get(job_id)
+    [job] = await queue.get(job_id)
     if job is None:
         raise no_such_job(settings, job_id)
     return job

@@ -10,11 +10,10 @@ from gateway.core.fleet_view import FleetView
 from gateway.core.progress import waiting_headers
 from shared.job.errors import StreamReset, job_error
 from shared.job.job import Attempt, Job
-from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.job.trace_context import trace_id
 from shared.store.answers import Body, read_transcript
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.views import places, with_errors
 
 _MAX_POSITION_COMMANDS = 10_000
@@ -35,7 +34,7 @@ def summary(job: Job) -> dict[str, Any]:
         "tenant": job.tenant,
         "endpoint": job.endpoint,
         "model": job.model,
-        "pool": pool_of(job.pool),
+        "pool": job.pool,
         "lane": job.lane,
         "stream": job.stream,
         "metadata": job.metadata,
@@ -64,7 +63,7 @@ def summary(job: Job) -> dict[str, Any]:
     }
 
 
-async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+async def summaries(queue: Queue, jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """The summary of each job, with its position if it is queued."""
     fields = [summary(job) for job in await with_errors(queue, jobs)]
     queued = [number for number, job in enumerate(jobs) if job.state is JobState.QUEUED]
@@ -75,7 +74,7 @@ async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]
     return fields
 
 
-async def full(queue: JobQueue, fleet: FleetView, job: Job) -> tuple[Body, dict[str, str]]:
+async def full(queue: Queue, fleet: FleetView, job: Job) -> tuple[Body, dict[str, str]]:
     """All fields, as JSON: position while it is queued, text so far once it was started, result;
     and the headers of the response that tell how long the job may wait.
 
@@ -103,7 +102,7 @@ async def full(queue: JobQueue, fleet: FleetView, job: Job) -> tuple[Body, dict[
     return Body(shown), headers
 
 
-async def _add_output(fields: dict[str, Any], queue: JobQueue, job: Job) -> None:
+async def _add_output(fields: dict[str, Any], queue: Queue, job: Job) -> None:
     """Add the text and the usage so far, from the log of a job that was started."""
     fields["text"], fields["choices"] = None, []
     try:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gateway.core.job_filter import JobFilter
 from shared.job.job import Job
 from shared.job.place import Place
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.views import page
 
 _ROWS = 100
@@ -24,7 +24,7 @@ class FoundJobs(NamedTuple):
 
 
 async def search(
-    queue: JobQueue,
+    queue: Queue,
     tenants: Sequence[str],
     job_filter: JobFilter,
     before: Place | None,

@@ -13,8 +13,8 @@ from shared.platform.tasks import run_together
 from shared.store.api_keys import KeyRecords
 from shared.store.documents import SHARD
 from shared.store.interface import StoreError
+from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
 from shared.store.subscription import Subscription
 
 log = logging.getLogger("flotilla.keys")
@@ -25,7 +25,7 @@ _INTERVAL_S = 0.5
 class KeyRefresh:
     """Looks twice a second whether keys have changed, and at once when told so. Start `run`."""
 
-    def __init__(self, queue: JobQueue, known: KnownKeys, malformed: MalformedValues) -> None:
+    def __init__(self, queue: Queue, known: KnownKeys, malformed: MalformedValues) -> None:
         self.records = KeyRecords(queue, malformed)
         self._known = known
         self._version: bytes | None = None

@@ -6,7 +6,6 @@ from typing import Any
 
 from gateway.core.fleet_view import FleetView
 from shared.fleet.registry import ModelInfo
-from shared.job.lanes import pool_of
 
 
 def card_of(fleet: FleetView, model: ModelInfo) -> dict[str, Any]:
@@ -14,7 +13,7 @@ def card_of(fleet: FleetView, model: ModelInfo) -> dict[str, Any]:
     workers = fleet.workers_of(model.pool)
     serving = [worker for worker in workers if worker.state.serving]
     ours = {
-        "pool": pool_of(model.pool),
+        "pool": model.pool,
         "ready": bool(serving),
         "wait_reason": fleet.wait_reason(model.pool),
         "workers_ready": len(serving),

@@ -64,7 +64,7 @@ async def read_progress(
     if queued is not None and not queued.done():
         return _UNKNOWN
     try:
-        job = await context.queue.get(job_id)
+        [job] = await context.queue.get(job_id)
         place = (await places(context.queue, [job]))[0] if job else None
     except StoreError:
         return _UNKNOWN

@@ -1,234 +1,475 @@
-"""A reader: delivers the log of one job to one client, in order, without a gap or a repetition.
+"""A reader: one client's place in the log of its job, live from frames or from pages of the log.
 
-Token path: gateway/core/relay.py -> here -> answer.py. Where the client keeps up, a chunk
-goes on to the connection's ChunkWriter at once, without a task in between.
+Token path: gateway/core/relay.py -> here -> answer.py. Where the client keeps up, a chunk goes
+on to the connection's ChunkWriter at once, without a task in between.
 
-Live frames may be lost: a frame that is not the next one, and a long silence, make the reader read
-the log (log_replay.py). Which entry is next is decided in entry_order.py.
+A reader takes an entry whose number is one more than its own, and whose generation is its own, or
+higher with an event: each generation begins with one. Anything else makes it read the log in pages,
+from its own last entry on. That has to be there still: ids are never given twice, so a log that has
+it has all that the client has got; one that lacks it is never continued (StreamReset). A client
+that reads slowly falls behind its frames, and then costs one page, however long its answer is.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from enum import Enum
 from math import inf
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.core.entry_order import MALFORMED, EntryOrder
-from gateway.core.log_event import LogEvent, ReadMode
-from gateway.core.log_replay import Replayed, replay
 from gateway.http.asgi_io import ChunkWriter
 from shared.job.errors import RedisUnavailable, StreamReset
-from shared.job.frames import LAST, Frame, FrameKind
-from shared.job.packing import pack
-from shared.store.interface import Store, StoreError
+from shared.job.log import (
+    ENDS,
+    START,
+    DeltaDecoder,
+    Entry,
+    EventName,
+    Frame,
+    Item,
+    Journal,
+    Position,
+    read_journal,
+)
+from shared.store.interface import StoreError
+
+if TYPE_CHECKING:
+    from gateway.core.relay import Relay
+    from shared.store.queue import Watched
+
+MALFORMED = (ValueError, TypeError, LookupError)
+"""The exceptions of reading a malformed journal or chunk."""
 
 _REDIS_PATIENCE_S = 30.0
 """A reader that can't read the log for so long gives its client an error."""
-_EXPANSION = 4
-"""A chunk is about so many times as long as its entry in the log (frames.py)."""
-_EVENT_BYTES = 200
-"""About what an event other than a chunk, or a frame, takes in memory beside its data."""
+_RETRY_S = 0.2
+_PAGE_BYTES = 1 << 16
+"""About what a page takes, and what waits for a slow client before it falls behind."""
+_PAGE_ENTRIES = 32
+"""In the first page; later ones are as long as their entries allow."""
+_MOST_ENTRIES = 256
+_RECORD_BYTES = 200
+"""About what a record of the journal takes in memory beside its text."""
+_MOST_KEPT = 64
+"""Frames that wait for a page."""
+_FIRST_LOOK_S, _MOST_LOOK_S = 1.0, 10.0
+"""After so long without a frame, and at most so long between two looks, its position is asked."""
 
 
-class ReaderState(Enum):
-    """Where a reader's next event comes from."""
+class ReadMode(Enum):
+    """What a reader delivers of each entry."""
+
+    CHUNKS = "chunks"
+    """The client's bytes of a streamed answer."""
+    DELTAS = "deltas"
+    """The growing text of an answer that is not streamed."""
+    END = "end"
+    """Only how the job ended. Such a reader has no place in the log."""
+
+
+class LogEvent(NamedTuple):
+    """What a reader delivers of an entry."""
+
+    number: int
+    """The entry's; 0: the end was found in the record."""
+    event: str
+    """The name of an event (shared/job/log.py); empty: nothing but output."""
+    output: Any
+    """CHUNKS: bytes for the client; DELTAS: the journal's records."""
+    details: Sequence[Any] = ()
+    """What belongs to the event."""
+
+    @property
+    def last(self) -> bool:
+        """Nothing follows."""
+        return self.event in ENDS
+
+    @property
+    def is_streamed(self) -> bool:
+        """The answer is complete with this output."""
+        return self.last and len(self.details) > 1 and bool(self.details[1])
+
+
+class _State(Enum):
+    """Where a reader's next entry comes from."""
 
     LIVE = "live"
     """From the next frame."""
+    UNWATCHED = "unwatched"
+    """From a page, once the gateway watches the job (again)."""
     BEHIND = "behind"
-    """From the log: entries are missing. Frames are dropped, as the log has them."""
-    REPLAYING = "replaying"
-    """From the log, which is being read. Frames wait until that is done."""
-    REPLAYING_STALE = "replaying stale"
-    """As REPLAYING, and the log is to be read once more. Frames are dropped: it has them."""
+    """From a page. Frames are dropped: the log has them."""
+    READING = "reading"
+    """From the page that is being read. Frames wait until that is done."""
+    DONE = "done"
+    """The end was taken, or something has failed: there is none."""
 
 
 # These are compared for every token, and a global is cheaper than an attribute of a class.
-_LIVE, _CHUNKS = ReaderState.LIVE, ReadMode.CHUNKS
-_CHUNK, _LAST_CHUNK = int(FrameKind.CHUNK), int(FrameKind.LAST_CHUNK)
-_ANY_CHUNK = (_CHUNK, _LAST_CHUNK)
-
-
-class ReaderHost(Protocol):
-    """The part of the relay that readers use."""
-
-    now: float
-    """When the latest message came, on the monotonic clock in seconds."""
-    gaps: dict[float, int]
-    """Seconds between two writes to a client -> how many clients, for the current message."""
-    buffer_bytes: int
-    """Bytes that one reader may buffer."""
-
-    @property
-    def source(self) -> Store:
-        """The store that logs are read from."""
-
-    def schedule_wakeup(self, at: float) -> None:
-        """Call `on_wakeup` of readers whose `wake_at` has come, at `at` or a little later."""
-
-    def count_gap(self) -> None:
-        """A frame was lost."""
-
-    def report_malformed(self, job_id: str, error: Exception) -> None:
-        """A frame could not be decoded."""
+_LIVE, _BEHIND, _DONE = _State.LIVE, _State.BEHIND, _State.DONE
+_UNWATCHED, _READING = _State.UNWATCHED, _State.READING
+_CHUNKS = ReadMode.CHUNKS
 
 
 class Reader:
-    """The log of one job from the entry behind number `after` on, for one client."""
+    """The log of one job behind entry number `after`, for one client."""
 
     __slots__ = (
         "_buffered_bytes",
         "_client_left",
+        "_decoder",
+        "_doubts",
         "_events",
-        "_failure",
-        "_host",
-        "_loop",
+        "_failing_since",
+        "_had_output",
+        "_holder",
+        "_kept",
+        "_look_at",
+        "_look_s",
+        "_looked_at",
         "_mode",
         "_notified",
-        "_order",
-        "_redis_failing_since",
+        "_page_entries",
+        "_relay",
+        "_skip",
         "_state",
-        "_unread",
-        "_unread_bytes",
+        "_void",
         "_waiter",
         "_writer",
+        "failure",
+        "generation",
         "job_id",
         "last_write_at",
+        "number",
         "queued",
         "wake_at",
+        "with_events",
     )
 
-    def __init__(self, host: ReaderHost, job_id: str, mode: ReadMode, after: int) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        job_id: str,
+        mode: ReadMode,
+        *,
+        after: int = 0,
+        is_new: bool = False,
+        with_events: bool = False,
+    ) -> None:
+        """`is_new`: this gateway submits the job, so all frames come here; else it reads what there
+        is. `with_events`: a client reads the job's events, so those without output count, too."""
         self.job_id = job_id
+        self.generation = self.number = 0
+        """Of the last entry that was taken."""
         self.last_write_at = 0.0
         """When its client was last sent part of the answer, on the monotonic clock; 0: not yet."""
         self.queued: asyncio.Future[Any] | None = None
         """Done when the job is in the queue; None: it was when the reader was made."""
         self.wake_at = inf
         """When the relay is to call `on_wakeup`, on the monotonic clock."""
-        self._host = host
+        self.with_events = with_events
+        self._relay = relay
         self._mode = mode
-        self._order = EntryOrder(after)
-        # Live frames follow entries that were read: chunks are encoded against their predecessors.
-        self._state = ReaderState.BEHIND if after else _LIVE
+        self._skip = after
+        self._void = 0  # up to this entry the log has answers that have begun anew
+        self._state = _LIVE if is_new else _UNWATCHED
+        self._decoder = DeltaDecoder()  # as it is behind entry `number`
+        self._had_output = False  # of what was taken
+        self._kept: list[Entry] = []  # what came while a page was read
+        self._page_entries = _PAGE_ENTRIES
+        self._holder: int | None = None  # generation of the worker that has the job
+        self._doubts = False  # a page had nothing
         self._events: list[LogEvent] = []
         self._buffered_bytes = 0
-        self._unread: list[Frame] = []  # frames that came while the log was being read
-        self._unread_bytes = 0
-        self._redis_failing_since: float | None = None
-        self._failure: Exception | None = None
+        self._failing_since: float | None = None
+        self.failure: Exception | None = None
+        """What `next` raises."""
         self._client_left = False
         self._writer: ChunkWriter | None = None
-        self._loop = asyncio.get_running_loop()
         self._notified = False  # there is something for `next`
         self._waiter: asyncio.Future[None] | None = None
+        self._looked_at = START  # its position at the last look
+        self._look_at, self._look_s = 0.0, _FIRST_LOOK_S
+        if not is_new:
+            relay.watch(self)
 
     # --- frames, from the relay ---
 
     def on_frame(self, frame: Frame) -> None:
         """Called by the relay with each frame of this job."""
-        _, seq, generation, kind, journal, payload = frame
-        if kind in _ANY_CHUNK and self._state is _LIVE and self._mode is _CHUNKS:
-            try:
-                data = self._order.next_chunk(seq, generation, journal, payload)
-            except MALFORMED as error:
-                self._on_malformed(error)
-                return
-            if data is not None:
-                writer = self._writer if kind == _CHUNK else None  # the last leaves with the end
-                written = False
-                try:
-                    if data and writer is not None and not self._events:
-                        written = writer.write(data)
-                except Exception as error:  # how much was written is not known
-                    self.fail(error)
-                    return
-                if written:
-                    host = self._host
-                    if self.last_write_at:
-                        gap = host.now - self.last_write_at
-                        host.gaps[gap] = host.gaps.get(gap, 0) + 1
-                    self.last_write_at = host.now
-                else:
-                    self._buffer(LogEvent(seq, _CHUNK, data))
-                return
-        self._on_other_frame(frame)
+        _, generation, number, _, items, event = frame
+        if (
+            event is not None
+            or number != self.number + 1
+            or generation != self.generation
+            or self._state is not _LIVE
+            or self._mode is not _CHUNKS
+        ):
+            self._on_other_frame(frame)
+            return
+        decoder = self._decoder
+        try:
+            # As `decode`, without a call: this runs for every token.
+            if items is not None and len(items) == 1 and type(text := items[0]) is bytes:
+                decoder.before = data = decoder.head + text + decoder.tail
+            else:
+                data = decoder.decode(items or ())
+        except MALFORMED as error:
+            self._malformed(error)
+            return
+        self.number = number
+        if not data:
+            return
+        self._had_output = True
+        written = False
+        try:
+            if (writer := self._writer) is not None and not self._events:
+                written = writer.write(data)
+        except Exception as error:  # how much was written is not known
+            self.fail(error)
+            return
+        if not written:
+            self._buffer(LogEvent(number, "", data), len(data))
+            return
+        relay = self._relay
+        if self.last_write_at:
+            gap = relay.now - self.last_write_at
+            relay.gaps[gap] = relay.gaps.get(gap, 0) + 1
+        self.last_write_at = relay.now
 
     def _on_other_frame(self, frame: Frame) -> None:
         """Any frame but the next chunk of a live stream."""
-        _, seq, generation, kind, journal, payload = frame
-        order, state = self._order, self._state
+        _, generation, number, journal, items, event = frame
+        name, details = (event[0].decode(), event[1:]) if event else ("", ())
+        state = self._state
         if self._mode is ReadMode.END:
-            if kind in LAST:
-                self._buffer(LogEvent(seq, kind, payload))
-        elif kind == FrameKind.STARTED:
-            self._buffer(LogEvent(seq, kind, payload))
-        elif state is ReaderState.REPLAYING:
-            self._unread.append(frame)
-            self._unread_bytes += _EVENT_BYTES + len(pack((journal, payload)))
-            if self._unread_bytes > self._host.buffer_bytes:
-                self.resync()  # Redis is slow: these frames come from the log instead
-        elif state is ReaderState.REPLAYING_STALE:
-            self._notify()
-        elif generation != order.generation:
-            self._on_other_attempt(frame, generation)
-        elif state is ReaderState.BEHIND:
-            self._notify()  # the log has the frame; it may not have been readable before
-        elif seq <= order.last_seq:
-            pass  # a repetition
-        elif seq != order.last_seq + 1:
-            self._host.count_gap()
-            self.resync()
-        elif kind in LAST:
-            try:
-                order.next_end(seq, journal)
-            except StreamReset as error:
-                self.fail(error)
-                return
-            self._buffer(LogEvent(seq, kind, payload))
+            if name in ENDS and state is not _DONE:
+                self._end(LogEvent(number, name, b"", details))
+        elif state is _LIVE:
+            self._on_entry(generation, number, journal, items or (), name, details)
+        elif state in (_READING, _UNWATCHED) and len(self._kept) <= _MOST_KEPT:
+            position = Position(generation, number)
+            self._kept.append(Entry(position, journal, items or (), name, details))
+
+    def _on_entry(
+        self,
+        generation: int,
+        number: int,
+        journal: Journal,
+        items: Sequence[Item],
+        event: str,
+        details: Sequence[Any],
+    ) -> None:
+        """A live entry."""
+        own = self.generation
+        if generation < own or (generation == own and number <= self.number):
+            return  # a repetition, or of an earlier attempt
+        if not self._follows(generation, number, event):
+            self._relay.count_gap()
+            self._fall_behind()
+            return
+        try:
+            self._take(generation, number, journal, items, event, details)
+        except StreamReset as error:
+            self.fail(error)
+        except MALFORMED as error:
+            self._malformed(error)
+
+    def _malformed(self, error: Exception) -> None:
+        self._relay.report_malformed(self.job_id, error)
+        self.fail(StreamReset("The log of this job can't be decoded."))
+
+    @property
+    def position(self) -> Position:
+        """Of the last entry that was taken."""
+        return Position(self.generation, self.number)
+
+    def _follows(self, generation: int, number: int, event: str) -> bool:
+        own = self.generation
+        return number == self.number + 1 and (
+            generation == own or (event != "" and generation > own)
+        )
+
+    def _take(
+        self,
+        generation: int,
+        number: int,
+        journal: Journal,
+        items: Sequence[Item],
+        event: str,
+        details: Sequence[Any],
+    ) -> None:
+        """Take the next entry. Raises StreamReset, or one of MALFORMED."""
+        was_sent = number <= self._skip
+        is_void = not was_sent and number <= self._void
+        if event == EventName.RESTARTED:
+            if self._had_output and not was_sent:
+                raise StreamReset("This answer has begun anew; send the request again.")
+            self._had_output, self._decoder = False, DeltaDecoder()
+        if self._mode is _CHUNKS:
+            output: Any = self._decoder.decode(items)
+            size = len(output)
         else:
-            try:
-                records = order.next_deltas(seq, journal, payload)
-            except MALFORMED as error:
-                self._on_malformed(error)
-                return
-            self._buffer(LogEvent(seq, FrameKind.DELTAS, records))
+            output = read_journal(journal, items)
+            size = sum(_RECORD_BYTES + len(getattr(each, "text", "")) for each in output)
+        self.generation, self.number = generation, number
+        self._had_output |= bool(output) and not is_void
+        if event in ENDS:
+            if was_sent:  # the client has another entry with this number
+                raise lacks_entries()
+            self._end(LogEvent(number, event, output, details))
+        elif not (was_sent or is_void) and (output or (event and self.with_events)):
+            self._buffer(LogEvent(number, event, output, details), size)
 
-    def _on_other_attempt(self, frame: Frame, generation: int) -> None:
-        if self._order.accept(generation):
-            self.on_frame(frame)
-        elif generation > self._order.generation:
-            self.distrust()  # the log shows whether it continues what was delivered
-            self._notify()
-
-    def _on_malformed(self, error: Exception) -> None:
-        self._host.report_malformed(self.job_id, error)
-        self.distrust()  # how much of the frame was decoded is not known
-        self._notify()
-
-    def _buffer(self, event: LogEvent) -> None:
-        if event.kind in LAST:
-            self._order.ended = True
+    def _buffer(self, event: LogEvent, size: int) -> None:
         self._events.append(event)
-        self._buffered_bytes += len(event.payload) if event.kind == _CHUNK else _EVENT_BYTES
-        if self._buffered_bytes > self._host.buffer_bytes:
+        self._buffered_bytes += size
+        if self._buffered_bytes > _PAGE_BYTES and self._state is _LIVE:
             # A slow client: what follows stays in the log, not in this process's memory.
-            self._set_behind()
+            self._state = _BEHIND
         self._notify()
 
-    # --- what ends or interrupts a wait ---
+    def _end(self, event: LogEvent) -> None:
+        self._events.append(event)
+        self._state = _DONE
+        self._notify()
+
+    # --- pages of the log ---
 
     def resync(self) -> None:
-        """Have `next` read the log."""
-        self._set_behind()
+        """Frames may have been lost, or Redis may have lost entries: watch the job again, and read
+        the log from the last entry on."""
+        if self._state is not _DONE:
+            self._state = _UNWATCHED
+            self._kept = []
+            self._relay.watch(self)
+
+    def on_watched(self, watched: Watched | None) -> None:
+        """The gateway watches the job now; None: there is no such job."""
+        if self._state is not _UNWATCHED:
+            return
+        self._failing_since = None
+        if watched is None:
+            self.fail(StreamReset("The queue has lost this job."))
+        elif self._mode is ReadMode.END:
+            self._state = _LIVE
+            if watched.state.terminal:
+                self._end(LogEvent(0, watched.state, b""))
+        elif watched.has_log:
+            self._holder, self._void = watched.holder, watched.start
+            self._fall_behind()
+        elif self.number or self._skip:
+            self.fail(lacks_entries())
+        else:  # no worker has had it
+            self._go_live()
+
+    @property
+    def is_unwatched(self) -> bool:
+        """It waits until the gateway watches its job."""
+        return self._state is _UNWATCHED
+
+    @property
+    def is_behind(self) -> bool:
+        """A page is to be read next."""
+        return self._state is _BEHIND
+
+    async def read_page(self) -> None:
+        """Read what follows, or a part of it. Raises StoreError."""
+        after = self.position
+        asked, self._state = self._page_entries, _READING
+        kept: list[Entry] = []
+        self._kept = kept
+        try:
+            entries = await self._relay.queue.read(self.job_id, after, asked)
+            self._failing_since = None
+            if self._state is not _READING or self._kept is not kept:
+                return  # what was read is of before a loss
+            self._state = _BEHIND
+            self._take_page(after, entries, asked)
+        except StreamReset as error:
+            self.fail(error)
+        except MALFORMED as error:
+            self._malformed(error)
+        finally:
+            if self._state is _READING and self._kept is kept:
+                self._state = _BEHIND
+
+    def _take_page(self, after: Position, entries: Sequence[Entry], asked: int) -> None:
+        if not entries:
+            # It was removed just now, or Redis has lost it: a worker that has the job under the
+            # same generation sends it again, or loses the job.
+            if self._doubts and self._holder != self.generation:
+                raise lacks_entries()
+            self._doubts = True
+            self._state = _UNWATCHED
+            self._relay.watch(self, after_s=_RETRY_S)
+            return
+        self._doubts = False
+        if after != START:
+            if entries[0].position != after:
+                raise lacks_entries()
+            entries = entries[1:]
+            asked -= 1
+        for (generation, number), journal, items, event, details in entries:
+            if not self._follows(generation, number, event):
+                raise StreamReset("The log of this job has lost entries.")
+            self._take(generation, number, journal, items, event, details)
+            if self._state is _DONE:
+                return
+        if len(entries) < asked:
+            self._go_live()
+        elif self._buffered_bytes > _PAGE_BYTES:
+            self._page_entries = max(2, self._page_entries // 2)
+        elif self._buffered_bytes < _PAGE_BYTES // 2:
+            self._page_entries = min(_MOST_ENTRIES, 2 * self._page_entries)
+
+    def _fall_behind(self) -> None:
+        self._state = _BEHIND
         self._notify()
 
-    def distrust(self) -> None:
-        """The log may lack what was delivered: compare all of it before more is delivered."""
-        self._order.read_whole()
-        self._set_behind()
+    def _go_live(self) -> None:
+        """All of the log was taken; frames that came meanwhile follow."""
+        if self.number < self._skip:
+            self.fail(lacks_entries())
+            return
+        self._state = _LIVE
+        kept, self._kept = self._kept, []
+        for (generation, number), journal, items, event, details in kept:
+            if self._state is _LIVE:
+                self._on_entry(generation, number, journal, items, event, details)
+        if len(kept) > _MOST_KEPT and self._state is _LIVE:
+            self._fall_behind()
+
+    # --- looks at its position: frames may be lost while the connection is not ---
+
+    def is_to_be_looked_at(self, now: float) -> bool:
+        """Whether to ask for the job's position now: no frame has come for a while."""
+        if self._state is not _LIVE or (self.queued is not None and not self.queued.done()):
+            return False
+        position = self.position
+        if position != self._looked_at or not self._look_at:
+            self._looked_at, self._look_s = position, _FIRST_LOOK_S
+            self._look_at = now + _FIRST_LOOK_S
+            return False
+        if now < self._look_at:
+            return False
+        self._look_s = min(2 * self._look_s, _MOST_LOOK_S)
+        self._look_at = now + self._look_s
+        return True
+
+    def on_position(self, position: Position | None) -> None:
+        """The id of the log's last entry, as it was asked for; None: there is no such job."""
+        own = self.position
+        if self._state is not _LIVE or own != self._looked_at or position == own:
+            return
+        if self._mode is ReadMode.END and position is not None:
+            # Its steps are not published: only the record says whether it has ended.
+            self.generation, self.number = self._looked_at = position
+        self.resync()
+
+    # --- what ends or interrupts a wait ---
 
     def client_left(self) -> None:
         """End the wait of `next` and the use of its writer."""
@@ -236,10 +477,24 @@ class Reader:
         self._writer = None
         self._notify()
 
+    def close(self) -> None:
+        """It gets no more frames."""
+        self._state = _DONE
+
     def fail(self, error: Exception) -> None:
         """Have `next` raise this error, unless it has another one to raise already."""
-        self._failure = self._failure or error
+        self.failure = self.failure or error
+        self._state = _DONE
         self._notify()
+
+    def store_failed(self, error: StoreError) -> None:
+        """Redis could not be asked; after a while that is an error for the client."""
+        now = monotonic()
+        self._failing_since = self._failing_since or now
+        if now - self._failing_since > _REDIS_PATIENCE_S:
+            failure = RedisUnavailable("The queue can't be reached; the job may go on.")
+            failure.__cause__ = error
+            self.fail(failure)
 
     def on_wakeup(self) -> None:
         """The relay's timer has reached `wake_at`."""
@@ -250,19 +505,6 @@ class Reader:
     def is_current(self) -> bool:
         """`next` has returned all that the log had, and frames follow it."""
         return self._state is _LIVE
-
-    @property
-    def awaits_end(self) -> bool:
-        """The job is in the queue, its end was not delivered or buffered, nothing has failed."""
-        done = self._order.ended or self._failure is not None
-        return not done and (self.queued is None or self.queued.done())
-
-    def _set_behind(self) -> None:
-        if self._state is _LIVE:
-            self._state = ReaderState.BEHIND
-        elif self._state is ReaderState.REPLAYING:
-            self._state = ReaderState.REPLAYING_STALE
-            self._unread.clear()
 
     def _notify(self) -> None:
         self._notified = True
@@ -286,7 +528,7 @@ class Reader:
         Raises what `fail` was given, StreamReset if the log lacks what was delivered already,
         RedisUnavailable if the log is needed and could not be read for a while.
         """
-        began = monotonic()
+        began, loop = monotonic(), asyncio.get_running_loop()
         while True:
             self._writer = writer
             try:
@@ -296,66 +538,39 @@ class Reader:
                     until = max(began, self.last_write_at) + silence_s
                     if until <= monotonic():
                         break
-                    self._waiter = self._loop.create_future()
+                    self._waiter = loop.create_future()
                     if until < self.wake_at:  # else it is woken before, and waits on
                         self.wake_at = until
-                        self._host.schedule_wakeup(until)
+                        self._relay.schedule_wakeup(until)
                     await self._waiter
             finally:
                 self._writer = self._waiter = None
-            if self._failure is not None:
-                raise self._failure
-            silent = not self._notified
             self._notified = False
-            if silent:
-                self._set_behind()  # a frame may have been lost
-            events = await self._read()
+            if self._state is _BEHIND and not self._events and not self._client_left:
+                await self._read_or_retry()
+            if self.failure is not None:
+                raise self.failure
+            events = self.take()
+            silent = max(began, self.last_write_at) + silence_s <= monotonic()
             if events or silent or self._client_left:
                 return events
 
-    async def _read(self) -> list[LogEvent]:
-        """The buffered events, then what the log has if frames are missing, or a part of that."""
-        events = self._take_buffered()
-        while self._state is ReaderState.BEHIND:
-            try:
-                replayed = await self._replay()
-            except StoreError as error:
-                self._check_patience(error)
-                break
-            self._redis_failing_since = None
-            events += replayed.events
-            events += self._take_buffered()
-            if replayed.more:
-                self._notified = True  # the rest is read when these are delivered
-                break
-        return events
-
-    def _take_buffered(self) -> list[LogEvent]:
+    def take(self) -> list[LogEvent]:
+        """The events that wait for the client."""
         events, self._events = self._events, []
         self._buffered_bytes = 0
+        if self._state is _BEHIND:
+            self._notified = True  # the next page is read when these are delivered
         return events
 
-    async def _replay(self) -> Replayed:
-        self._state, self._unread_bytes = ReaderState.REPLAYING, 0
-        most_bytes, more = self._host.buffer_bytes // _EXPANSION, False
+    async def _read_or_retry(self) -> None:
         try:
-            replayed = await replay(
-                self._host.source, self.job_id, self._mode, self._order, most_bytes
-            )
-            more = replayed.more
-            return replayed
-        except StoreError:
-            self._state = ReaderState.REPLAYING_STALE
-            raise
-        finally:
-            stale = self._state is ReaderState.REPLAYING_STALE
-            self._state = ReaderState.BEHIND if stale or more else _LIVE
-            unread, self._unread = self._unread, []
-            for frame in unread:
-                self.on_frame(frame)
+            await self.read_page()
+        except StoreError as error:
+            self.store_failed(error)
+            await asyncio.sleep(_RETRY_S)
 
-    def _check_patience(self, error: Exception) -> None:
-        now = monotonic()
-        self._redis_failing_since = self._redis_failing_since or now
-        if now - self._redis_failing_since > _REDIS_PATIENCE_S:
-            raise RedisUnavailable("The queue can't be reached; the job may go on.") from error
+
+def lacks_entries() -> StreamReset:
+    """The error for a log that has lost what a client has got, or that never had it."""
+    return StreamReset("The log of this job lacks what its client has got already.")

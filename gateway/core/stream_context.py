@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from gateway.core.fleet_view import FleetView
 from gateway.core.relay import Relay
-from gateway.core.unwatcher import Unwatcher
 from gateway.gateway_settings import GatewaySettings
 from shared.job.job import Job
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.answers import Body
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +20,8 @@ class StreamContext:
 
     gateway_id: str
     settings: GatewaySettings
-    queue: JobQueue
+    queue: Queue
     relay: Relay
-    unwatcher: Unwatcher
     metrics: GatewayMetrics
     fleet: FleetView
     job_object: Callable[[Job], Awaitable[tuple[Body, dict[str, str]]]]

@@ -1,24 +1,28 @@
 """Submits jobs to the queue in batches.
 
-They come from `job_factory.py` and go to `shared/store/redis/job_queue.py`. Jobs that arrive while
-a call to their shard is in flight are sent together in the next one.
+They come from `job_factory.py` and go to `shared/store/queue.py`. Jobs that arrive while a call to
+their shard is in flight are sent together in the next one. None is submitted before its frames can
+arrive.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from gateway.core.relay import Relay
 from shared.job.errors import FlotillaError, QueueFull, TooManyWaiting
 from shared.job.job import NewJob
-from shared.job.lanes import pool_of
 from shared.job.replies import JoinedJob
 from shared.platform.metrics.gateway import GatewayMetrics
-from shared.store.interface import Store, StoreTimeout, StoreUnavailable
+from shared.store.interface import StoreTimeout, StoreUnavailable
+from shared.store.queue import Queue
 
+_SUBSCRIBE_S = 2.0
+"""Jobs wait for so long until their frames can arrive."""
 _CALL_BYTES = 1 << 20
 """Bytes of bodies in one call; a single larger body has a call of its own."""
 
@@ -37,7 +41,8 @@ class Submitter:
 
     def __init__(
         self,
-        queue: Store,
+        queue: Queue,
+        relay: Relay,
         max_depth: int,
         metrics: GatewayMetrics,
         max_depths: Mapping[str, int] | None = None,
@@ -48,6 +53,7 @@ class Submitter:
         `with_time`: the error of a job that was refused as too many wait, with its `retry_after_s`.
         """
         self._queue = queue
+        self._relay = relay
         self._max_depth = max_depth
         self._max_depths = max_depths or {}
         self._metrics = metrics
@@ -59,11 +65,11 @@ class Submitter:
         self._waiting: defaultdict[int, list[_Waiting]] = defaultdict(list)
         self._calls: Counter[int] = Counter()  # in flight
         self._loop = asyncio.get_running_loop()
-        self._refusals: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def max_depth(self, pool: str) -> int:
         """How many jobs may wait in a lane of the pool, in one shard."""
-        return self._max_depths.get(pool_of(pool), self._max_depth)
+        return self._max_depths.get(pool, self._max_depth)
 
     def submit(
         self,
@@ -86,6 +92,10 @@ class Submitter:
         return queued
 
     def _send(self, shard: int) -> None:
+        if not self._relay.is_subscribed(shard):
+            self._calls[shard] += 1  # what comes meanwhile waits, too
+            self._start(self._send_once_subscribed(shard))
+            return
         groups: dict[int, list[_Waiting]] = {}
         waiting, self._waiting[shard] = self._waiting[shard], []
         for each in waiting:
@@ -96,12 +106,29 @@ class Submitter:
                 self._calls[shard] += 1
                 self._call(shard, batch, max_depth)
 
+    async def _send_once_subscribed(self, shard: int) -> None:
+        try:
+            async with asyncio.timeout(_SUBSCRIBE_S):
+                await self._relay.subscribed(shard)
+        except TimeoutError:
+            waiting, self._waiting[shard] = self._waiting[shard], []
+            for each in waiting:
+                _fail(each, StoreUnavailable("not subscribed"))
+        self._calls[shard] -= 1
+        if self._waiting[shard]:
+            self._send(shard)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _call(
         self, shard: int, batch: list[_Waiting], max_depth: int, *, last: bool = False
     ) -> None:
         jobs = [each.job for each in batch]
         try:
-            reply = self._queue.start_submit(shard, jobs, max_depth)
+            reply = self._queue.submit(shard, jobs, max_depth)
         except Exception as error:  # a job that can't be packed must not block those after it
             reply = self._loop.create_future()
             reply.set_exception(error)
@@ -135,14 +162,12 @@ class Submitter:
         for each, result in zip(batch, replies, strict=True):
             joined = None
             if isinstance(result, int):
-                self._metrics.submitted.of(pool_of(each.job.pool), each.job.lane).inc()
+                self._metrics.submitted.of(each.job.pool, each.job.lane).inc()
             elif isinstance(result, JoinedJob):
                 joined = result.id
                 self.on_unused(each.job)
             elif self._with_time and isinstance(result, QueueFull | TooManyWaiting):
-                task = self._loop.create_task(self._refuse(each, result, self._with_time))
-                self._refusals.add(task)
-                task.add_done_callback(self._refusals.discard)
+                self._start(self._refuse(each, result, self._with_time))
                 self.on_unused(each.job)
                 continue
             else:

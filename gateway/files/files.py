@@ -20,7 +20,7 @@ from shared.job.errors import (
 from shared.platform.logs import RareWarning
 from shared.storage import Storage
 from shared.store.files import FileRecords, StoredFile
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 
 log = logging.getLogger("flotilla.files")
 
@@ -31,7 +31,7 @@ _CHECKED_S = 2.0
 class Files:
     """Made once in a process."""
 
-    def __init__(self, queue: JobQueue, storage_url: str) -> None:
+    def __init__(self, queue: Queue, storage_url: str) -> None:
         """`storage_url`: empty if there is none. Raises SettingsError."""
         self.records = FileRecords(queue)
         self._storage = Storage.open(storage_url) if storage_url else None

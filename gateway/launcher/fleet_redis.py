@@ -17,7 +17,7 @@ from shared.platform.redis_url import without_password
 from shared.platform.settings import SettingsError, to_environment
 from shared.store.health import FORMAT_VERSION, FormatMismatch, refuse_unfit
 from shared.store.interface import StoreError
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.servers import Servers
 from shared.store.upkeep import forget_idle_models
 
@@ -113,7 +113,7 @@ class FleetRedis:
         try:
             async with Servers(self.url, self._settings.shards) as servers:
                 used = {pool.name for pool in pools}
-                names = await forget_idle_models(JobQueue(servers), used)
+                names = await forget_idle_models(Queue(servers), used)
         except StoreError as error:
             raise CannotStartError(f"Redis failed: {error}") from error
         if names:

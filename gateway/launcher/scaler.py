@@ -14,8 +14,8 @@ from gateway.launcher.worker_children import Workers
 from gateway.ops.autoscaler.reconcile import Plan, instance, reconcile
 from shared.store.interface import StoreError
 from shared.store.operators import ScaleStore
+from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
 
 _INTERVAL_S = 1.0
 _TRY_AGAIN_S = 300.0
@@ -29,7 +29,7 @@ class Scaler:
         self,
         workers: Workers,
         pool: str,
-        queue: JobQueue,
+        queue: Queue,
         *,
         start: Callable[[Service, Coroutine[None, None, None]], None],
         grace_s: float,

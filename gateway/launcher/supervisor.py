@@ -36,7 +36,7 @@ from shared.fleet.pool import Pool
 from shared.platform.free_memory import free_memory
 from shared.platform.settings import to_environment
 from shared.platform.tasks import end
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.servers import Servers, connect
 
 EXIT_FAILED = 1
@@ -176,7 +176,7 @@ class Supervisor:
     async def _scalers(self) -> AsyncIterator[dict[str, Scaler]]:
         settings = self._settings
         async with Servers(self._redis.url, settings.shards) as servers:
-            queue = JobQueue(servers)
+            queue = Queue(servers)
             yield {
                 name: Scaler(
                     workers,

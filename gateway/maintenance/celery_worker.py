@@ -25,7 +25,7 @@ from gateway.webhooks.webhook_work import WebhookWork
 from shared.fleet.pools import load_pools
 from shared.platform import logs
 from shared.platform.settings import load_settings
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.servers import Servers
 from shared.webhooks.address_check import AllowedAddresses
 
@@ -68,7 +68,7 @@ async def _make_tasks(
 ) -> tuple[MaintenanceTasks, Callable[[], Coroutine[Any, Any, None]]]:
     """The tasks, and how to close what they use. Raises SettingsError."""
     servers = Servers(settings.redis_url, settings.shards)
-    queue = JobQueue(servers)
+    queue = Queue(servers)
     sender = WebhookSender(AllowedAddresses.of(settings.webhook_allow))
     webhooks, context = WebhookWork(queue, sender), None
     further = {WEBHOOKS: webhooks.keep_working}

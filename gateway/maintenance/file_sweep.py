@@ -16,7 +16,7 @@ from shared.batches.batch import file_id_of
 from shared.job.errors import FileInUse
 from shared.platform.logs import RareWarning
 from shared.storage import Blob, Storage
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -34,7 +34,7 @@ _MOST_EXPIRED = 2_000
 class FileSweep:
     """One round after the other; keeps in mind where the last one stopped."""
 
-    def __init__(self, queue: JobQueue, storage_url: str) -> None:
+    def __init__(self, queue: Queue, storage_url: str) -> None:
         """Raises SettingsError."""
         self._files = Files(queue, storage_url)
         self._blobs: AsyncIterator[Blob] | None = None

@@ -26,13 +26,11 @@ from shared.platform.logs import RareWarning
 from shared.platform.metrics.losses import LostWorkerMetrics, ReaperMetrics
 from shared.store.health import Health
 from shared.store.interface import StoreError, StoreUnavailable
-from shared.store.redis.detector import Detector
+from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.lost_workers import LostWorkers
 from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.servers import Servers
-from shared.store.upkeep import prune, rewrite_logs
+from shared.store.upkeep import Upkeep, prune, rewrite_logs
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -90,8 +88,7 @@ class MaintenanceTasks:
     ) -> None:
         """`further`: what BATCHES and WEBHOOKS do; a process that never runs these has none."""
         servers = Servers(settings.redis_url, settings.shards)
-        self._queue = JobQueue(servers)
-        self._silence_s = settings.silence_s
+        self._queue = Queue(servers)
         self._intervals_s = celery_intervals(settings) | timer_intervals(settings, pools)
         registry = Registry(servers.primary)
         self.runs = MaintenanceRuns(servers)
@@ -138,11 +135,11 @@ class MaintenanceTasks:
         """Look at the Redis servers until cancelled. Raises FormatMismatch."""
         await Health(self._queue.servers).run()
 
-    async def detect_lost_workers(self) -> None:
-        """Find workers that have lost their connection or stand still, until cancelled."""
+    async def keep_up(self) -> None:
+        """Take the jobs of lost workers, and end those whose time is over, until cancelled."""
         registry = CollectorRegistry()  # not exported: this process serves no metrics
-        metrics = LostWorkerMetrics(registry, ReaperMetrics(registry))
-        await Detector(self._queue, LostWorkers(self._queue, metrics), self._silence_s).run()
+        reaper = ReaperMetrics(registry)
+        await Upkeep(self._queue, reaper, LostWorkerMetrics(registry, reaper)).run()
 
     async def close(self) -> None:
         """Close all connections."""

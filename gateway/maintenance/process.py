@@ -53,7 +53,7 @@ async def run(settings: MaintenanceSettings, stdout: int) -> int:
     background = {asyncio.create_task(each, name=name) for name, each in work.items()}
     background.add(asyncio.create_task(tasks.watch_health(), name="the look at Redis"))
     stopped = asyncio.create_task(stop.wait(), name="stop")
-    background.add(asyncio.create_task(tasks.detect_lost_workers(), name="the detector"))
+    background.add(asyncio.create_task(tasks.keep_up(), name="upkeep"))
     ended, _ = await asyncio.wait({stopped, *background}, return_when=asyncio.FIRST_COMPLETED)
     failed = ended - {stopped}
     for task in failed:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 from shared.job.job import shard_of
-from shared.job.job_log import prompt_tokens_in, tokens_in
+from shared.job.log import prompt_tokens_in, tokens_in
 from shared.platform.logs import RareWarning
 from shared.store.ended import Ended, EndedStreams, Reader, delete_used
 from shared.store.interface import StoreError
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.usage import UsageRecords
 
 log = logging.getLogger("flotilla.maintenance")
@@ -25,7 +25,7 @@ _PART_BYTES = 1 << 14
 class UsageCounter:
     """Adds to the sums of use."""
 
-    def __init__(self, queue: JobQueue, kept_days: int) -> None:
+    def __init__(self, queue: Queue, kept_days: int) -> None:
         """`kept_days`: how long the sums of a day are kept."""
         self._queue = queue
         self._streams = EndedStreams(queue, Reader.USAGE)

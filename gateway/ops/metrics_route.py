@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from gateway.core.context import Gateway, GatewayDep
 from gateway.ops.readiness import checks
-from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.gateway import GatewayMetrics
@@ -64,7 +63,7 @@ async def _read_fleet(gateway: Gateway) -> None:
         gauge.clear()
     oldest: dict[tuple[str, str], float] = {}
     for depth in lanes:
-        pool = pool_of(depth.pool)  # with the queues of its adapters
+        pool = depth.pool  # with the queues of its adapters
         m.waiting.labels(pool, depth.lane).inc(depth.waiting)
         oldest[pool, depth.lane] = max(oldest.get((pool, depth.lane), 0.0), depth.oldest_s)
         m.jobs.labels(pool, JobState.QUEUED).inc(depth.waiting)

@@ -21,7 +21,7 @@ from shared.store.answers import final_response
 from shared.store.deliveries import MOST_PENDING, Address, Deliveries, Taken
 from shared.store.ended import Ended, EndedStreams, Reader
 from shared.store.interface import StoreError
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.retry_schedule import next_delay_s
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Event, Try, TryResult
@@ -78,7 +78,7 @@ class WebhookWork:
     those that are due. What a process had taken that is killed is tried again by another one.
     """
 
-    def __init__(self, queue: JobQueue, sender: WebhookSender) -> None:
+    def __init__(self, queue: Queue, sender: WebhookSender) -> None:
         self._queue = queue
         self._sender = sender
         self._endpoints = WebhookRecords(queue)
@@ -285,7 +285,7 @@ class WebhookWork:
         return time.monotonic() + self._redis_ahead_s
 
 
-async def _event_of(queue: JobQueue, ended: Ended) -> Event:
+async def _event_of(queue: Queue, ended: Ended) -> Event:
     """What endpoints are told. Raises StoreError."""
     kind, at_us = ended.notify.partition(" ")[0], ended.at_ms * 1000
     if kind != "response":
@@ -296,9 +296,9 @@ async def _event_of(queue: JobQueue, ended: Ended) -> Event:
     return Event(f"response.{state}", response_id(ended.id), at_us)
 
 
-async def _status_of_response(queue: JobQueue, job_id: str) -> str:
+async def _status_of_response(queue: Queue, job_id: str) -> str:
     """`incomplete`, or `completed`, also if that can't be told any more."""
-    job = await queue.get(job_id)
+    [job] = await queue.get(job_id)
     try:
         body = await final_response(queue, job) if job else None
         raw = await body.read(_MOST_PARSED_BYTES) if body else None

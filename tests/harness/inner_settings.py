@@ -19,13 +19,6 @@ QUICK_SCALING: dict[str, Any] = {
 }
 
 
-def patience(
-    *, header_s: float = 60, write_s: float = 60, buffer_bytes: int = 65_536
-) -> dict[str, Any]:
-    """Settings of a gateway: how long a client may take to send a head, or read nothing; and how
-    much waits for one that is slow."""
-    return {
-        "header_timeout_s": header_s,
-        "write_timeout_s": write_s,
-        "stream_buffer_bytes": buffer_bytes,
-    }
+def patience(*, header_s: float = 60, write_s: float = 60) -> dict[str, Any]:
+    """Settings of a gateway: how long a client may take to send a head, or read nothing."""
+    return {"header_timeout_s": header_s, "write_timeout_s": write_s}

@@ -24,7 +24,7 @@ from unittest import mock
 import hiredis
 import msgpack
 
-from gateway.core.log_reader import Reader, ReadMode
+from gateway.core.reader import Reader, ReadMode
 from shared.job.errors import StreamReset
 from shared.job.fair_shares import ShareRules
 from shared.job.job import NewJob
@@ -430,19 +430,19 @@ class ModelRelay:
     # What a reader asks of it.
 
     def watch(self, reader: Reader, after_s: float = 0.0) -> None:
-        """See LogRelay."""
+        """See Relay."""
         if reader not in self.unwatched:
             self.unwatched.append(reader)
 
     def count_gap(self) -> None:
-        """See LogRelay."""
+        """See Relay."""
 
     def report_malformed(self, job_id: str, error: Exception) -> None:
-        """See LogRelay."""
+        """See Relay."""
         raise Broken(f"{job_id}: malformed: {error!r}")
 
     def schedule_wakeup(self, at: float) -> None:
-        """See LogRelay."""
+        """See Relay."""
 
     # What the model has it do.
 

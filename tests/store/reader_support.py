@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gateway.core.log_reader import LogEvent, Reader
-from gateway.core.log_relay import LogRelay
+from gateway.core.reader import LogEvent, Reader
+from gateway.core.relay import Relay
 from shared.job.log import (
     START,
     DeltaDecoder,
@@ -136,7 +136,7 @@ class Log:
 class Subscription:
     """In place of a gateway's: what is published arrives if it is connected."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, on_silent: Any) -> None:
         self.on_message, self._on_connected = arguments[3:5]
         self.connected = asyncio.Event()
         self.is_served = True
@@ -166,7 +166,7 @@ class Client:
         return b"".join(self.taken)
 
 
-def publish(relay: LogRelay, *entries: Entry, result: Sequence[Any] = ()) -> None:
+def publish(relay: Relay, *entries: Entry, result: Sequence[Any] = ()) -> None:
     """One message with the frames of these entries arrives."""
     relay.dispatch(b"".join(frame_of(entry, result) for entry in entries))
 

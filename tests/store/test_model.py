@@ -14,7 +14,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from gateway.core.log_reader import Reader
+from gateway.core.reader import Reader
 from shared.job.log import DeltaEncoder, Entry, Position, Record
 from shared.store.queue import HeldJob
 from shared.store.scripts import library

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.core import log_reader, log_relay
-from gateway.core.log_reader import LogEvent, Reader, ReadMode
-from gateway.core.log_relay import LogRelay
+from gateway.core import reader as reader_module
+from gateway.core import relay as relay_module
+from gateway.core.reader import LogEvent, Reader, ReadMode
+from gateway.core.relay import Relay
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.log import Delta, Prompt, make_journal
 from shared.job.states import JobState
@@ -52,30 +53,30 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 async def relay(
     log: Log, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[LogRelay]:
+) -> AsyncIterator[Relay]:
     """One that is subscribed."""
-    monkeypatch.setattr(log_relay, "Subscription", Subscription)
-    monkeypatch.setattr(log_relay, "_RETRY_S", 0.0)
-    monkeypatch.setattr(log_reader, "_RETRY_S", 0.0001)
+    monkeypatch.setattr(relay_module, "Subscription", Subscription)
+    monkeypatch.setattr(relay_module, "_RETRY_S", 0.0)
+    monkeypatch.setattr(reader_module, "_RETRY_S", 0.0001)
     queue: Any = log
-    relay = LogRelay(queue, Servers("redis://nowhere"), "gw", GatewayMetrics(registry))
+    relay = Relay(queue, Servers("redis://nowhere"), "gw", GatewayMetrics(registry))
     running = asyncio.create_task(relay.run())
     subscription_of(relay).connect()
     yield relay
     running.cancel()
 
 
-def subscription_of(relay: LogRelay) -> Subscription:
+def subscription_of(relay: Relay) -> Subscription:
     subscription = relay._groups[0].subscription
     assert isinstance(subscription, Subscription)
     return subscription
 
 
-def new_reader(relay: LogRelay, mode: ReadMode = CHUNKS) -> Reader:
+def new_reader(relay: Relay, mode: ReadMode = CHUNKS) -> Reader:
     return relay.open(JOB, mode, is_new=True)
 
 
-async def reader_of(relay: LogRelay, log: Log, *words: str) -> Reader:
+async def reader_of(relay: Relay, log: Log, *words: str) -> Reader:
     """A reader that has had the claim and a step for each word."""
     reader = new_reader(relay)
     publish(relay, log.mark("claimed"))
@@ -93,7 +94,7 @@ async def tried(log: Log, times: int) -> bool:
 # --- live ---
 
 
-async def test_chunks_go_straight_to_the_client(relay: LogRelay, log: Log) -> None:
+async def test_chunks_go_straight_to_the_client(relay: Relay, log: Log) -> None:
     reader, client = new_reader(relay), Client()
     reading = asyncio.create_task(reader.next(LONG_S, client))
     await turns()
@@ -107,7 +108,7 @@ async def test_chunks_go_straight_to_the_client(relay: LogRelay, log: Log) -> No
 
 
 async def test_a_step_may_have_several_chunks_or_none(
-    relay: LogRelay, log: Log, registry: CollectorRegistry
+    relay: Relay, log: Log, registry: CollectorRegistry
 ) -> None:
     reader = await reader_of(relay, log)
     publish(relay, log.write(*stream("a", "b")), log.write(), log.write(*stream("c")))
@@ -117,7 +118,7 @@ async def test_a_step_may_have_several_chunks_or_none(
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
 
 
-async def test_the_last_chunk_comes_with_the_end(relay: LogRelay, log: Log) -> None:
+async def test_the_last_chunk_comes_with_the_end(relay: Relay, log: Log) -> None:
     reader, client = await reader_of(relay, log, "a"), Client()
     reading = asyncio.create_task(reader.next(LONG_S, client))
     await turns()
@@ -128,7 +129,7 @@ async def test_the_last_chunk_comes_with_the_end(relay: LogRelay, log: Log) -> N
     assert not client.taken
 
 
-async def test_two_readers_do_not_share_a_template(relay: LogRelay, log: Log) -> None:
+async def test_two_readers_do_not_share_a_template(relay: Relay, log: Log) -> None:
     early = await reader_of(relay, log, *"abc")
     late = relay.open(JOB, CHUNKS)
     publish(relay, log.write(*stream("d")))
@@ -136,7 +137,7 @@ async def test_two_readers_do_not_share_a_template(relay: LogRelay, log: Log) ->
     assert output(await late.next(LONG_S)) == b"".join(stream(*"abcd"))
 
 
-async def test_deltas_are_the_same_from_a_frame_and_from_the_log(relay: LogRelay, log: Log) -> None:
+async def test_deltas_are_the_same_from_a_frame_and_from_the_log(relay: Relay, log: Log) -> None:
     records: list[Delta | Prompt] = [Prompt(0, 5), Delta(0, 0, (1, 2), "ü")]
     records += [Delta(0, 1, (), ""), Delta(1, 0, (3,), "x")]
     early = relay.open(JOB, DELTAS, is_new=True)
@@ -153,7 +154,7 @@ async def test_deltas_are_the_same_from_a_frame_and_from_the_log(relay: LogRelay
     )
 
 
-async def test_events_are_delivered_to_those_who_want_them(relay: LogRelay, log: Log) -> None:
+async def test_events_are_delivered_to_those_who_want_them(relay: Relay, log: Log) -> None:
     reader = relay.open(JOB, DELTAS, with_events=True)
     entries = [log.mark("claimed", b"w-1"), log.mark("requeued", b"lost"), log.mark("claimed")]
     publish(relay, *entries)
@@ -161,7 +162,7 @@ async def test_events_are_delivered_to_those_who_want_them(relay: LogRelay, log:
     assert [event.event for event in events] == ["claimed", "requeued", "claimed"]
 
 
-async def test_a_reader_of_the_end_takes_it_with_any_number(relay: LogRelay, log: Log) -> None:
+async def test_a_reader_of_the_end_takes_it_with_any_number(relay: Relay, log: Log) -> None:
     log.mark("claimed")
     reader = relay.open(JOB, END)
     await turns()
@@ -173,7 +174,7 @@ async def test_a_reader_of_the_end_takes_it_with_any_number(relay: LogRelay, log
     assert not log.reads
 
 
-async def test_a_reader_of_the_end_finds_it_in_the_record(relay: LogRelay, log: Log) -> None:
+async def test_a_reader_of_the_end_finds_it_in_the_record(relay: Relay, log: Log) -> None:
     log.end(state=JobState.CANCELLED)
     reader = relay.open(JOB, END)
     assert await reader.next(LONG_S) == [LogEvent(0, "cancelled", b"")]
@@ -182,7 +183,7 @@ async def test_a_reader_of_the_end_finds_it_in_the_record(relay: LogRelay, log: 
 # --- frames that are lost, late, or of another attempt ---
 
 
-async def test_frames_of_an_earlier_attempt_are_ignored(relay: LogRelay, log: Log) -> None:
+async def test_frames_of_an_earlier_attempt_are_ignored(relay: Relay, log: Log) -> None:
     reader = await reader_of(relay, log, "a")
     late = log.write(*stream("b"))
     log.lose(1)
@@ -192,7 +193,7 @@ async def test_frames_of_an_earlier_attempt_are_ignored(relay: LogRelay, log: Lo
 
 
 async def test_a_lost_frame_is_read_from_the_log(
-    relay: LogRelay, log: Log, registry: CollectorRegistry
+    relay: Relay, log: Log, registry: CollectorRegistry
 ) -> None:
     reader = await reader_of(relay, log, "a")
     log.write(*stream("b"))
@@ -205,7 +206,7 @@ async def test_a_lost_frame_is_read_from_the_log(
     assert output(await reader.next(LONG_S)) == stream("d")[0]
 
 
-async def test_frames_that_come_while_a_page_is_read_follow_it(relay: LogRelay, log: Log) -> None:
+async def test_frames_that_come_while_a_page_is_read_follow_it(relay: Relay, log: Log) -> None:
     reader = await reader_of(relay, log, "a")
     log.write(*stream("b"))
     publish(relay, log.write(*stream("c")))
@@ -220,7 +221,7 @@ async def test_frames_that_come_while_a_page_is_read_follow_it(relay: LogRelay, 
 
 @pytest.mark.parametrize("mode", [CHUNKS, DELTAS, END])
 async def test_a_reader_without_frames_looks_at_its_position(
-    relay: LogRelay, log: Log, mode: ReadMode
+    relay: Relay, log: Log, mode: ReadMode
 ) -> None:
     """Frames, the last one among them, are lost in silence."""
     reader = new_reader(relay, mode)
@@ -231,7 +232,7 @@ async def test_a_reader_without_frames_looks_at_its_position(
     assert log.looks == [1]
 
 
-async def test_looks_become_rare(relay: LogRelay, log: Log) -> None:
+async def test_looks_become_rare(relay: Relay, log: Log) -> None:
     reader = await reader_of(relay, log, "a")
     reader.is_to_be_looked_at(1000.0)
     looks = [now for now in range(1000, 1040) if reader.is_to_be_looked_at(float(now))]
@@ -243,7 +244,7 @@ async def test_looks_become_rare(relay: LogRelay, log: Log) -> None:
     assert not reader.is_to_be_looked_at(2000.0)
 
 
-async def test_a_position_that_came_too_late_is_no_loss(relay: LogRelay, log: Log) -> None:
+async def test_a_position_that_came_too_late_is_no_loss(relay: Relay, log: Log) -> None:
     reader = await reader_of(relay, log, "a")
     reader.is_to_be_looked_at(1000.0)
     assert reader.is_to_be_looked_at(1001.0)
@@ -256,7 +257,7 @@ async def test_a_position_that_came_too_late_is_no_loss(relay: LogRelay, log: Lo
 # --- clients that come back ---
 
 
-async def test_a_client_that_comes_back_gets_the_rest(relay: LogRelay, log: Log) -> None:
+async def test_a_client_that_comes_back_gets_the_rest(relay: Relay, log: Log) -> None:
     log.mark("claimed")
     words = stream(*(f"word {n}" for n in range(100)))
     for word in words:
@@ -273,7 +274,7 @@ async def test_a_client_that_comes_back_gets_the_rest(relay: LogRelay, log: Log)
 @pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
 @pytest.mark.parametrize("end", [True, False])
 async def test_a_client_that_has_more_than_the_log_is_told(
-    relay: LogRelay, log: Log, mode: ReadMode, end: bool
+    relay: Relay, log: Log, mode: ReadMode, end: bool
 ) -> None:
     log.mark("claimed")
     log.write_text("a")
@@ -284,7 +285,7 @@ async def test_a_client_that_has_more_than_the_log_is_told(
         await reader.next(LONG_S)
 
 
-async def test_a_job_that_waits_has_no_log_yet(relay: LogRelay, log: Log) -> None:
+async def test_a_job_that_waits_has_no_log_yet(relay: Relay, log: Log) -> None:
     reader = relay.open(JOB, CHUNKS)
     await turns()
     assert reader.is_current
@@ -300,7 +301,7 @@ async def test_a_job_that_waits_has_no_log_yet(relay: LogRelay, log: Log) -> Non
 
 @pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
 async def test_an_answer_begins_anew_only_for_those_who_had_nothing(
-    relay: LogRelay, log: Log, mode: ReadMode
+    relay: Relay, log: Log, mode: ReadMode
 ) -> None:
     had = new_reader(relay, mode)
     publish(relay, log.mark("claimed"))
@@ -326,7 +327,7 @@ async def test_an_answer_begins_anew_only_for_those_who_had_nothing(
 
 @pytest.mark.parametrize("others", [0, 1, 5])
 async def test_a_log_that_lacks_what_was_delivered_is_not_continued(
-    relay: LogRelay, log: Log, others: int
+    relay: Relay, log: Log, others: int
 ) -> None:
     reader = await reader_of(relay, log, *"abc")
     log.lose(2)
@@ -338,7 +339,7 @@ async def test_a_log_that_lacks_what_was_delivered_is_not_continued(
         await reader.next(LONG_S)
 
 
-async def test_a_worker_sends_what_redis_has_lost_again(relay: LogRelay, log: Log) -> None:
+async def test_a_worker_sends_what_redis_has_lost_again(relay: Relay, log: Log) -> None:
     reader = await reader_of(relay, log, *"abc")
     kept = log.entries[-2:]
     log.lose(2)
@@ -350,7 +351,7 @@ async def test_a_worker_sends_what_redis_has_lost_again(relay: LogRelay, log: Lo
     assert output(await reading) == stream("d")[0]
 
 
-async def test_a_log_that_is_gone_is_an_error(relay: LogRelay, log: Log) -> None:
+async def test_a_log_that_is_gone_is_an_error(relay: Relay, log: Log) -> None:
     new, old = new_reader(relay), await reader_of(relay, log, "a")
     log.entries.clear()
     log.state = JobState.COMPLETED
@@ -360,7 +361,7 @@ async def test_a_log_that_is_gone_is_an_error(relay: LogRelay, log: Log) -> None
             await read_to_end(reader, Client(), lambda: 0)
 
 
-async def test_a_job_that_is_gone_is_an_error(relay: LogRelay, log: Log) -> None:
+async def test_a_job_that_is_gone_is_an_error(relay: Relay, log: Log) -> None:
     readers = [new_reader(relay, mode) for mode in ReadMode]
     log.is_gone = True
     subscription_of(relay).connect()
@@ -372,19 +373,19 @@ async def test_a_job_that_is_gone_is_an_error(relay: LogRelay, log: Log) -> None
 @pytest.mark.parametrize("mode", ReadMode)
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreTimeout("away")])
 async def test_an_outage_becomes_an_error_only_after_a_while(
-    relay: LogRelay, log: Log, mode: ReadMode, error: Exception, monkeypatch: pytest.MonkeyPatch
+    relay: Relay, log: Log, mode: ReadMode, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = new_reader(relay, mode)
     log.broken = error
     subscription_of(relay).connect()
     for _ in range(3):
         assert await reader.next(SILENCE_S) == []
-    monkeypatch.setattr(log_reader, "_REDIS_PATIENCE_S", 0.0)
+    monkeypatch.setattr(reader_module, "_REDIS_PATIENCE_S", 0.0)
     with pytest.raises(RedisUnavailable):
         await reader.next(LONG_S)
 
 
-async def test_an_outage_during_a_page_is_survived(relay: LogRelay, log: Log) -> None:
+async def test_an_outage_during_a_page_is_survived(relay: Relay, log: Log) -> None:
     reader = await reader_of(relay, log, "a")
     log.broken = StoreUnavailable("away")
     log.write(*stream("b"))
@@ -399,7 +400,7 @@ MALFORMED: list[Any] = [b"bytes", 7, [7], [None], [[1]], [[1, 2, 3]], [[b"a", b"
 
 @pytest.mark.parametrize("items", MALFORMED)
 async def test_malformed_chunks_end_their_own_answer_only(
-    relay: LogRelay, log: Log, registry: CollectorRegistry, items: Any
+    relay: Relay, log: Log, registry: CollectorRegistry, items: Any
 ) -> None:
     reader, other = await reader_of(relay, log, "a"), relay.open(OTHER, CHUNKS, is_new=True)
     others = Log()
@@ -416,7 +417,7 @@ async def test_malformed_chunks_end_their_own_answer_only(
     "message", [b"\xc1 x", b"\x01", b"\x90", b"\x81\x01\x02", b"\xc0", b"\x96"]
 )
 async def test_after_a_malformed_message_readers_read_the_log(
-    relay: LogRelay, log: Log, message: bytes
+    relay: Relay, log: Log, message: bytes
 ) -> None:
     reader = await reader_of(relay, log, "a")
     log.write(*stream("b"))
@@ -425,7 +426,7 @@ async def test_after_a_malformed_message_readers_read_the_log(
     assert output(await reader.next(LONG_S)) == b"".join(stream("b", "c"))
 
 
-async def test_the_first_error_counts_and_ends_the_answer(relay: LogRelay, log: Log) -> None:
+async def test_the_first_error_counts_and_ends_the_answer(relay: Relay, log: Log) -> None:
     reader, client = await reader_of(relay, log), Client()
     reader.fail(RedisUnavailable("no answer"))
     reader.fail(StreamReset("gone"))
@@ -438,7 +439,7 @@ async def test_the_first_error_counts_and_ends_the_answer(relay: LogRelay, log: 
 # --- slow clients ---
 
 
-async def test_a_slow_client_costs_a_page(relay: LogRelay, log: Log) -> None:
+async def test_a_slow_client_costs_a_page(relay: Relay, log: Log) -> None:
     reader, client = await reader_of(relay, log, "a"), Client()
     client.full = True
     chunks = stream(*("x" * 1000 for _ in range(3000)))
@@ -456,7 +457,7 @@ async def test_a_slow_client_costs_a_page(relay: LogRelay, log: Log) -> None:
         sizes.append(len(output(events)))
         got += output(events)
     assert got == b"".join(chunks)
-    assert max(sizes) < 3 * log_reader._PAGE_BYTES
+    assert max(sizes) < 3 * reader_module._PAGE_BYTES
     assert len(log.reads) < 150
 
 
@@ -464,7 +465,7 @@ async def test_a_slow_client_costs_a_page(relay: LogRelay, log: Log) -> None:
 
 
 async def test_a_closed_reader_gets_no_frames(
-    relay: LogRelay, log: Log, registry: CollectorRegistry
+    relay: Relay, log: Log, registry: CollectorRegistry
 ) -> None:
     one, two = await reader_of(relay, log), new_reader(relay)
     relay.close(one)
@@ -475,7 +476,7 @@ async def test_a_closed_reader_gets_no_frames(
     assert registry.get_sample_value("flotilla_open_streams") == 0
 
 
-async def test_jobs_are_watched_once_subscribed_and_queued(relay: LogRelay, log: Log) -> None:
+async def test_jobs_are_watched_once_subscribed_and_queued(relay: Relay, log: Log) -> None:
     subscription_of(relay).connected.clear()
     log.mark("claimed")
     reader, new = relay.open(JOB, CHUNKS), new_reader(relay)
@@ -492,7 +493,7 @@ async def test_jobs_are_watched_once_subscribed_and_queued(relay: LogRelay, log:
     assert log.watches == 2
 
 
-async def test_a_job_that_is_left_by_all_is_watched_no_more(relay: LogRelay, log: Log) -> None:
+async def test_a_job_that_is_left_by_all_is_watched_no_more(relay: Relay, log: Log) -> None:
     one, two, three = (new_reader(relay) for _ in range(3))
     relay.close(one, leave=True)
     relay.close(two)
@@ -518,7 +519,7 @@ async def test_a_job_that_is_left_by_all_is_watched_no_more(relay: LogRelay, log
 @pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
 @pytest.mark.seeds(60)
 async def test_clients_get_the_log_or_are_told(
-    relay: LogRelay, log: Log, mode: ReadMode, seed: int
+    relay: Relay, log: Log, mode: ReadMode, seed: int
 ) -> None:
     """Frames are lost, repeated and late; workers and connections are lost, Redis its last writes;
     clients are slow, and come back. Each gets the log once and in order, or an error if and only if

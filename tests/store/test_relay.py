@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.core.log_reader import LogEvent, Reader, ReadMode
-from gateway.core.log_relay import LogRelay
+from gateway.core.reader import LogEvent, Reader, ReadMode
+from gateway.core.relay import Relay
 from shared.job.errors import StreamReset
 from shared.job.log import Delta, frame_head, pack_entry, pack_frame
 from shared.platform.metrics.gateway import GatewayMetrics
@@ -25,17 +25,17 @@ SILENCE_S = 60.0
 
 
 @pytest.fixture
-async def relay(case: Case) -> AsyncIterator[LogRelay]:
+async def relay(case: Case) -> AsyncIterator[Relay]:
     """One that is subscribed."""
     queue, metrics = case.queue, GatewayMetrics(CollectorRegistry())
-    relay = LogRelay(queue, queue.servers, GATEWAY, metrics)
+    relay = Relay(queue, queue.servers, GATEWAY, metrics)
     running = asyncio.create_task(relay.run())
     await relay.connected()
     yield relay
     await end([running])
 
 
-async def submit(case: Case, relay: LogRelay, mode: ReadMode, **changes: Any) -> Reader:
+async def submit(case: Case, relay: Relay, mode: ReadMode, **changes: Any) -> Reader:
     """The reader of a new job."""
     job = make_job(stream=mode is CHUNKS, **changes)
     reader = relay.open(job.id, mode, is_new=True)
@@ -71,7 +71,7 @@ async def is_current(reader: Reader) -> bool:
     return reader.is_current
 
 
-async def test_a_stream(case: Case, relay: LogRelay) -> None:
+async def test_a_stream(case: Case, relay: Relay) -> None:
     reader, worker = await submit(case, relay, CHUNKS), case.worker()
     job = await claim(worker)
     await worker.write(job, text="a")
@@ -89,7 +89,7 @@ async def test_a_stream(case: Case, relay: LogRelay) -> None:
         assert (event.event, event.output, event.details[1]) == ("completed", b"d", 1)
 
 
-async def test_an_answer_that_is_not_streamed(case: Case, relay: LogRelay) -> None:
+async def test_an_answer_that_is_not_streamed(case: Case, relay: Relay) -> None:
     reader, worker = await submit(case, relay, END), case.worker()
     job = await claim(worker)
     await worker.write(job)
@@ -99,7 +99,7 @@ async def test_an_answer_that_is_not_streamed(case: Case, relay: LogRelay) -> No
     assert await last(relay.open(job.id, END)) == LogEvent(0, "completed", b"")
 
 
-async def test_the_events_of_a_job(case: Case, relay: LogRelay) -> None:
+async def test_the_events_of_a_job(case: Case, relay: Relay) -> None:
     """The claim is told at once; steps of an answer that is not streamed since a client follows."""
     first, worker = await submit(case, relay, END), case.worker()
     reader = relay.open(first.job_id, DELTAS, with_events=True)
@@ -114,7 +114,7 @@ async def test_the_events_of_a_job(case: Case, relay: LogRelay) -> None:
     assert (await last(reader)).event == (await last(first)).event == "completed"
 
 
-async def test_a_lost_worker_and_its_late_output(case: Case, relay: LogRelay) -> None:
+async def test_a_lost_worker_and_its_late_output(case: Case, relay: Relay) -> None:
     reader, worker, other = await submit(case, relay, CHUNKS), case.worker(), case.worker("w-2")
     job = await claim(worker)
     await worker.write(job, text="a")
@@ -127,7 +127,7 @@ async def test_a_lost_worker_and_its_late_output(case: Case, relay: LogRelay) ->
     assert await read(reader, 3) == b"abc"
 
 
-async def test_a_lost_connection(case: Case, relay: LogRelay) -> None:
+async def test_a_lost_connection(case: Case, relay: Relay) -> None:
     reader, worker = await submit(case, relay, CHUNKS), case.worker()
     job = await claim(worker)
     await worker.write(job, text="a")
@@ -139,7 +139,7 @@ async def test_a_lost_connection(case: Case, relay: LogRelay) -> None:
     assert await read(reader, 1) == b"c"
 
 
-async def test_frames_that_are_lost_in_silence(case: Case, relay: LogRelay) -> None:
+async def test_frames_that_are_lost_in_silence(case: Case, relay: Relay) -> None:
     reader, worker = await submit(case, relay, CHUNKS), case.worker()
     job = await claim(worker)
     plain = await submit(case, relay, END)
@@ -151,7 +151,7 @@ async def test_frames_that_are_lost_in_silence(case: Case, relay: LogRelay) -> N
     assert (await last(reader)).event == (await last(plain)).event == "cancelled"
 
 
-async def test_a_log_that_is_lost(case: Case, relay: LogRelay) -> None:
+async def test_a_log_that_is_lost(case: Case, relay: Relay) -> None:
     reader, worker = await submit(case, relay, CHUNKS), case.worker()
     job = await claim(worker)
     await worker.write(job, text="a")
@@ -162,7 +162,7 @@ async def test_a_log_that_is_lost(case: Case, relay: LogRelay) -> None:
         await read(reader, 1)
 
 
-async def test_a_job_whose_client_has_left(case: Case, relay: LogRelay) -> None:
+async def test_a_job_whose_client_has_left(case: Case, relay: Relay) -> None:
     reader = await submit(case, relay, CHUNKS, keep_s=0.0)
     relay.close(reader, leave=True)
     await relay.drain()

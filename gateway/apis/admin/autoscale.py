@@ -13,7 +13,6 @@ from gateway.http.query import known_only
 from gateway.ops.autoscaler.scale_object import decision
 from shared.fleet.scale_decisions import Scale, WorkerRange
 from shared.job.errors import AutoscalerSilent, BadRequest, NotFound
-from shared.job.lanes import pool_of
 
 router = APIRouter(tags=["operators"], dependencies=[known_only])
 
@@ -59,8 +58,8 @@ async def set_range(
 
 def _scale_of(fleet: FleetView, name: str) -> Scale:
     """The last decision for a pool. Raises NotFound and AutoscalerSilent."""
-    pool = pool_of(fleet.models[name].pool if name in fleet.models else name)
-    if pool not in {pool_of(model.pool) for model in fleet.models.values()}:
+    pool = fleet.models[name].pool if name in fleet.models else name
+    if pool not in {model.pool for model in fleet.models.values()}:
         raise NotFound(f"There is no pool or model named {name[:100]!r}.")
     scale = fleet.scales.get(pool)
     if scale is None:

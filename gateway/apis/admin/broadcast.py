@@ -13,10 +13,10 @@ from typing import Any
 from gateway.core.fleet_view import FleetView
 from shared.api.operator_actions import OperatorAction
 from shared.fleet.worker_answer import WorkerAnswer
-from shared.job.frames import encode_operation
 from shared.job.states import WorkerState
 from shared.store import subscription
 from shared.store.operators import OperationAnswers
+from shared.store.queue import pack_operation
 from shared.store.servers import Servers
 
 OUTCOMES = ("done", "failed", "incomplete")
@@ -89,7 +89,7 @@ class Broadcast:
         """
         await self._fleet.refresh()
         operation_id = new_operation_id()
-        message = encode_operation(operation_id, action.name, json.dumps(dict(options)).encode())
+        message = pack_operation(operation_id, action.name, json.dumps(dict(options)).encode())
         addressed = await self._workers(pool)
         if worker:
             addressed &= {worker}

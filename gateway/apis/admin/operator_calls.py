@@ -25,7 +25,6 @@ from shared.job.errors import (
     NoWorker,
     WorkerNotReady,
 )
-from shared.job.lanes import adapter_queue, pool_of
 from shared.store.operators import AuditTrail, DesiredPool, DesiredPools
 from shared.store.redis.fleet_registry import Registry
 from shared.store.upkeep import in_use
@@ -61,7 +60,7 @@ class OperatorCalls:
         if name in pools:
             return name
         if name is not None and name in self._fleet.models:
-            return pool_of(self._fleet.models[name].pool)
+            return self._fleet.models[name].pool
         known = ", ".join(pools) or "none yet"
         if name is not None:
             raise NotFound(f"There is no pool or model named {name[:100]!r}; pools: {known}.")
@@ -73,7 +72,7 @@ class OperatorCalls:
 
     def pools(self) -> list[str]:
         """The names of all pools, as of the last refresh."""
-        of_models = {pool_of(model.pool) for model in self._fleet.models.values()}
+        of_models = {model.pool for model in self._fleet.models.values()}
         return sorted(of_models | {worker.pool for worker in self._fleet.workers})
 
     async def desired(self, pool: str) -> DesiredPool:
@@ -146,9 +145,7 @@ class OperatorCalls:
             raise ModelNotFound(f"There is no model {name[:100]!r} in the registry.")
         if declared := self._fleet.declared & named.keys():
             raise ModelInUse(f"flotilla.yaml names {', '.join(sorted(declared))}: remove it there.")
-        used = {pool_of(each.pool) for each in named.values()} & await in_use(
-            self._queue, self._registry
-        )
+        used = {each.pool for each in named.values()} & await in_use(self._queue, self._registry)
         if used:
             raise ModelInUse(
                 f"The pool {', '.join(sorted(used))} has workers, jobs or open batches: end these "
@@ -200,14 +197,14 @@ class OperatorCalls:
 
     async def _unload(self, pool: str, name: str) -> Operation:
         was_desired = await self._desired.remove_adapter(pool, name)
-        queue = adapter_queue(pool, name)
-        known = any(model.pool == queue for model in (await self._registry.models()).values())
+        known = _is_adapter((await self._registry.models()).get(name), pool)
         if not (was_desired or known):
             raise NotFound(f"The lora adapter '{name[:100]}' cannot be found in the pool {pool}.")
-        await self._registry.forget_queues([queue])
+        if known:
+            await self._registry.forget_models([name])
         done = await self._broadcast.send(pool, UNLOAD_ADAPTER, {"lora_name": name})
         if not done.failed:  # a heartbeat may have announced it once more
-            await self._registry.forget_queues([queue])
+            await self._registry.forget_models([name])
         await self._fleet.refresh()
         return done
 
@@ -217,12 +214,11 @@ class OperatorCalls:
         Versions of a model, in several pools, may have adapters of the same name.
         """
         model = self._fleet.models.get(name)
-        if model is None or model.pool == adapter_queue(pool, name):
+        if model is None or _is_adapter(model, pool):
             return
         if not (model.version and model.card.get("parent")):
             raise BadRequest(
-                f"The lora adapter '{name}' conflicts with a model of the pool "
-                f"{pool_of(model.pool)}.",
+                f"The lora adapter '{name}' conflicts with a model of the pool {model.pool}.",
                 "lora_name",
             )
 
@@ -234,4 +230,10 @@ class OperatorCalls:
 
     def _base_model(self, pool: str) -> ModelInfo | None:
         models = self._fleet.models.values()
-        return next((model for model in models if model.pool == pool), None)
+        bases = (each for each in models if each.pool == pool and not each.card.get("parent"))
+        return next(bases, None)
+
+
+def _is_adapter(model: ModelInfo | None, pool: str) -> bool:
+    """Whether it is one of the pool."""
+    return model is not None and model.pool == pool and bool(model.card.get("parent"))

@@ -93,7 +93,7 @@ class BulkActions:
 
     async def _cancel(self, job: Job) -> str:
         """The job's id; empty if it had ended meanwhile in another way."""
-        state = await self._gateway.queue.cancel(job.id, job.tenant)
+        [state] = await self._gateway.queue.cancel(job.tenant, job.id)
         return job.id if state is JobState.CANCELLED else ""
 
     async def _retry(self, job: Job) -> str:

@@ -21,7 +21,6 @@ from shared.api.endpoint import BodyKind, StreamFormat
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import NotFound, NotRepeatable
 from shared.job.job import Job
-from shared.job.lanes import pool_of
 from shared.store.views import places
 
 router = APIRouter(tags=["jobs"], dependencies=[known_only])
@@ -87,7 +86,7 @@ async def get_any_why(job_id: str, gateway: GatewayDep) -> Why:
 
 
 async def _why(gateway: Gateway, job: Job) -> Why:
-    fleet, pool = gateway.fleet, pool_of(job.pool)
+    fleet, pool = gateway.fleet, job.pool
     (shown,) = await summaries(gateway.queue, [job])
     serving = [worker for worker in fleet.workers_of(pool) if worker.state.serving]
     situation = PoolSituation(

@@ -39,7 +39,7 @@ async def resume(gateway: Gateway, incoming: Incoming) -> JobAnswer:
         job = await own_or_any_job(gateway.queue, gateway.settings, incoming.key, job_id)
         step = gateway.steps.get(job.endpoint)
         awaited = step is not None and await step.begins_at_once(job)
-        return await answer_of(gateway, job, position._replace(awaited=awaited), incoming)
+        return answer_of(gateway, job, position._replace(awaited=awaited), incoming)
 
     return await _patiently(begin)
 

@@ -23,9 +23,9 @@ from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.job_lookup import own_or_any_job
 from gateway.core.job_object import summaries
 from gateway.core.job_search import search
-from gateway.core.log_event import ReadMode
 from gateway.core.new_call import JobOptions, Wrapped
 from gateway.core.on_disconnect import keep_s
+from gateway.core.reader import ReadMode
 from gateway.core.send_body import BodyResponse
 from gateway.core.whole_answer import whole_answer
 from gateway.description.api import Api
@@ -39,12 +39,12 @@ from gateway.http.wrong_fields import sent, wrong_field
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, JobFailed
-from shared.job.job import Job
+from shared.job.job import Job, shard_in
 from shared.job.lanes import CLIENT_LANES
 from shared.job.place import PLACE, Place
 from shared.job.states import JobState
 from shared.store.answers import chunks_of
-from shared.store.interface import Store
+from shared.store.queue import Queue
 from shared.tenants.api_key import ApiKey
 from shared.tenants.scopes import Scope
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS
@@ -194,7 +194,7 @@ async def get_result(job_id: str, gateway: GatewayDep, key: KeyDep) -> Response:
     return StreamingResponse(all_chunks(), headers=_job_header(job) | _SSE_HEADERS)
 
 
-async def _chunks(queue: Store, job: Job) -> AsyncIterator[bytes]:
+async def _chunks(queue: Queue, job: Job) -> AsyncIterator[bytes]:
     """The bytes of an answer that was streamed, in parts; short ones are joined."""
     data = b""
     async for chunks in chunks_of(queue, job):
@@ -222,9 +222,9 @@ async def get_events(
         return Response(status_code=204)  # at which an EventSource stops
     after = EventPosition.parse(last_event_id)
     if job.state.terminal:
-        last = await gateway.queue.last_entry(job_id)
-        if last is not None and after.entry > last.seq:
-            raise BadRequest(f"Last-Event-ID is after the last event, {last.seq}.")
+        [last] = await gateway.queue.positions(shard_in(job.id), [job.id])
+        if last is not None and after.entry > last.number >= 0:
+            raise BadRequest(f"Last-Event-ID is after the last event, {last.number}.")
     headers = _job_header(job) | _SSE_HEADERS
     return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 
@@ -233,7 +233,7 @@ async def get_events(
 async def cancel(job_id: str, gateway: GatewayDep, key: KeyDep) -> Response:
     """Cancel the job. Its output so far is kept. A job that has ended stays as it is."""
     await _job(gateway, key, job_id)
-    await gateway.queue.cancel(job_id, key.tenant)
+    await gateway.queue.cancel(key.tenant, job_id)
     job = await _job(gateway, key, job_id)
     return BodyResponse((await gateway.streams.job_object(job))[0])
 
@@ -293,16 +293,12 @@ async def _changed(gateway: Gateway, key: ApiKey, job: Job, wait_s: float) -> Jo
     until = loop.time() + wait_s
     reader = gateway.relay.open(job.id, ReadMode.END)
     try:
-        await gateway.queue.watch(job.id, gateway.id, follow=False)
-        reader.resync()  # the job may have ended before `watch`
         state = job.state
         while job.state is state and (remaining_s := until - loop.time()) > 0:
             await reader.next(min(remaining_s, _POLL_S))
             job = await _job(gateway, key, job.id)
     finally:
-        gateway.relay.close(reader)
-        if not job.state.terminal:
-            gateway.streams.unwatcher.start(job.id)
+        gateway.relay.close(reader, leave=not job.state.terminal)
     return job
 
 

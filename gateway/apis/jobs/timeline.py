@@ -14,7 +14,6 @@ from typing import Literal
 from pydantic import BaseModel
 
 from shared.job.job import Attempt, Job
-from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.platform.durations import duration
 
@@ -114,7 +113,7 @@ def _ended_while_it_waited(job: Job) -> bool:
 
 
 def _events(job: Job) -> Iterator[Event]:
-    pool = pool_of(job.pool)
+    pool = job.pool
     again = f" It repeats {job.retried_from}." if job.retried_from else ""
     yield Event(
         job.created_at,

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel
 
 from shared.job.job import Job
-from shared.job.lanes import pool_of
 from shared.job.states import JobState
 from shared.platform.durations import duration
 
@@ -94,7 +93,7 @@ def explain(job: Job, pool: PoolSituation, waiting: Waiting, message: str, now_s
 
 
 def _why_it_waits(job: Job, pool: PoolSituation, waiting: Waiting, now_s: float) -> str:
-    name = pool_of(job.pool)
+    name = job.pool
     waited = f"It has waited {duration(now_s - job.created_at)}"
     if job.suspect:
         return (
@@ -152,7 +151,7 @@ def _facts(
     job: Job, pool: PoolSituation, waiting: Waiting, message: str, now_s: float
 ) -> Iterator[tuple[str, str]]:
     yield "state", job.state
-    yield "pool", f"{pool_of(job.pool)}, lane {job.lane}, model {job.model}"
+    yield "pool", f"{job.pool}, lane {job.lane}, model {job.model}"
     if job.state is JobState.QUEUED:
         yield "waited", duration(now_s - job.created_at)
         if waiting.position is not None:

@@ -21,7 +21,7 @@ from shared.job.job import new_job_id
 from shared.job.responses import StoredItem, new_conversation_id, shard_of_conversation
 from shared.store.conversations import Conversation, ConversationRecords, locked, no_item
 from shared.store.health import Health
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 
 _READ_ITEMS = 256
 """Items of one command: Redis serves no other client meanwhile."""
@@ -36,7 +36,7 @@ class Conversations(ConversationRecords):
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: Queue,
         new_shard: Callable[[], int],
         settings: GatewaySettings,
         health: Health,

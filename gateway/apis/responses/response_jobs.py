@@ -21,7 +21,7 @@ from shared.job.errors import BadRequest, BodyTooLarge, ConversationLocked, NotF
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
 from shared.job.responses import ResponseOptions, Turn, job_id_of
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 
 _SMALL_BYTES = 4096
 """A body that is not larger is kept as it is."""
@@ -31,7 +31,7 @@ class ResponseJobs:
     """Makes the jobs of responses in one gateway process."""
 
     def __init__(
-        self, queue: JobQueue, conversations: Conversations, settings: GatewaySettings
+        self, queue: Queue, conversations: Conversations, settings: GatewaySettings
     ) -> None:
         self._queue = queue
         self._conversations = conversations
@@ -91,7 +91,7 @@ class ResponseJobs:
         its conversation, or the input that it took over is put back into the earlier response,
         unless Redis has lost it."""
         queue, options = self._queue, stored.options
-        await queue.cancel(stored.job.id, stored.job.tenant)
+        await queue.cancel(stored.job.tenant, stored.job.id)
         if options.conversation:
             await self._conversations.end(stored.job.tenant, options.conversation)
         earlier = job_id_of(options.previous_response_id)

@@ -13,7 +13,7 @@ from shared.job.job import Job
 from shared.job.responses import unfinished
 from shared.job.states import JobState
 from shared.store.answers import Body, final_response, read_transcript
-from shared.store.interface import Store
+from shared.store.queue import Queue
 
 _STATUS = {
     JobState.QUEUED: "queued",
@@ -25,7 +25,7 @@ _STATUS = {
 }
 
 
-async def response_object(queue: Store, stored: StoredResponse) -> Body:
+async def response_object(queue: Queue, stored: StoredResponse) -> Body:
     """The response now, as JSON. Raises StreamReset if a part of it is lost, and StoreError."""
     final = await final_response(queue, stored.job)
     if final is not None:
@@ -40,7 +40,7 @@ async def response_object(queue: Store, stored: StoredResponse) -> Body:
     return Body(json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-async def _output_so_far(queue: Store, stored: StoredResponse) -> list[dict[str, Any]]:
+async def _output_so_far(queue: Queue, stored: StoredResponse) -> list[dict[str, Any]]:
     """The text of a cancelled response, as an incomplete message; none if its log is too long."""
     transcript = await read_transcript(queue, stored.job)
     choices = transcript.choices() if transcript else []

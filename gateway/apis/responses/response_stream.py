@@ -46,7 +46,7 @@ async def resume(gateway: Gateway, incoming: Incoming) -> JobAnswer:
         position = StreamPosition(after=starting_after + 1, awaited=True)
     elif stored.job.state is JobState.QUEUED:
         position = BEHIND_OPENING._replace(opening=opening(stored.job.id, stored.body))
-    return await answer_of(gateway, stored.job, position, incoming)
+    return answer_of(gateway, stored.job, position, incoming)
 
 
 def _query(scope: Scope) -> list[tuple[str, str]]:

@@ -61,7 +61,7 @@ async def cancel(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> Re
     stored = await stored_response(gateway.queue, tenant, response_id)
     if not stored.options.background:
         raise BadRequest("Cannot cancel a synchronous response.", "response_id")
-    await gateway.queue.cancel(stored.job.id, tenant)
+    await gateway.queue.cancel(tenant, stored.job.id)
     stored = await stored_response(gateway.queue, tenant, response_id)
     return BodyResponse(await response_object(gateway.queue, stored))
 

@@ -19,7 +19,7 @@ from shared.job.job import Job
 from shared.job.responses import ResponseOptions, StoredItem, job_id_of, response_id
 from shared.job.states import JobState
 from shared.store.answers import final_response
-from shared.store.interface import Store
+from shared.store.queue import Queue
 
 _MOST_CONTINUED_BYTES = 4 << 20
 """Of a response that is parsed because another one continues it: with the log probabilities, which
@@ -52,10 +52,10 @@ def is_response(job: Job) -> bool:
     return endpoint is not None and endpoint.stream is StreamFormat.RESPONSE_EVENTS
 
 
-async def stored_response(queue: Store, tenant: str, response: str) -> StoredResponse:
+async def stored_response(queue: Queue, tenant: str, response: str) -> StoredResponse:
     """The tenant's stored response with this id. Raises NotFound, and StoreError."""
     job_id = job_id_of(response)
-    job = await queue.get(job_id) if job_id else None
+    [job] = await queue.get(job_id) if job_id else [None]
     if job is not None and job.tenant == tenant and is_response(job):
         found = StoredResponse(job, *await queue.stored_request(job.id))
         if found.options.store:
@@ -66,7 +66,7 @@ async def stored_response(queue: Store, tenant: str, response: str) -> StoredRes
     )
 
 
-async def previous_response(queue: Store, tenant: str, previous: str) -> StoredResponse:
+async def previous_response(queue: Queue, tenant: str, previous: str) -> StoredResponse:
     """The stored response that a request continues.
 
     Raises PreviousResponseNotFound, BadRequest if it is not complete, and StoreError.
@@ -84,7 +84,7 @@ async def previous_response(queue: Store, tenant: str, previous: str) -> StoredR
     return stored
 
 
-async def output_items(queue: Store, job: Job) -> list[StoredItem] | None:
+async def output_items(queue: Queue, job: Job) -> list[StoredItem] | None:
     """The items that a response has added, as the next request sends them again; None: it has none.
 
     Raises StreamReset if Redis has lost a part of the answer, BodyTooLarge, and StoreError.

@@ -18,19 +18,18 @@ from shared.fleet.pool import Pool
 from shared.fleet.pools import Pools
 from shared.fleet.registry import Heartbeat, ModelInfo, without_failed
 from shared.fleet.scale_decisions import Scale, ScalingEvent
-from shared.job.lanes import pool_of
 from shared.platform.settings import SettingsError
 from shared.store.interface import StoreUnavailable
 from shared.store.operators import ScaleStore
+from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
 from shared.store.views import LaneDepth, depths
 
 log = logging.getLogger("flotilla.autoscale")
 
 
 async def tick(
-    queue: JobQueue, registry: Registry, settings: AutoscalerSettings, loaded: Pools
+    queue: Queue, registry: Registry, settings: AutoscalerSettings, loaded: Pools
 ) -> None:
     """One decision for each autoscaled pool of `loaded`.
 
@@ -55,7 +54,7 @@ async def tick(
                 settings,
                 pool,
                 name,
-                [depth for depth in lanes if pool_of(depth.pool) == name],
+                [depth for depth in lanes if depth.pool == name],
                 [each for each in heartbeats if each.worker.pool == name],
             )
         except StoreUnavailable:
@@ -73,14 +72,14 @@ async def _registered_name(
     """
     model = pool.served_names[0]
     if not declared and model in models:
-        return pool_of(models[model].pool)
+        return models[model].pool
     if not declared or all(each.pool != pool.name for each in models.values()):
         await registry.declare_models(pool.name, pool.engine_names, pool.version, pool.weight)
     return pool.name
 
 
 async def _scale(
-    queue: JobQueue,
+    queue: Queue,
     settings: AutoscalerSettings,
     pool: Pool,
     name: str,

@@ -15,11 +15,11 @@ from gateway.ops.overview.models import (
     WorkerOverview,
 )
 from shared.fleet.registry import WorkerInfo
-from shared.job.lanes import WAITING_LANES, pool_of
+from shared.job.lanes import WAITING_LANES
 from shared.job.states import WorkerState
 from shared.platform.tasks import run_together
 from shared.store.health import Health
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.views import LaneDepth, depths, waiting_by_tenant
 
 _MOST_TENANTS = 100
@@ -34,13 +34,13 @@ class Reading(NamedTuple):
     tenants: Mapping[str, Sequence[TenantOverview]]
 
 
-async def read(queue: JobQueue, fleet: FleetView) -> Reading:
+async def read(queue: Queue, fleet: FleetView) -> Reading:
     """Read everything now; refreshes the workers in `fleet`. Raises StoreError."""
     lanes, _ = await run_together(depths(queue), fleet.refresh_workers())
     busy: dict[str, list[str]] = {}
     for lane in lanes:
-        if lane.waiting and lane.pool not in busy.setdefault(pool_of(lane.pool), []):
-            busy[pool_of(lane.pool)].append(lane.pool)
+        if lane.waiting and lane.pool not in busy.setdefault(lane.pool, []):
+            busy[lane.pool].append(lane.pool)
     waiting = await waiting_by_tenant(queue, busy, _MOST_TENANTS)
     tenants = {
         pool: [
@@ -69,7 +69,7 @@ def redis_overview(health: Health, error: str, since_s: float | None) -> RedisOv
 def workers(fleet: FleetView, rates: Mapping[str, float]) -> list[WorkerOverview]:
     """The present workers and the lost ones that are still shown, by id."""
     lost, ended, now_s = fleet.losses.lost, fleet.losses.ended, fleet.now_s()
-    adapters = {name for name, model in fleet.models.items() if model.pool != pool_of(model.pool)}
+    adapters = {name for name, model in fleet.models.items() if model.card.get("parent")}
     seen = {
         worker.id: (worker, age_s)
         for worker, age_s in fleet.heartbeats
@@ -133,11 +133,11 @@ def pools(
     gone = {*fleet.losses.lost, *fleet.losses.ended}
     models: dict[str, set[str]] = {}
     for name, model in fleet.models.items():
-        models.setdefault(pool_of(model.pool), set()).add(name)
-    names = {*models, *(w.pool for w in fleet.workers), *(pool_of(lane.pool) for lane in lanes)}
+        models.setdefault(model.pool, set()).add(name)
+    names = {*models, *(w.pool for w in fleet.workers), *(lane.pool for lane in lanes)}
     found = []
     for pool in sorted(names):
-        own = [lane for lane in lanes if pool_of(lane.pool) == pool]
+        own = [lane for lane in lanes if lane.pool == pool]
         workers = [w for w in fleet.workers_of(pool) if w.id not in gone]
         serving = [worker for worker in workers if worker.state.serving]
         waiting = sum(lane.waiting for lane in own)

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.core.job_events import EventPosition, _render, events
-from gateway.core.log_event import LogEvent
+from gateway.core.reader import LogEvent
 from shared.job.errors import BadRequest
-from shared.job.frames import FrameKind
 from shared.job.job import Job
-from shared.job.job_log import Delta, Prompt
+from shared.job.log import Delta, Prompt
 from shared.job.states import JobState
 from shared.store.answers import Body
 from tests.unit.gateway.jobs import job
@@ -26,7 +25,7 @@ def test_steps_that_were_logged_together_become_one_text_per_choice() -> None:
         Delta(0, 0, (2,), "llo"),
         Delta(0, 1, (6,), "!"),
     ]
-    ((event, event_id),) = _render(LogEvent(7, FrameKind.DELTAS, records))
+    ((event, event_id),) = _render(LogEvent(7, "", records))
     assert event_id == "7"
     lines = event.decode().split("\n")
     assert lines[:2] == ["event: delta", "id: 7"]
@@ -36,8 +35,8 @@ def test_steps_that_were_logged_together_become_one_text_per_choice() -> None:
 
 
 def test_an_entry_without_text_is_no_event() -> None:
-    assert _render(LogEvent(1, FrameKind.DELTAS, [Prompt(0, 3)])) == []
-    assert _render(LogEvent(1, FrameKind.STARTED, b"w-1")) == []
+    assert _render(LogEvent(1, "", [Prompt(0, 3)])) == []
+    assert _render(LogEvent(1, "claimed", [])) == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_a_position_is_written_as_it_is_read(event_id: str) -> None:
 
 def test_choices_of_a_further_prompt_name_it() -> None:
     records = [Delta(call, choice, (1,), "x") for call in (0, 1) for choice in (0, 1)]
-    ((event, _),) = _render(LogEvent(7, FrameKind.DELTAS, records))
+    ((event, _),) = _render(LogEvent(7, "", records))
     choices = json.loads(event.split(b"data: ")[1])["choices"]
     assert [(each.get("prompt"), each["index"]) for each in choices] == [
         *((None, 0), (None, 1)),
@@ -96,26 +95,21 @@ class Ended:
     keepalive_s = 1.0
 
     def __init__(self, state: JobState) -> None:
-        self.relay = self.queue = self.settings = self.unwatcher = self
+        self.relay = self.queue = self.settings = self
         self.gateway_id = "gw"
         self._state = state
 
-    def open(self, *_: Any) -> Any:
+    def open(self, *_: Any, **__: Any) -> Any:
         return self
 
-    def resync(self, *_: Any) -> None:
-        pass
-
-    close = start = resync
-
-    async def watch(self, *_: Any, **__: Any) -> None:
+    def close(self, *_: Any, **__: Any) -> None:
         pass
 
     async def next(self, *_: Any) -> list[LogEvent]:
-        return [LogEvent(7, FrameKind.ENDED, b"")]
+        return [LogEvent(7, "completed", [])]
 
-    async def get(self, job_id: str) -> Job:
-        return job(state=self._state)
+    async def get(self, job_id: str) -> list[Job]:
+        return [job(state=self._state)]
 
     async def job_object(self, found: Job) -> tuple[Body, dict[str, str]]:
         return Body(b"{}"), {}

@@ -35,6 +35,20 @@ def job(name: int, shard: int = 0, body: bytes = b"{}") -> NewJob:
     )
 
 
+class Relay:
+    """Is subscribed, or not."""
+
+    def __init__(self) -> None:
+        self.connected = asyncio.Event()
+        self.connected.set()
+
+    def is_subscribed(self, shard: int) -> bool:
+        return self.connected.is_set()
+
+    async def subscribed(self, shard: int) -> None:
+        await self.connected.wait()
+
+
 class Queue:
     """Records calls; each is answered with `full` or `error`."""
 
@@ -49,7 +63,7 @@ class Queue:
         self.reply: Any = None
         """Of all calls, if it is not None."""
 
-    def start_submit(
+    def submit(
         self, shard: int, jobs: list[NewJob], max_depth: int
     ) -> asyncio.Future[list[SubmitReply]]:
         self.depths.append(max_depth)
@@ -85,9 +99,13 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-async def submitter(queue: Queue, registry: CollectorRegistry) -> Submitter:
-    as_queue: Any = queue
-    return Submitter(as_queue, DEPTH, GatewayMetrics(registry))
+def relay() -> Relay:
+    return Relay()
+
+
+@pytest.fixture
+async def submitter(queue: Any, relay: Any, registry: CollectorRegistry) -> Submitter:
+    return Submitter(queue, relay, DEPTH, GatewayMetrics(registry))
 
 
 def counted(registry: CollectorRegistry) -> float:
@@ -97,7 +115,8 @@ def counted(registry: CollectorRegistry) -> float:
 
 async def test_a_pool_has_a_limit_of_its_own(queue: Queue, registry: CollectorRegistry) -> None:
     as_queue: Any = queue
-    submitter = Submitter(as_queue, DEPTH, GatewayMetrics(registry), {"small": 2})
+    relay: Any = Relay()
+    submitter = Submitter(as_queue, relay, DEPTH, GatewayMetrics(registry), {"small": 2})
     pools = ("p", "small", "small+adapter-1", "p", "small")
     await asyncio.gather(
         *(submitter.submit(job(n)._replace(pool=pool)) for n, pool in enumerate(pools))
@@ -188,3 +207,21 @@ async def test_a_malformed_reply_fails_its_jobs_and_the_next_call_is_sent(
     assert isinstance((await asyncio.wait_for(calls, 5))[1], Exception)
     queue.reply = None
     await asyncio.wait_for(submitter.submit(job(2)), 5)
+
+
+async def test_jobs_wait_until_their_frames_can_arrive(
+    submitter: Submitter, queue: Queue, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay.connected.clear()
+    first = submitter.submit(job(1))
+    await asyncio.sleep(0)
+    second = submitter.submit(job(2))
+    await asyncio.sleep(0)
+    assert not queue.calls
+    relay.connected.set()
+    await asyncio.gather(first, second)
+    assert queue.calls == [(0, [1, 2])]
+    relay.connected.clear()
+    monkeypatch.setattr(module, "_SUBSCRIBE_S", 0.0)
+    with pytest.raises(StoreUnavailable):
+        await submitter.submit(job(3))

@@ -381,16 +381,16 @@ async def open_queue(url: str, *, shards: int = 1) -> AsyncIterator[Queue]:
 
 
 @pytest.fixture
-async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    """A queue of one shard."""
-    async with open_queue(redis_url) as queue:
+async def queue(kind: RedisServer) -> AsyncIterator[Queue]:
+    """A queue of one shard, on each kind of server."""
+    async with open_queue(kind.url) as queue:
         yield queue
 
 
 @pytest.fixture
-def store(redis_server: RedisServer, redis_url: str) -> Iterator[Redis]:
-    """A client that reads what Redis holds."""
-    with redis_server.client() as client:
+def server(kind: RedisServer) -> Iterator[Redis]:
+    """A client that reads what it holds."""
+    with kind.client() as client:
         yield client
 
 
@@ -431,9 +431,13 @@ async def _next(queue: Queue, held: HeldJob) -> int:
 
 async def emit_token(queue: Queue, held: HeldJob, text: str = "x") -> Emitted:
     """Write one token of a job."""
-    number = await _next(queue, held)
-    entry = pack_entry([(0, 0, [number], text)], [text.encode()])
-    step = Step(entries=[held.id, str(Position(held.generation, number)), entry])
+    return await emit_entry(queue, held, [(0, 0, [7], text)], [text.encode()])
+
+
+async def emit_entry(queue: Queue, held: HeldJob, journal: Any, items: Any = None) -> Emitted:
+    """Write an entry of a job."""
+    position = Position(held.generation, await _next(queue, held))
+    step = Step(entries=[held.id, str(position), pack_entry(journal, items)])
     return queue.parse_emit(await queue.emit(held.shard, WORKER, b"", step))
 
 

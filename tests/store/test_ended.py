@@ -50,20 +50,21 @@ async def fails(queue: Queue, server: Redis) -> str:
 
 async def lacks_log_entries(queue: Queue, server: Redis) -> str:
     leased = await lease(queue)
+    server.delete(keys.log(0, leased.id))
     await finish(queue, leased, make_answer())
     return leased.id
 
 
 async def is_cancelled_as_it_waits(queue: Queue, server: Redis) -> str:
     job = await submit(queue)
-    await queue.cancel(job.id, TENANT)
+    await queue.cancel(TENANT, job.id)
     return job.id
 
 
 async def is_cancelled_as_it_runs(queue: Queue, server: Redis) -> str:
     leased = await lease(queue)
-    await queue.cancel(leased.id, TENANT)
-    await queue.cancel(leased.id, TENANT)
+    await queue.cancel(TENANT, leased.id)
+    await queue.cancel(TENANT, leased.id)
     return leased.id
 
 
@@ -76,7 +77,6 @@ async def has_no_watcher(queue: Queue, server: Redis) -> str:
 async def has_a_deadline(queue: Queue, server: Redis) -> str:
     job = await submit(queue, deadline_s=600)
     await pass_deadline(queue, server, job.id)
-    await queue.expire(0)
     return job.id
 
 
@@ -90,14 +90,13 @@ async def is_too_late_to_start(queue: Queue, server: Redis) -> str:
 async def is_out_of_attempts(queue: Queue, server: Redis) -> str:
     leased = await lease(queue, max_attempts=1)
     await lose_worker(queue, server)
-    await queue.reap(0, 0.001)
     return leased.id
 
 
 async def has_a_damaged_record(queue: Queue, server: Redis) -> str:
     job = await submit(queue)
     server.hset(keys.job(0, job.id), "created_us", "never")
-    await queue.cancel(job.id, TENANT)
+    await queue.cancel(TENANT, job.id)
     return job.id
 
 
@@ -126,9 +125,8 @@ async def test_an_end_is_one_entry(
 
 
 async def test_a_job_that_is_requeued_has_not_ended(queue: Queue, server: Redis) -> None:
-    leased = await lease(queue, notify=notify_of("job", ["we_1"]))
+    await lease(queue, notify=notify_of("job", ["we_1"]))
     await lose_worker(queue, server)
-    await queue.reap(0, 0.001)
     assert await ended(queue) == []
     await finish(queue, await claim_one(queue), make_answer())
     (entry,) = await ended(queue)

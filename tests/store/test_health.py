@@ -160,7 +160,7 @@ async def test_each_slot_is_tested_by_itself(cluster: RedisCluster) -> None:
     async with open_queue(cluster.url, shards=3) as queue:
         assert await write_problems(queue, "gw") == ("", ["", "", ""])
         found = {key.decode() for key in call(node, "KEYS", "*")}
-        assert found == {keys.PROBE, *(keys.base(n) + keys.PROBE_WORD for n in range(3))}
+        assert found == {keys.PROBE, *(keys.base(n) + "probe" for n in range(3))}
         assert call(cluster.masters[1], "DBSIZE") == 0
 
 

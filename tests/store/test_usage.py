@@ -9,22 +9,21 @@ from datetime import UTC, datetime
 
 import pytest
 from redis import Redis
-from shared.job.job_log import make_journal, prompt_tokens_in, tokens_in
 
 from gateway.maintenance.usage_counter import UsageCounter
-from shared.job.job import LeasedJob, NewJob, new_job_id_in
+from shared.job.job import NewJob, new_job_id_in
+from shared.job.log import START, make_journal, prompt_tokens_in, tokens_in
 from shared.job.states import JobState
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
-from shared.store.queue import Queue
+from shared.store.queue import HeldJob, Queue
 from shared.store.redis import keys
 from shared.store.usage import OTHER, UsageRecords, UsageSums
 from tests.store.conftest import (
     TENANT,
     claim,
     claim_one,
-    emit,
+    emit_entry,
     emit_token,
-    entry_output,
     finish,
     lease,
     lose_worker,
@@ -32,9 +31,7 @@ from tests.store.conftest import (
     make_job,
     open_queue,
     pass_deadline,
-    renew,
     submit,
-    submit_one,
 )
 
 KEPT_DAYS = 400
@@ -67,25 +64,25 @@ async def sums(queue: Queue, tenant: str = "") -> dict[Owner, UsageSums]:
     return found
 
 
-async def emit_prompt(queue: Queue, job: LeasedJob, tokens: int) -> None:
-    """The first entry of a job: its prompt, and one token; not flushed to the log."""
+async def emit_prompt(queue: Queue, job: HeldJob, tokens: int) -> None:
+    """The first entry of a job: its prompt, and one token."""
     journal = make_journal([(0, tokens), (0, 0, [1], "x")])
-    assert await emit(queue, [entry_output(job, 1, (b"x",), journal)]) == {}
+    assert not (await emit_entry(queue, job, journal, [b"x"])).refused
 
 
 async def test_each_end_is_added_once(queue: Queue) -> None:
     completed = await lease(queue, key="key_1")
     assert await finish(queue, completed, make_answer(cached_tokens=1)) == "ok"
     waiting = await submit(queue, key="key_1")
-    await queue.cancel(waiting.id, TENANT)
+    await queue.cancel(TENANT, waiting.id)
     running = await lease(queue, key="key_1")
-    await emit_token(queue, running, 1)
-    await queue.release([running], "drain", blame=False)
+    await emit_token(queue, running)
+    await queue.give_back([running], "handed_over", "drain")
     again = await claim_one(queue, worker="w-2")
-    await emit_token(queue, again, 2)
-    await queue.cancel(running.id, TENANT)
+    await emit_token(queue, again)
+    await queue.cancel(TENANT, running.id)
     await queue.delete(running.id)
-    await renew(queue, "w-2", [again])  # by a worker that does not know of it yet
+    await emit_token(queue, again)  # by a worker that does not know of it yet
     for _ in range(2):
         await add_up(queue)
     ((owner, found),) = (await sums(queue)).items()
@@ -101,10 +98,9 @@ async def test_attempts_are_added_up_and_those_without_output_are_wasted(
 ) -> None:
     job = await lease(queue)
     await lose_worker(queue, server)
-    await queue.reap(0, 1.0, 10)
     again = await claim_one(queue, worker="w-2")
     await emit_prompt(queue, again, 5)
-    await queue.release([again], "drain", blame=False)
+    await queue.give_back([again], "handed_over", "drain")
     last = await claim_one(queue, worker="w-3")
     assert await finish(queue, last, make_answer()) == "ok"
     found = UsageSums.of(await only_entry(queue))
@@ -122,7 +118,6 @@ async def test_attempts_are_added_up_and_those_without_output_are_wasted(
 async def test_a_job_out_of_attempts_counts_each_of_them_once(queue: Queue, server: Redis) -> None:
     job = await lease(queue, max_attempts=1)
     await lose_worker(queue, server)
-    assert await queue.reap(0, 1.0, 10) == {job.id: "failed"}
     entry = await only_entry(queue)
     (attempt,) = (await queue.get(job.id))[0].attempts  # type: ignore[union-attr]
     assert attempt.ended_at
@@ -133,7 +128,7 @@ async def test_a_job_out_of_attempts_counts_each_of_them_once(queue: Queue, serv
 async def test_a_job_that_is_deleted_at_once_is_counted(queue: Queue, server: Redis) -> None:
     job = await lease(queue)
     await emit_prompt(queue, job, 7)
-    await queue.cancel(job.id, TENANT)
+    await queue.cancel(TENANT, job.id)
     await queue.delete(job.id)
     assert 0 < server.pttl(keys.log(0, job.id)) <= 60_000
     await add_up(queue)
@@ -144,7 +139,7 @@ async def test_a_job_that_is_deleted_at_once_is_counted(queue: Queue, server: Re
 async def test_a_job_whose_log_is_gone_is_uncounted(queue: Queue, server: Redis) -> None:
     job = await lease(queue)
     await emit_prompt(queue, job, 7)
-    await queue.cancel(job.id, TENANT)
+    await queue.cancel(TENANT, job.id)
     server.delete(keys.log(0, job.id))
     await add_up(queue)
     (found,) = (await sums(queue)).values()
@@ -176,7 +171,7 @@ async def test_an_entry_is_added_once_by_processes_that_are_killed_or_many(
 async def test_sums_of_all_shards_are_one(redis_url: str) -> None:
     async with open_queue(redis_url, shards=3) as queue:
         for shard in (0, 1, 1, 2):
-            await submit_one(queue, make_job(id=new_job_id_in(shard), key=KEY), 100)
+            await submit(queue, id=new_job_id_in(shard), key=KEY)
             (job,) = await claim(queue, shard=shard)
             assert await finish(queue, job, make_answer()) == "ok"
         await add_up(queue)
@@ -202,7 +197,7 @@ async def test_a_tenant_with_too_many_rows_has_one_for_the_rest(
 
 
 async def tokens_in_log(queue: Queue, job: NewJob) -> tuple[int, int]:
-    entries = (await queue.read_log(job.id, 0)).entries
+    entries = await queue.read(job.id, START, 10_000)
     return (
         sum(prompt_tokens_in(each.journal) for each in entries),
         sum(tokens_in(each.journal) for each in entries),
@@ -217,7 +212,7 @@ class Play:
         self.jobs: dict[str, NewJob] = {}
         self.logs: Counter[tuple[Owner, str]] = Counter()
         self.prompts: dict[str, int] = {}
-        self.held: dict[str, tuple[LeasedJob, int]] = {}
+        self.held: dict[str, HeldJob] = {}
 
     async def submit(self) -> None:
         owner = Owner(*(self.random.choice(each) for each in ("ab", ("", KEY), ("m", "n"))))
@@ -229,28 +224,26 @@ class Play:
 
     async def step(self) -> None:
         for job in await claim(self.queue, self.random.randrange(3)):
-            last = await self.queue.last_entry(job.id)
-            self.held[job.id] = job, last.seq if last else 0
+            self.held[job.id] = job
         job_id = self.random.choice([*self.jobs])
-        job, seq = self.held.get(job_id, (None, 0))
+        job = self.held.get(job_id)
         match self.random.randrange(7):
             case 0:
-                await self.queue.cancel(job_id, self.jobs[job_id].tenant)
+                await self.queue.cancel(self.jobs[job_id].tenant, job_id)
             case 1 if self.random.random() < 0.3:
-                await pass_deadline(queue, self.server, job_id)
-                await self.queue.expire(0, 10)
+                await pass_deadline(self.queue, self.server, job_id)
             case 2 if job:
-                await self.queue.release([job], "drain", blame=False)
+                await self.queue.give_back([job], "handed_over", "drain")
             case 3 if job:
                 tokens = await tokens_in_log(self.queue, self.jobs[job_id])
                 done = make_answer(prompt_tokens=tokens[0], completion_tokens=tokens[1])
                 await finish(self.queue, job, done)
             case _ if job:
                 records = [(0, 0, [1, 2], "xy")]
-                records = [*records, *([(0, 5)] if seq == 0 else [])]  # type: ignore[list-item]
-                journal, items = make_journal(records), (b"x",) if job.stream else None
-                if not await emit(self.queue, [entry_output(job, seq + 1, items, journal)]):
-                    self.held[job_id] = job, seq + 1
+                if len(await self.queue.read(job_id, START, 2)) == 1:
+                    records = [*records, (0, 5)]  # type: ignore[list-item]
+                items = [b"x"] if job.stream else None
+                if not (await emit_entry(self.queue, job, make_journal(records), items)).refused:
                     return
             case _:
                 return
@@ -258,7 +251,7 @@ class Play:
 
     async def end(self) -> None:
         for job_id, job in self.jobs.items():
-            await self.queue.cancel(job_id, job.tenant)
+            await self.queue.cancel(job.tenant, job_id)
             owner = Owner(job.tenant, job.key, job.model)
             prompt, output = await tokens_in_log(self.queue, job)
             self.logs.update({(owner, "jobs"): 1, (owner, "in"): prompt, (owner, "out"): output})

@@ -10,19 +10,21 @@ from redis import Redis
 from gateway.core.job_filter import JobFilter
 from gateway.core.job_search import search
 from shared.job.job import NewJob
-from shared.job.lanes import DEFAULT, FLEX, LANES, PRIORITY, RETRY_LANE
+from shared.job.lanes import CLIENT_LANES, DEFAULT, FLEX, PRIORITY
 from shared.job.place import Place
 from shared.job.states import JobEvent
 from shared.store.queue import Queue
 from shared.store.redis import keys
-from shared.store.views import LaneDepth, depths, next_place, page, places, with_errors
+from shared.store.views import LaneDepth, alive, depths, next_place, page, places, with_errors
 from tests.harness.servers import RedisServer
 from tests.store.conftest import (
     POOL,
     TENANT,
     claim,
     claim_one,
+    emit_token,
     finish,
+    lose_worker,
     make_answer,
     make_job,
     open_queue,
@@ -59,7 +61,7 @@ def job_id(shard: int, number: int = 0) -> str:
 
 async def positions(queue: Queue, jobs: Sequence[NewJob]) -> list[int | None]:
     """Of the jobs that are still there, asked for together; each has the same by itself."""
-    there = [job for job in await queue.get_all([job.id for job in jobs]) if job is not None]
+    there = [job for job in await queue.get(*[job.id for job in jobs]) if job is not None]
     found = await places(queue, there)
     assert [(await places(queue, [job]))[0] for job in there] == found
     return [place and place.position for place in found]
@@ -75,7 +77,7 @@ async def test_positions_count_up_in_one_lane(queue: Queue) -> None:
     assert await positions(queue, jobs) == [1, 2, 3, 4]
     await claim(queue, 1)
     assert await positions(queue, jobs) == [None, 1, 2, 3]
-    await queue.cancel(jobs[1].id, TENANT)
+    await queue.cancel(TENANT, jobs[1].id)
     assert await positions(queue, jobs) == [None, None, 1, 2]
     assert await places(queue, []) == []
 
@@ -100,8 +102,9 @@ async def test_jobs_of_several_tenants_come_in_turns(queue: Queue) -> None:
 async def test_a_requeued_job_goes_before_all(queue: Queue) -> None:
     job = await submit(queue, lane=FLEX)
     held = await claim(queue)
+    await emit_token(queue, held[0])
     later = [await submit(queue, lane=lane) for lane in (PRIORITY, PRIORITY, FLEX)]
-    await queue.release(held, "drained", blame=False)
+    await queue.give_back(held, "requeued", "engine_died")
     assert await positions(queue, [job, later[2]]) == [1, 4]
 
 
@@ -132,11 +135,18 @@ async def test_a_tenant_with_more_jobs_waits_for_more_turns(queue: Queue) -> Non
     assert (await next_place(queue, POOL, FLEX, "other")).position == 21
 
 
-async def test_free_slots_are_those_of_other_workers(queue: Queue) -> None:
-    for worker, slots in (("w-1", 9), ("w-2", 3)):
-        await claim(queue, worker=worker, slots=slots)
+async def test_the_room_of_idle_workers_is_told(queue: Queue) -> None:
+    for worker, room in (("w-1", 9), ("w-2", 3)):
+        await claim(queue, room, worker=worker)
     assert (await next_place(queue, POOL, DEFAULT, TENANT)).free == 12
-    assert (await next_place(queue, POOL, DEFAULT, TENANT, but_of="w-1")).free == 3
+
+
+async def test_workers_are_alive_while_they_beat(queue: Queue, store: Redis) -> None:
+    for worker in ("w-1", "w-2"):
+        await queue.heartbeat(0, worker)
+    assert await alive(queue) == {"w-1", "w-2"}
+    await lose_worker(queue, store, "w-1")
+    assert await alive(queue) == {"w-2"}
 
 
 # --- depths ---
@@ -153,21 +163,24 @@ async def test_depths_per_pool_and_lane(sharded: Queue) -> None:
         await claim(sharded, 1, shard=shard)
     await submit(sharded, pool="another", lane=FLEX)
     lanes = {(d.pool, d.lane): d for d in await depths(sharded)}
-    assert set(lanes) == {(pool, lane) for pool in (POOL, "another") for lane in LANES}
-    assert lanes[POOL, DEFAULT].waiting == lanes[POOL, DEFAULT].in_progress == SHARDS
+    assert set(lanes) == {(pool, lane) for pool in (POOL, "another") for lane in CLIENT_LANES}
+    assert lanes[POOL, DEFAULT].waiting == SHARDS
+    assert sum(lanes[POOL, lane].in_progress for lane in CLIENT_LANES) == SHARDS
     assert 0 < lanes[POOL, DEFAULT].oldest_s < 60
-    assert (lanes["another", FLEX].waiting, lanes["another", FLEX].in_progress) == (1, 0)
-    assert lanes[POOL, PRIORITY] == LaneDepth(POOL, PRIORITY, 0, 0.0, 0)
+    assert lanes["another", FLEX] == LaneDepth(
+        "another", FLEX, 1, lanes["another", FLEX].oldest_s, 0
+    )
 
 
-async def test_depths_of_released_jobs(queue: Queue) -> None:
+async def test_depths_of_jobs_that_were_given_back(queue: Queue) -> None:
     await submit(queue, lane=FLEX)
-    await queue.release(await claim(queue), "drained", blame=False)
-    lanes = {d.lane: (d.waiting, d.in_progress) for d in await depths(queue)}
-    assert lanes == dict.fromkeys(LANES, (0, 0)) | {FLEX: (1, 0)}
+    await queue.give_back(await claim(queue), "handed_over", "drain")
+    found = await depths(queue)
+    assert {d.lane: d.waiting for d in found} == dict.fromkeys(CLIENT_LANES, 0) | {FLEX: 1}
+    assert sum(d.in_progress for d in found) == 0
     await claim(queue)
-    lanes = {d.lane: (d.waiting, d.in_progress) for d in await depths(queue)}
-    assert lanes == dict.fromkeys(LANES, (0, 0)) | {RETRY_LANE: (0, 1)}
+    found = await depths(queue)
+    assert (sum(d.waiting for d in found), sum(d.in_progress for d in found)) == (0, 1)
 
 
 # --- lists ---
@@ -219,7 +232,7 @@ async def test_no_body_is_read_to_show_jobs(queue: Queue, store: Redis) -> None:
     shown = [job for _, _, job in rows if job is not None]
     assert {job.id for job in shown} == {job.id for job in jobs}
     assert await with_errors(queue, shown) == shown
-    assert (await queue.get(jobs[0].id)) in shown
+    assert (await queue.get(jobs[0].id))[0] in shown
     assert sent(store) - before < 50_000
 
 

@@ -164,7 +164,7 @@ async def test_the_sum_never_drifts(queue: Queue, store: Redis, seed: int) -> No
         elif act == "end" and held:
             await finish(queue, held.pop(), make_answer(body=b"y" * random_of.choice([10, 9000])))
         elif act == "cancel" and held:
-            await queue.cancel(held.pop().id, TENANT)
+            await queue.cancel(TENANT, held.pop().id)
         elif act == "talk":
             conversations.append(await side.new("x" * random_of.choice([10, 8000])))
         elif act == "del" and conversations:
@@ -177,7 +177,7 @@ async def test_the_sum_never_drifts(queue: Queue, store: Redis, seed: int) -> No
     for job in await claim(queue):
         held.append(job)
     for job in held:
-        await queue.cancel(job.id, TENANT)
+        await queue.cancel(TENANT, job.id)
     await sweep(queue, store)
     assert kept_bytes(store) == 0
     assert not store.exists(KEPT)

@@ -241,7 +241,7 @@ async def test_a_response_without_an_answer_adds_nothing(
     conversation = await side.new("zero")
     job_id = await side.create(conversation=conversation.id)
     if how == "cancelled":
-        await side.queue.cancel(job_id, TENANT)
+        await side.queue.cancel(TENANT, job_id)
     elif how == "deleted":
         store.delete(keys.job(0, job_id))
     else:
@@ -406,7 +406,7 @@ async def test_requests_in_any_order(side: Side, seed: int) -> None:
             elif act == "end" and running:
                 job_id, leased = running.popitem()
                 if random_of.random() < 0.3:
-                    await side.queue.cancel(job_id, TENANT)
+                    await side.queue.cancel(TENANT, job_id)
                 else:
                     await end(side.queue, leased, f"out{step}")
                     expected += [inputs[job_id], f"out{step}"]

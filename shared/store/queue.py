@@ -594,12 +594,13 @@ class Queue:
         names = [worker.decode(errors="replace") for worker in lost]
         return Ticked(bool(more), names, _states(taken))
 
-    async def sweep(self, shard: int, limit: int) -> int:
-        """Remove expired jobs and conversations, at most `limit`, from the indexes.
+    async def sweep(self, shard: int, limit: int, most_ended: int = _MOST_ENDED) -> int:
+        """Remove expired jobs and conversations, at most `limit`, from the indexes; and of the
+        stream of what has ended about what is more than `most_ended` entries.
 
         Returns how many were looked at: with `limit` there may be more.
         """
-        return int(await self.run("sweep", shard, limit, _MOST_ENDED))
+        return int(await self.run("sweep", shard, limit, most_ended))
 
 
 async def _for_pieces(n_bytes: int, call: Callable[[int], Awaitable[Any]]) -> list[Any]:

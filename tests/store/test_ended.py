@@ -156,7 +156,7 @@ async def test_an_entry_is_deleted_once_both_readers_have_used_it(
 async def test_what_nobody_reads_is_bounded(queue: Queue, server: Redis) -> None:
     for _ in range(350):
         server.xadd(keys.ended(0), {"e": b"x"})
-    await queue.sweep(0, most_ended=200)
+    await queue.sweep(0, 100, most_ended=200)
     backlog = await UsageRecords(queue).backlog()
     assert 200 <= backlog.entries < 350
     assert backlog.entries + backlog.dropped == 350

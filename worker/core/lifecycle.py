@@ -33,7 +33,6 @@ from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.servers import Servers
 from shared.store.subscription import Subscription
-from shared.store.upkeep import Upkeep
 from worker.core.adapters import Adapters
 from worker.core.desired_state import DesiredState
 from worker.core.engine_call import model_cards
@@ -190,7 +189,6 @@ class Worker:
             operations.run(),
             desired.run(),
             Health(servers).run(),
-            Upkeep(self._queue, self._metrics.reaper).run(),
         ):
             self._spawn(work)
         log.info(

@@ -43,6 +43,7 @@ _CORE = b"VLLM::EngineCore"
 _LOADS_AFTER = {START_AFTER_S: "3"}
 """A replacement with vLLM would take the two cores from the worker that continues the streams; in a
 real fleet it loads on a machine of its own."""
+_LEASE_S = 2.0
 _SERVING = {json.dumps(state).encode() for state in (WorkerState.READY, WorkerState.BUSY)}
 
 
@@ -196,12 +197,11 @@ class Fleet:
         self.redis.start()
 
     def since_renewal_s(self, n: int) -> float:
-        """Return the seconds since the n-th worker renewed its leases.
-
-        They are computed from the TTL of its fence key, which is one lease long when renewed.
-        """
-        left_ms: Any = self.client.pttl(keys.fence(0, self.workers[n].name))
-        return self.shape.lease_s - max(0, int(left_ms)) / 1e3
+        """Return the seconds since the n-th worker's last heartbeat: its lease was two then."""
+        until: Any = self.client.zscore(keys.alive(0), self.workers[n].name)
+        seconds, micros = self.client.time()
+        now_s = int(seconds) + int(micros) / 1e6
+        return max(0.0, _LEASE_S - (float(until or 0) / 1e6 - now_s))
 
     def all_serve(self) -> bool:
         """Return whether all workers are registered and take jobs; False without Redis."""

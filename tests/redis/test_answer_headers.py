@@ -7,8 +7,8 @@ from redis import Redis
 from shared.job.frames import FrameKind
 from shared.job.states import JobEvent, JobState
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
-from tests.redis.conftest import (
+from shared.store.queue import Queue
+from tests.store.conftest import (
     ChannelSubscriber,
     answer,
     finish,
@@ -23,7 +23,7 @@ BYTES = {
 
 
 async def test_an_answer_with_headers_is_read_from_the_record(
-    queue: JobQueue, gateway: ChannelSubscriber
+    queue: Queue, gateway: ChannelSubscriber
 ) -> None:
     leased = await lease(queue, stream=False)
     await finish(queue, leased, 1, answer(**BYTES))
@@ -39,7 +39,7 @@ async def test_an_answer_with_headers_is_read_from_the_record(
 
 
 async def test_an_answer_of_bytes_without_headers_travels_in_the_frame(
-    queue: JobQueue, gateway: ChannelSubscriber
+    queue: Queue, gateway: ChannelSubscriber
 ) -> None:
     leased = await lease(queue, stream=False)
     await finish(queue, leased, 1, answer(**(BYTES | {"headers": ()})))
@@ -48,7 +48,7 @@ async def test_an_answer_of_bytes_without_headers_travels_in_the_frame(
     assert payload == (200, b"application/octet-stream", b"\x00\xff")
 
 
-async def test_a_job_with_damaged_headers_is_shown_as_failed(queue: JobQueue, store: Redis) -> None:
+async def test_a_job_with_damaged_headers_is_shown_as_failed(queue: Queue, store: Redis) -> None:
     leased = await lease(queue, stream=False)
     await finish(queue, leased, 1, answer(event=JobEvent.COMPLETE, **BYTES))
     store.hset(keys.job(0, leased.id), "headers", b"\xff")

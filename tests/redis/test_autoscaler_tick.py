@@ -16,26 +16,26 @@ from shared.store.interface import StoreUnavailable
 from shared.store.operators import HISTORY, ScaleStore
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
-from tests.redis.conftest import POOL, claim, open_queue, submit
+from tests.store.conftest import POOL, claim, open_queue, submit
 from tests.unit.worker_info import worker
 
 SETTINGS = Settings(autoscale="m=0:3", pool=POOL)
 
 
 @pytest.fixture
-def registry(queue: JobQueue) -> Registry:
+def registry(queue: Queue) -> Registry:
     return Registry(queue.servers.primary)
 
 
-async def scale_of(queue: JobQueue, pool: str = POOL) -> Scale:
+async def scale_of(queue: Queue, pool: str = POOL) -> Scale:
     _, scales = await ScaleStore(queue).read([pool])
     return scales[pool]
 
 
-async def test_announced_workers_are_observed(queue: JobQueue, registry: Registry) -> None:
+async def test_announced_workers_are_observed(queue: Queue, registry: Registry) -> None:
     first = worker(pool=POOL, finished=2, job_s=3.0, start_s=9.0)
     await registry.announce(first)
     loads = worker("w-2", pool=POOL, state=WorkerState.STARTING, slots=0)
@@ -52,7 +52,7 @@ async def test_announced_workers_are_observed(queue: JobQueue, registry: Registr
     assert scale.wanted >= 2  # one would do, but the other one loads
 
 
-async def test_a_workers_own_card_is_never_overwritten(queue: JobQueue, registry: Registry) -> None:
+async def test_a_workers_own_card_is_never_overwritten(queue: Queue, registry: Registry) -> None:
     await registry.register_models("its-own", [{"id": "m", "max_model_len": 9}])
     await tick(queue, registry, SETTINGS, SETTINGS.described)
     await registry.declare_models("other", ["m"])
@@ -62,7 +62,7 @@ async def test_a_workers_own_card_is_never_overwritten(queue: JobQueue, registry
 
 
 async def test_a_decision_that_cannot_be_read_is_as_if_there_were_none(
-    queue: JobQueue, registry: Registry, store: Redis
+    queue: Queue, registry: Registry, store: Redis
 ) -> None:
     await tick(queue, registry, SETTINGS, SETTINGS.described)
     store.hset(keys.first(keys.DOCUMENTS, "scale"), POOL, '{"pool": 1}')
@@ -72,7 +72,7 @@ async def test_a_decision_that_cannot_be_read_is_as_if_there_were_none(
     assert [entry.wanted for entry in await ScaleStore(queue).history(POOL)] == [0, 0]
 
 
-async def test_the_history_is_bounded_and_newest_first(queue: JobQueue, registry: Registry) -> None:
+async def test_the_history_is_bounded_and_newest_first(queue: Queue, registry: Registry) -> None:
     for n in range(HISTORY + 20):
         settings = Settings(autoscale=f"m={n % 2}:3", pool=POOL)
         await tick(queue, registry, settings, settings.described)
@@ -83,7 +83,7 @@ async def test_the_history_is_bounded_and_newest_first(queue: JobQueue, registry
 
 
 async def test_a_pool_that_fails_does_not_stop_the_others(
-    queue: JobQueue, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = ScaleStore.read
 
@@ -113,7 +113,7 @@ async def test_without_redis_nothing_is_decided_and_the_next_tick_goes_on(
 
 
 async def test_docker_that_fails_leaves_the_decision_readable(
-    queue: JobQueue, registry: Registry
+    queue: Queue, registry: Registry
 ) -> None:
     nobody = "http://127.0.0.1:9"
     settings = Settings(
@@ -125,7 +125,7 @@ async def test_docker_that_fails_leaves_the_decision_readable(
 
 
 async def test_the_docker_actuator_gets_the_decision_and_what_it_returned(
-    queue: JobQueue, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
 

@@ -12,9 +12,9 @@ from redis import Redis
 from shared.job.frames import FrameKind
 from shared.job.job import LeasedJob, NewJob
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.views import depths, page
-from tests.redis.conftest import (
+from tests.store.conftest import (
     LEASE_S,
     TENANT,
     WORKER,
@@ -36,7 +36,7 @@ GARBAGE = b"\xc1\x00 damaged"
 
 
 @pytest.fixture(autouse=True)
-async def others_go_on(queue: JobQueue) -> AsyncIterator[None]:
+async def others_go_on(queue: Queue) -> AsyncIterator[None]:
     """After every test, a job is listed, leased, answered and read."""
     yield
     job = await submit(queue, tenant="other")
@@ -61,7 +61,7 @@ def damage(store: Redis, job: NewJob | LeasedJob, field: str, value: bytes | Non
         store.hset(key, field, value)
 
 
-async def assert_failed(queue: JobQueue, store: Redis, job: NewJob | LeasedJob) -> None:
+async def assert_failed(queue: Queue, store: Redis, job: NewJob | LeasedJob) -> None:
     """Assert that the job has failed with the reason, in the record that everybody reads."""
     seen = await queue.get(job.id)
     assert seen is not None
@@ -82,7 +82,7 @@ WAITING = {
 
 @pytest.mark.parametrize(("field", "value"), WAITING.items())
 async def test_a_waiting_job_fails_when_it_is_claimed(
-    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, field: str, value: bytes | None
+    queue: Queue, store: Redis, gateway: ChannelSubscriber, field: str, value: bytes | None
 ) -> None:
     damaged, other = await submit(queue), await submit(queue)
     damage(store, damaged, field, value)
@@ -100,7 +100,7 @@ LISTED = {field: value for field, value in WAITING.items() if field != "body"}
 
 @pytest.mark.parametrize(("field", "value"), LISTED.items())
 async def test_a_listing_shows_a_damaged_job_as_failed(
-    queue: JobQueue, store: Redis, field: str, value: bytes | None
+    queue: Queue, store: Redis, field: str, value: bytes | None
 ) -> None:
     damaged, other = await submit(queue), await submit(queue)
     damage(store, damaged, field, value)
@@ -114,7 +114,7 @@ async def test_a_listing_shows_a_damaged_job_as_failed(
 
 
 HELD = {"lease": GARBAGE, "request": GARBAGE, "state": b"asleep"}
-Touch = Callable[[JobQueue, LeasedJob], Any]
+Touch = Callable[[Queue, LeasedJob], Any]
 TOUCHES: dict[str, Touch] = {
     "renew": lambda queue, job: renew(queue, WORKER, [job]),
     "emit": lambda queue, job: emit(queue, [end_without_output(job, 1, answer())], worker=WORKER),
@@ -129,7 +129,7 @@ TOUCHES: dict[str, Touch] = {
 @pytest.mark.parametrize("touch", TOUCHES)
 @pytest.mark.parametrize(("field", "value"), HELD.items())
 async def test_a_job_in_progress_fails_at_every_call(
-    queue: JobQueue, store: Redis, touch: str, field: str, value: bytes | None
+    queue: Queue, store: Redis, touch: str, field: str, value: bytes | None
 ) -> None:
     job = await lease(queue)
     expire_lease(store, job)
@@ -141,7 +141,7 @@ async def test_a_job_in_progress_fails_at_every_call(
 
 @pytest.mark.parametrize("touch", ["reap", "cancel", "watch", "release"])
 async def test_a_job_with_a_damaged_history_fails_where_it_is_read(
-    queue: JobQueue, store: Redis, touch: str
+    queue: Queue, store: Redis, touch: str
 ) -> None:
     job = await lease(queue)
     expire_lease(store, job)
@@ -151,7 +151,7 @@ async def test_a_job_with_a_damaged_history_fails_where_it_is_read(
 
 
 async def test_a_state_that_is_unknown_counts_as_an_end_for_readers(
-    queue: JobQueue, store: Redis
+    queue: Queue, store: Redis
 ) -> None:
     job = await lease(queue)
     damage(store, job, "state", b"asleep")
@@ -159,7 +159,7 @@ async def test_a_state_that_is_unknown_counts_as_an_end_for_readers(
 
 
 @pytest.mark.parametrize("value", [GARBAGE, b"", msgpack.packb([200]), msgpack.packb(["x"] * 4)])
-async def test_the_response_of_an_ended_job(queue: JobQueue, store: Redis, value: bytes) -> None:
+async def test_the_response_of_an_ended_job(queue: Queue, store: Redis, value: bytes) -> None:
     job = await lease(queue)
     await finish(queue, job, 1, answer())
     damage(store, job, "response", value)

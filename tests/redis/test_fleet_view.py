@@ -15,7 +15,7 @@ from shared.job.errors import BadRequest, ModelNotFound, NoWorker
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 
@@ -23,7 +23,7 @@ NOT_UTF8 = b"\xff\xfe"
 
 
 @pytest.fixture
-async def fleet(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FleetView]:
+async def fleet(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FleetView]:
     monkeypatch.setattr(fleet_view, "_REFRESH_S", 0.01)
     fleet = FleetView(queue)
     tasks = TaskSupervisor()
@@ -58,7 +58,7 @@ POOLS = {
 
 
 async def test_the_pools_of_the_file_are_known_and_workers_add_their_cards(
-    queue: JobQueue,
+    queue: Queue,
 ) -> None:
     primary = queue.servers.primary
     registry = Registry(primary)
@@ -74,7 +74,7 @@ async def test_the_pools_of_the_file_are_known_and_workers_add_their_cards(
     assert (model.card["max_model_len"], model.weight) == (64, 10), "the file's weight"
 
 
-async def test_an_unknown_name_is_refused_with_the_nearest_ones(queue: JobQueue) -> None:
+async def test_an_unknown_name_is_refused_with_the_nearest_ones(queue: Queue) -> None:
     primary = queue.servers.primary
     registry = Registry(primary)
     fleet = FleetView(queue)

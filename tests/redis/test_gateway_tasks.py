@@ -17,7 +17,7 @@ from gateway.core.relay import Relay
 from shared.store.health import Health
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.upkeep import Reaper
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
@@ -81,7 +81,7 @@ async def test_an_ended_background_task_is_shown_by_name(
 
 
 async def test_a_gateway_with_malformed_values_in_redis_serves(
-    queue: JobQueue, store: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, store: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_view, "_REFRESH_S", 0.01)
     registry = Registry(queue.servers.primary)

@@ -28,8 +28,8 @@ from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.health import Health
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
-from tests.redis.conftest import (
+from shared.store.queue import Queue
+from tests.store.conftest import (
     POOL,
     TENANT,
     claim,
@@ -46,7 +46,7 @@ WAITING = 20
 class Door:
     """A gateway's admission; its pool has a worker whose jobs have taken two seconds each."""
 
-    def __init__(self, queue: JobQueue) -> None:
+    def __init__(self, queue: Queue) -> None:
         self.fleet = FleetView(queue)
         self.health = Health(queue.servers, 0.9)
         self.admission = JobAdmission(queue, self.fleet, self.health)
@@ -54,7 +54,7 @@ class Door:
 
 
 @pytest.fixture
-async def door(queue: JobQueue) -> Door:
+async def door(queue: Queue) -> Door:
     door = Door(queue)
     registry = Registry(queue.servers.primary)
     busy = info(slots=SLOTS, jobs=SLOTS, job_s=JOB_S)
@@ -63,11 +63,11 @@ async def door(queue: JobQueue) -> Door:
     return door
 
 
-async def fill(queue: JobQueue, n: int = WAITING, **changes: Any) -> None:
+async def fill(queue: Queue, n: int = WAITING, **changes: Any) -> None:
     await queue.submit_all(0, [make_job(**changes) for _ in range(n)], 1000)
 
 
-async def test_a_deadline_that_cant_be_met_is_refused(door: Door, queue: JobQueue) -> None:
+async def test_a_deadline_that_cant_be_met_is_refused(door: Door, queue: Queue) -> None:
     await fill(queue)
     for fields in ({"queue_deadline_s": 1.0}, {"deadline_s": 1.0}, {"max_wait_s": 1.0}):
         with pytest.raises(DeadlineUnreachable, match="would wait for about") as refused:
@@ -81,13 +81,13 @@ async def test_a_deadline_that_cant_be_met_is_refused(door: Door, queue: JobQueu
     assert await door.admit(make_job(lane="priority", max_wait_s=3.0))  # it goes before them
 
 
-async def test_what_is_not_known_is_not_refused(queue: JobQueue) -> None:
+async def test_what_is_not_known_is_not_refused(queue: Queue) -> None:
     await fill(queue)
     assert await Door(queue).admit(make_job(queue_deadline_s=0.1))
 
 
 async def test_a_pool_without_workers_takes_jobs_as_one_is_started_for_them(
-    door: Door, queue: JobQueue
+    door: Door, queue: Queue
 ) -> None:
     await fill(queue)
     seen = replace(SCALE.seen, at_s=door.fleet.now_s())
@@ -100,12 +100,12 @@ async def test_a_pool_without_workers_takes_jobs_as_one_is_started_for_them(
         await door.admit(make_job(queue_deadline_s=1.0))
 
 
-async def test_another_tenant_waits_for_its_turn_only(door: Door, queue: JobQueue) -> None:
+async def test_another_tenant_waits_for_its_turn_only(door: Door, queue: Queue) -> None:
     await fill(queue)
     assert await door.admit(make_job(tenant="other", max_wait_s=3.0))
 
 
-async def test_a_job_that_need_not_wait_is_not_refused(door: Door, queue: JobQueue) -> None:
+async def test_a_job_that_need_not_wait_is_not_refused(door: Door, queue: Queue) -> None:
     await claim(queue, slots=SLOTS)
     for _ in range(SLOTS):  # none of them is submitted meanwhile
         await door.admit(make_job(max_wait_s=0.01))
@@ -113,7 +113,7 @@ async def test_a_job_that_need_not_wait_is_not_refused(door: Door, queue: JobQue
         await door.admit(make_job(max_wait_s=0.01))
 
 
-async def test_a_full_lane_says_when_there_is_room(door: Door, queue: JobQueue) -> None:
+async def test_a_full_lane_says_when_there_is_room(door: Door, queue: Queue) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     submitter = Submitter(queue, 5, metrics, with_time=door.admission.with_time)
     await fill(queue, 5)
@@ -125,7 +125,7 @@ async def test_a_full_lane_says_when_there_is_room(door: Door, queue: JobQueue) 
     assert times == {1.0}  # a slot is free each half second
 
 
-async def test_a_tenants_bound_says_when_there_is_room(door: Door, queue: JobQueue) -> None:
+async def test_a_tenants_bound_says_when_there_is_room(door: Door, queue: Queue) -> None:
     queue.quotas = Quotas(waiting=3)
     metrics = GatewayMetrics(CollectorRegistry())
     submitter = Submitter(queue, 1000, metrics, with_time=door.admission.with_time)
@@ -137,7 +137,7 @@ async def test_a_tenants_bound_says_when_there_is_room(door: Door, queue: JobQue
     assert refused.value.retry_after_s == 4  # eight tenants in turn
 
 
-async def test_without_an_estimate_there_is_no_time(queue: JobQueue) -> None:
+async def test_without_an_estimate_there_is_no_time(queue: Queue) -> None:
     await fill(queue, 3)
     error = await Door(queue).admission.with_time(make_job(), QueueFull("full"))
     assert error.headers() == QueueFull("full").headers()
@@ -153,7 +153,7 @@ def limited(store: Redis) -> Iterator[Redis]:
 
 
 async def test_above_the_mark_no_job_is_accepted(
-    door: Door, queue: JobQueue, limited: Redis
+    door: Door, queue: Queue, limited: Redis
 ) -> None:
     await door.health.look()
     assert await door.admit(make_job())

@@ -15,8 +15,8 @@ from shared.fleet.wait_estimate import WaitEstimate
 from shared.job.job import LeasedJob
 from shared.job.job_log import make_journal
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
-from tests.redis.conftest import (
+from shared.store.queue import Queue
+from tests.store.conftest import (
     WORKER,
     answer,
     claim_one,
@@ -32,7 +32,7 @@ from tests.redis.conftest import (
 FLEET = cast(FleetView, SimpleNamespace(wait_estimate=lambda *_: WaitEstimate(None, "")))
 
 
-async def shown(queue: JobQueue, job_id: str) -> dict[str, Any]:
+async def shown(queue: Queue, job_id: str) -> dict[str, Any]:
     job = await queue.get(job_id)
     assert job is not None
     body, _ = await job_object.full(queue, FLEET, job)
@@ -40,14 +40,14 @@ async def shown(queue: JobQueue, job_id: str) -> dict[str, Any]:
     return shown
 
 
-async def begin(queue: JobQueue, job: LeasedJob) -> None:
+async def begin(queue: Queue, job: LeasedJob) -> None:
     """The first entry: it has the length of the prompt."""
     journal = make_journal([(0, 7), (0, 0, [1], "a")])
     await emit(queue, [entry_output(job, 1, None, journal)])
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_text_and_usage_are_those_of_all_attempts(queue: JobQueue, stream: bool) -> None:
+async def test_text_and_usage_are_those_of_all_attempts(queue: Queue, stream: bool) -> None:
     job = await lease(queue, stream=stream)
     await begin(queue, job)
     await emit_token(queue, job, 2, "b")
@@ -76,7 +76,7 @@ async def test_text_and_usage_are_those_of_all_attempts(queue: JobQueue, stream:
 
 
 async def test_a_waiting_job_whose_log_lacks_entries_shows_it(
-    queue: JobQueue, store: Redis
+    queue: Queue, store: Redis
 ) -> None:
     job = await lease(queue, stream=False)
     await emit_and_flush(queue, job)

@@ -20,9 +20,9 @@ from shared.job.states import JobState
 from shared.job.step_log import LogFlush
 from shared.store.answers import log_parts
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from tests.harness.servers import RedisServer
-from tests.redis.conftest import answer, claim_one, emit, end_without_output, submit
+from tests.store.conftest import answer, claim_one, emit, end_without_output, submit
 from tests.redis.test_gateway_tasks import serving
 from tests.redis.test_publisher import Worker, worker
 from worker.core.result_pieces import store_pieces
@@ -54,7 +54,7 @@ def largest(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-async def finished(queue: JobQueue, worker: Worker, body: Any, endpoint: str) -> LeasedJob:
+async def finished(queue: Queue, worker: Worker, body: Any, endpoint: str) -> LeasedJob:
     """A job with this answer."""
     text = json.dumps(body, separators=(",", ":")).encode()
     options = b'{"flotilla":{"response":{}},"model":"m"}'
@@ -74,7 +74,7 @@ async def read(client: httpx.AsyncClient, path: str) -> bytes:
 
 
 async def test_a_large_answer_is_passed_on_as_bytes(
-    queue: JobQueue, redis_server: RedisServer, worker: Worker, largest: list[int]
+    queue: Queue, redis_server: RedisServer, worker: Worker, largest: list[int]
 ) -> None:
     job = await finished(queue, worker, CHAT, "/v1/chat/completions")
     response = await finished(queue, worker, RESPONSE, "/v1/responses")
@@ -100,7 +100,7 @@ async def test_a_large_answer_is_passed_on_as_bytes(
 
 
 async def test_a_reader_of_a_large_answer_takes_little_memory(
-    queue: JobQueue, redis_server: RedisServer, worker: Worker
+    queue: Queue, redis_server: RedisServer, worker: Worker
 ) -> None:
     job = await finished(queue, worker, CHAT, "/v1/chat/completions")
     sent: list[int] = []
@@ -125,7 +125,7 @@ async def test_a_reader_of_a_large_answer_takes_little_memory(
 
 
 async def test_an_answer_that_lacks_a_piece_is_an_error(
-    queue: JobQueue, store: Redis, redis_server: RedisServer, worker: Worker
+    queue: Queue, store: Redis, redis_server: RedisServer, worker: Worker
 ) -> None:
     job = await finished(queue, worker, CHAT, "/v1/chat/completions")
     store.hdel(keys.job(0, job.id), "result:0")
@@ -136,7 +136,7 @@ async def test_an_answer_that_lacks_a_piece_is_an_error(
 
 
 async def test_pieces_are_stored_for_the_holder_of_the_lease_only(
-    queue: JobQueue, store: Redis, worker: Worker
+    queue: Queue, store: Redis, worker: Worker
 ) -> None:
     await submit(queue, stream=False)
     job = await claim_one(queue)
@@ -154,7 +154,7 @@ async def test_pieces_are_stored_for_the_holder_of_the_lease_only(
 
 @pytest.mark.parametrize("end", ["cancelled", "released", "lost log"])
 async def test_pieces_of_an_attempt_that_ends_otherwise_are_deleted(
-    queue: JobQueue, store: Redis, worker: Worker, end: str
+    queue: Queue, store: Redis, worker: Worker, end: str
 ) -> None:
     await submit(queue, stream=False)
     job = await claim_one(queue)
@@ -172,7 +172,7 @@ async def test_pieces_of_an_attempt_that_ends_otherwise_are_deleted(
     assert not [name for name in store.hkeys(key) if name.startswith(b"result:")]
 
 
-async def logged(queue: JobQueue, steps: list[list[bytes]], segments_of: int) -> LeasedJob:
+async def logged(queue: Queue, steps: list[list[bytes]], segments_of: int) -> LeasedJob:
     """A streamed job that has ended, with a log of these steps of one token each."""
     await submit(queue, tenant="default", gateway="")
     job = await claim_one(queue)
@@ -199,19 +199,19 @@ def chunks_of(n: int) -> list[list[bytes]]:
 def n_parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many entries each read of a log has parsed."""
     sizes: list[int] = []
-    plain = JobQueue.read_log
+    plain = Queue.read_log
 
-    async def read_log(self: JobQueue, *args: Any, **kwargs: Any) -> Any:
+    async def read_log(self: Queue, *args: Any, **kwargs: Any) -> Any:
         part = await plain(self, *args, **kwargs)
         sizes.append(len(part.entries))
         return part
 
-    monkeypatch.setattr(JobQueue, "read_log", read_log)
+    monkeypatch.setattr(Queue, "read_log", read_log)
     return sizes
 
 
 async def test_a_long_log_is_read_in_parts(
-    queue: JobQueue, redis_server: RedisServer, n_parsed: list[int]
+    queue: Queue, redis_server: RedisServer, n_parsed: list[int]
 ) -> None:
     steps = chunks_of(4000)
     job = await logged(queue, steps, 32)
@@ -232,7 +232,7 @@ async def test_a_long_log_is_read_in_parts(
 
 
 async def test_no_text_is_shown_of_a_log_that_is_too_long(
-    queue: JobQueue, redis_server: RedisServer, n_parsed: list[int]
+    queue: Queue, redis_server: RedisServer, n_parsed: list[int]
 ) -> None:
     job = await logged(queue, chunks_of(4000), 2000)  # written together, so not divided
     n_parsed.clear()
@@ -245,7 +245,7 @@ async def test_no_text_is_shown_of_a_log_that_is_too_long(
 
 @pytest.mark.parametrize("lost", [0, 40, 124])
 async def test_a_long_log_that_lacks_a_part_is_an_error(
-    queue: JobQueue, store: Redis, redis_server: RedisServer, lost: int
+    queue: Queue, store: Redis, redis_server: RedisServer, lost: int
 ) -> None:
     job = await logged(queue, chunks_of(4000), 32)
     segments = store.lrange(keys.log(0, job.id), 0, -1)

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from shared.job.job import LeasedJob
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from tests.harness.settings import Settings
-from tests.redis.conftest import submit
+from tests.store.conftest import submit
 from tests.redis.worker_loops import chat
 from worker.core import stalls
 from worker.core.lifecycle import Worker
@@ -85,16 +85,16 @@ def claims_hang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def output_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(queue: JobQueue, *_: object) -> asyncio.Future[Any]:
+    def never(queue: Queue, *_: object) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(JobQueue, "start_emit", never)
+    monkeypatch.setattr(Queue, "start_emit", never)
 
 
 @pytest.mark.parametrize("wedge", [claims_hang, output_hangs])
 async def test_a_worker_with_a_loop_that_stands_still_gives_its_jobs_up_and_exits(
     redis_url: str,
-    queue: JobQueue,
+    queue: Queue,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     wedge: Callable[[pytest.MonkeyPatch], None],

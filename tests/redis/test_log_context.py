@@ -9,15 +9,15 @@ import logging
 import pytest
 
 from shared.platform import logs
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from tests.harness.waiting import eventually
-from tests.redis.conftest import submit
+from tests.store.conftest import submit
 from tests.redis.worker_loops import chat, serving
 from worker.core.job_run import JobRun, Outcome
 
 
 async def test_a_line_of_a_run_has_the_job_and_the_attempt(
-    queue: JobQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(self: JobRun) -> Outcome:
         raise RuntimeError("broken")

@@ -20,7 +20,7 @@ from shared.store.redis import keys
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.redis.conftest import POOL
+from tests.store.conftest import POOL
 
 STREAM = keys.queue(0, POOL, DEFAULT)
 

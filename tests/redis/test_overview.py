@@ -22,8 +22,8 @@ from shared.platform.tasks import TaskSupervisor
 from shared.store.health import Health
 from shared.store.interface import StoreUnavailable
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
-from tests.redis.conftest import (
+from shared.store.queue import Queue
+from tests.store.conftest import (
     POOL,
     WORKER,
     claim,
@@ -54,7 +54,7 @@ def info(**changes: Any) -> WorkerInfo:
 class Fleet:
     """A worker in the registry, and an overview with all that it needs."""
 
-    def __init__(self, queue: JobQueue) -> None:
+    def __init__(self, queue: Queue) -> None:
         primary = queue.servers.primary
         self.registry = Registry(primary)
         self.view = FleetView(queue)
@@ -75,7 +75,7 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(queue: JobQueue) -> Fleet:
+async def fleet(queue: Queue) -> Fleet:
     fleet = Fleet(queue)
     await fleet.registry.register_models(POOL, [{"id": "m"}])
     await fleet.registry.announce(info())
@@ -83,7 +83,7 @@ async def fleet(queue: JobQueue) -> Fleet:
     return fleet
 
 
-async def test_without_redis_the_last_figures_stay(fleet: Fleet, queue: JobQueue) -> None:
+async def test_without_redis_the_last_figures_stay(fleet: Fleet, queue: Queue) -> None:
     await submit(queue)
     assert (await fleet.take())["pools"][0]["waiting"] == 1
 
@@ -120,7 +120,7 @@ def executed(store: Redis) -> int:
 
 
 async def test_fifty_viewers_ask_redis_no_more_than_one(
-    fleet: Fleet, queue: JobQueue, store: Redis
+    fleet: Fleet, queue: Queue, store: Redis
 ) -> None:
     for _ in range(5):
         await submit(queue)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.store.redis.job_queue import JobQueue
-from tests.redis.conftest import (
+from shared.store.queue import Queue
+from tests.store.conftest import (
     TENANT,
     claim,
     emit,
@@ -14,7 +14,7 @@ from tests.redis.conftest import (
 )
 
 
-async def test_entries_of_the_log_and_of_the_step_log_follow_each_other(queue: JobQueue) -> None:
+async def test_entries_of_the_log_and_of_the_step_log_follow_each_other(queue: Queue) -> None:
     await submit(queue)
     (job,) = await claim(queue)
     outputs = [output(job, seq, str(seq)) for seq in range(1, 7)]
@@ -29,7 +29,7 @@ async def test_entries_of_the_log_and_of_the_step_log_follow_each_other(queue: J
     assert (last.seq, last.items, last.end) == (6, (b"6",), "")
 
 
-async def test_entries_behind_a_number_and_the_last_one(queue: JobQueue) -> None:
+async def test_entries_behind_a_number_and_the_last_one(queue: Queue) -> None:
     job = await submit(queue)
     assert await log_entries(queue, job.id, 0) == []
     assert await queue.last_entry(job.id) is None

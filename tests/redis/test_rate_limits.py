@@ -10,7 +10,7 @@ import pytest
 import redis as sync_redis
 
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.redis.rate_limit_records import RateLimitRecords
 from shared.tenants.rate_limits import Limit, Limited, RateLimits, Taken, TooMuch
 
@@ -37,7 +37,7 @@ def go_back(store: sync_redis.Redis, seconds: float, name: str = "k:key_1") -> N
 
 
 @pytest.fixture
-def records(queue: JobQueue) -> RateLimitRecords:
+def records(queue: Queue) -> RateLimitRecords:
     return RateLimitRecords(queue)
 
 

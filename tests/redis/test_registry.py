@@ -14,7 +14,7 @@ from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from tests.harness.waiting import eventually
 
 INFO = WorkerInfo(
@@ -35,7 +35,7 @@ INFO = WorkerInfo(
 
 
 @pytest.fixture
-def registry(queue: JobQueue) -> Registry:
+def registry(queue: Queue) -> Registry:
     return Registry(queue.servers.primary)
 
 
@@ -114,7 +114,7 @@ def test_models_that_look_alike_have_pools_of_their_own() -> None:
 
 
 async def test_an_entry_of_another_version_is_read_as_far_as_it_goes(
-    queue: JobQueue, store: Redis
+    queue: Queue, store: Redis
 ) -> None:
     registry = Registry(queue.servers.primary)
     await registry.announce(INFO)
@@ -147,7 +147,7 @@ DEEP = b"[" * 100_000
     ],
 )
 async def test_a_malformed_worker_is_skipped_and_counted(
-    queue: JobQueue, store: Redis, field: str | bytes, value: bytes | None
+    queue: Queue, store: Redis, field: str | bytes, value: bytes | None
 ) -> None:
     metrics = CollectorRegistry()
     counter = Counter("malformed", "values", ["kind"], registry=metrics)
@@ -173,7 +173,7 @@ async def test_a_malformed_worker_is_skipped_and_counted(
     ],
 )
 async def test_a_malformed_model_is_skipped_and_counted(
-    queue: JobQueue, store: Redis, name: str | bytes, record: bytes
+    queue: Queue, store: Redis, name: str | bytes, record: bytes
 ) -> None:
     metrics = CollectorRegistry()
     counter = Counter("malformed", "values", ["kind"], registry=metrics)
@@ -184,7 +184,7 @@ async def test_a_malformed_model_is_skipped_and_counted(
     assert metrics.get_sample_value("malformed_total", {"kind": "model"}) == 1
 
 
-async def test_a_version_of_a_model_has_entries_of_its_own(queue: JobQueue) -> None:
+async def test_a_version_of_a_model_has_entries_of_its_own(queue: Queue) -> None:
     registry = Registry(queue.servers.primary)
     adapter = {"id": "sql", "parent": "chat"}
     for version, weight in (("1", 90), ("2", 10)):
@@ -196,7 +196,7 @@ async def test_a_version_of_a_model_has_entries_of_its_own(queue: JobQueue) -> N
     assert (models["sql:1"].served_name, models["sql:1"].card) == ("sql", adapter)
 
 
-async def test_a_declared_model_gives_way_to_what_a_worker_announces(queue: JobQueue) -> None:
+async def test_a_declared_model_gives_way_to_what_a_worker_announces(queue: Queue) -> None:
     registry = Registry(queue.servers.primary)
     await registry.declare_models("chat-2", ["chat", "chat:2"], "2", 10)
     assert (await registry.models())["chat:2"].card["owned_by"] == "flotilla"

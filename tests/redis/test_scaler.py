@@ -19,10 +19,10 @@ from shared.platform.tasks import end
 from shared.store.operators import ScaleStore
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.redis.conftest import POOL
+from tests.store.conftest import POOL
 from tests.unit.worker_info import worker as worker_info
 
 
@@ -46,7 +46,7 @@ class Process:
 class Fleet:
     """A scaler, the services it started, and helpers for both."""
 
-    def __init__(self, queue: JobQueue, **settings: Any) -> None:
+    def __init__(self, queue: Queue, **settings: Any) -> None:
         self.registry = Registry(queue.servers.primary)
         self.store = ScaleStore(queue)
         self.output: list[str] = []
@@ -95,7 +95,7 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(queue: JobQueue) -> AsyncIterator[Fleet]:
+async def fleet(queue: Queue) -> AsyncIterator[Fleet]:
     fleet = Fleet(queue)
     yield fleet
     await end(fleet.tasks)

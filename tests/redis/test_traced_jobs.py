@@ -10,9 +10,9 @@ from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NO_ORIGIN, Origin
 from shared.job.trace_context import new_trace
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.redis.scripts.acquire import parse_jobs
-from tests.redis.conftest import (
+from tests.store.conftest import (
     LEASE_S,
     POOL,
     WORKER,
@@ -25,7 +25,7 @@ TRACED = Origin(new_trace().traceparent, "req-7")
 
 
 async def test_a_job_that_is_leased_as_it_is_submitted_names_it_too(
-    queue: JobQueue, store: sync_redis.Redis
+    queue: Queue, store: sync_redis.Redis
 ) -> None:
     subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
     slots = SlotUpdate(POOL, advertiser(WORKER, LEASE_S), 4, UNKNOWN)
@@ -43,7 +43,7 @@ async def test_a_job_that_is_leased_as_it_is_submitted_names_it_too(
 
 
 async def test_a_damaged_origin_does_not_damage_the_job(
-    queue: JobQueue, store: sync_redis.Redis
+    queue: Queue, store: sync_redis.Redis
 ) -> None:
     leased = await lease(queue)
     store.hset(keys.job(0, leased.id), "origin", b"\xff\xfe no origin")

@@ -362,3 +362,95 @@ def own_kind(start_kind: Any) -> RedisServer:
     with server.client() as client:
         client.flushall()
     return server
+
+
+# --- without a case: on Redis' own clock ---
+
+WORKER = "w-1"
+
+
+@contextlib.asynccontextmanager
+async def open_queue(url: str, *, shards: int = 1) -> AsyncIterator[Queue]:
+    """A queue whose connections are closed at the end."""
+    async with Servers(url, shards) as servers:
+        queue = Queue(servers)
+        try:
+            yield queue
+        finally:
+            await queue.close()
+
+
+@pytest.fixture
+async def queue(redis_url: str) -> AsyncIterator[Queue]:
+    """A queue of one shard."""
+    async with open_queue(redis_url) as queue:
+        yield queue
+
+
+@pytest.fixture
+def store(redis_server: RedisServer, redis_url: str) -> Iterator[Redis]:
+    """A client that reads what Redis holds."""
+    with redis_server.client() as client:
+        yield client
+
+
+async def submit(queue: Queue, **changes: Any) -> NewJob:
+    """Submit a job. Raises what refuses it."""
+    job = make_job(**changes)
+    (reply,) = queue.parse_submit([job], await queue.submit(job.shard, [job], 1000))
+    if isinstance(reply, Exception):
+        raise reply
+    return job
+
+
+async def claim(
+    queue: Queue, count: int = 100, worker: str = WORKER, shard: int = 0
+) -> list[HeldJob]:
+    """Claim at most so many jobs, for a worker that has room for them alone."""
+    jobs = await queue.claim(shard, POOL, worker, room=count, known=10_000, most=count)
+    assert jobs is not None
+    return jobs
+
+
+async def claim_one(queue: Queue, worker: str = WORKER) -> HeldJob:
+    """Claim the only job that waits."""
+    (held,) = await claim(queue, worker=worker)
+    return held
+
+
+async def lease(queue: Queue, **changes: Any) -> HeldJob:
+    """Submit and claim a job; no other job may wait."""
+    await submit(queue, **changes)
+    return await claim_one(queue)
+
+
+async def _next(queue: Queue, held: HeldJob) -> int:
+    (last,) = await queue.positions(held.shard, [held.id])
+    return last.number + 1 if last else 1
+
+
+async def emit_token(queue: Queue, held: HeldJob, text: str = "x") -> Emitted:
+    """Write one token of a job."""
+    number = await _next(queue, held)
+    entry = pack_entry([(0, 0, [number], text)], [text.encode()])
+    step = Step(entries=[held.id, str(Position(held.generation, number)), entry])
+    return queue.parse_emit(await queue.emit(held.shard, WORKER, b"", step))
+
+
+async def finish(queue: Queue, held: HeldJob, result: JobResult) -> str:
+    """End a job; `ok`, or its state if it was lost."""
+    last = pack_end(held, await _next(queue, held), None, None, result.completion_tokens, result)
+    emitted = queue.parse_emit(await queue.emit(held.shard, WORKER, b"", Step(ends=[last])))
+    return emitted.refused.get(held.id, "ok")
+
+
+async def lose_worker(queue: Queue, store: Redis, worker: str = WORKER, shard: int = 0) -> None:
+    """Its lease is over, and a round of upkeep takes its jobs."""
+    store.zadd(keys.alive(shard), {worker: 1})
+    await queue.tick(shard)
+
+
+async def pass_deadline(queue: Queue, store: Redis, job_id: str, shard: int = 0) -> None:
+    """The time of a job is over, and a round of upkeep ends it."""
+    store.zadd(f"{keys.base(shard)}deadlines", {job_id: 1})
+    await queue.tick(shard)

@@ -45,10 +45,11 @@ from shared.store.queue import Control, HeldJob, Queue, Watched, parse_control
 from shared.store.redis import keys
 from worker.core import output as output_module
 from worker.core import publish as publish_module
-from worker.core.claim import Charges, Claims, Member, Room
+from worker.core.claim import Charges, Claims, Room
+from worker.core.membership import Membership
 from worker.core.output import Output
-from worker.core.past import read_past
 from worker.core.publish import ShardPublisher
+from worker.core.resume import read_past
 from worker.core.sent_output import ContinuationReader
 from worker.engines.interface import Capacity, Load
 
@@ -268,8 +269,7 @@ class Run:
             self.output.restart("log_lost")
             return
         reader = ContinuationReader()
-        for entry in entries:
-            reader.add_step(entry.journal, entry.items)
+        reader.add(entries)
         past = reader.continuation
         made = past.pasts[0].deltas if 0 in past.pasts else ()
         if self.restarts and (made or past.chunks):
@@ -324,7 +324,7 @@ class ModelWorker:
         self.room = Room(Engine(self), 0.9, charges)  # type: ignore[arg-type]
         self.publisher = self.publisher_class(self.queue, 0, name, self._lost)
         self.claims = self.claims_class(
-            self.queue, 0, Member(POOL, name), self.room, charges, self.publisher, self._start
+            Membership(self.queue, POOL, name), 0, self.room, charges, self.publisher, self._start
         )
         self.is_claiming = self.is_sending = False
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from gateway.core.key_refresh import KeyRefresh
 from gateway.http.known_keys import KnownKeys
@@ -17,6 +16,7 @@ from shared.platform.malformed import MalformedValues
 from shared.platform.tasks import end
 from shared.store import api_keys
 from shared.store.api_keys import KeyRecords
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.tenants.api_key import ApiKey, digest_of, new_key_id, new_secret
 from shared.tenants.rate_limits import NO_LIMITS, RateLimits
@@ -33,7 +33,7 @@ def made() -> tuple[str, ApiKey]:
 
 
 @asynccontextmanager
-async def gateway(queue: JobQueue) -> AsyncIterator[KnownKeys]:
+async def gateway(queue: Queue) -> AsyncIterator[KnownKeys]:
     """A gateway's copy that is kept up to date."""
     known = KnownKeys(SEEDS)
     refresh = KeyRefresh(queue, known, MalformedValues())
@@ -60,7 +60,7 @@ async def becomes(known: KnownKeys, secret: str, expected: bool, deadline_s: flo
     await eventually(is_so, f"known: {expected}", deadline_s)
 
 
-async def test_what_is_stored_is_found(queue: JobQueue) -> None:
+async def test_what_is_stored_is_found(queue: Queue) -> None:
     records = KeyRecords(queue)
     limits = RateLimits(1, 2, 3)
     key = ApiKey("key_1", "t", ALL_SCOPES, "n", ("m",), 1.5, "flk_1234", 1.0, "ops", limits, "00ff")
@@ -74,9 +74,7 @@ async def test_what_is_stored_is_found(queue: JobQueue) -> None:
     assert (await records.read())[1:] == ({}, {})
 
 
-async def test_the_number_of_keys_is_bounded(
-    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_number_of_keys_is_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_keys, "MOST_KEYS", 2)
     records = KeyRecords(queue)
     keys = [made()[1] for _ in range(3)]
@@ -93,7 +91,7 @@ async def test_the_number_of_keys_is_bounded(
 
 
 async def test_a_gateway_learns_of_changes_with_and_without_a_message(
-    queue: JobQueue, server: Redis
+    queue: Queue, server: Redis
 ) -> None:
     records = KeyRecords(queue)
     secret, key = made()

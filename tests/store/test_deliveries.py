@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from shared.store import deliveries as module
 from shared.store.deliveries import Address, Deliveries, Taken
 from shared.store.ended import EndedStreams, Reader
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Try, TryResult
 from shared.webhooks.webhook_endpoint import WebhookEndpoint
-from tests.redis.conftest import TENANT
+from tests.store.conftest import TENANT
 from tests.store.webhooks import address, create, new_event, tell
 
 FAILED, DELIVERED = Try(time.time(), 500, "", 3), Try(time.time() + 1, 200, "", 4)
@@ -25,12 +25,12 @@ IS_DELIVERED = TryResult(DELIVERED, DeliveryState.DELIVERED)
 
 
 @pytest.fixture
-def records(queue: JobQueue) -> WebhookRecords:
+def records(queue: Queue) -> WebhookRecords:
     return WebhookRecords(queue)
 
 
 @pytest.fixture
-def deliveries(queue: JobQueue) -> Deliveries:
+def deliveries(queue: Queue) -> Deliveries:
     return Deliveries(queue)
 
 
@@ -53,7 +53,7 @@ async def only(deliveries: Deliveries, endpoint: WebhookEndpoint) -> Delivery:
 
 
 async def test_entries_become_deliveries_once(
-    queue: JobQueue, records: WebhookRecords, deliveries: Deliveries
+    queue: Queue, records: WebhookRecords, deliveries: Deliveries
 ) -> None:
     endpoint, event = await create(records), new_event()
     assert await deliveries.add(0, "", "1-0", [(endpoint, event)]) == 0
@@ -65,7 +65,7 @@ async def test_entries_become_deliveries_once(
 
 
 async def test_a_delivery_is_taken_once_until_its_claim_has_run_out(
-    queue: JobQueue,
+    queue: Queue,
     records: WebhookRecords,
     deliveries: Deliveries,
     monkeypatch: pytest.MonkeyPatch,
@@ -87,7 +87,7 @@ async def test_a_delivery_is_taken_once_until_its_claim_has_run_out(
 
 
 async def test_a_delivery_has_an_end(
-    queue: JobQueue, records: WebhookRecords, deliveries: Deliveries, server: Redis
+    queue: Queue, records: WebhookRecords, deliveries: Deliveries, server: Redis
 ) -> None:
     endpoint = await create(records)
     await tell(queue, endpoint)
@@ -111,7 +111,7 @@ async def test_a_delivery_has_an_end(
 
 
 async def test_what_has_ended_or_not_is_sent_again(
-    queue: JobQueue, records: WebhookRecords, deliveries: Deliveries, server: Redis
+    queue: Queue, records: WebhookRecords, deliveries: Deliveries, server: Redis
 ) -> None:
     endpoint = await create(records)
     await tell(queue, endpoint)
@@ -135,7 +135,7 @@ async def test_what_has_ended_or_not_is_sent_again(
 
 
 async def test_a_deleted_endpoint_leaves_nothing(
-    queue: JobQueue, records: WebhookRecords, deliveries: Deliveries, server: Redis
+    queue: Queue, records: WebhookRecords, deliveries: Deliveries, server: Redis
 ) -> None:
     endpoint, other = await create(records), await create(records)
     await tell(queue, endpoint, other, events=[new_event(), new_event()])
@@ -154,7 +154,7 @@ async def test_a_deleted_endpoint_leaves_nothing(
 
 
 async def test_deliveries_are_bounded_and_listed_in_pages(
-    queue: JobQueue,
+    queue: Queue,
     records: WebhookRecords,
     deliveries: Deliveries,
     server: Redis,
@@ -189,7 +189,7 @@ async def test_deliveries_are_bounded_and_listed_in_pages(
 
 @pytest.mark.parametrize("kept_s", [50.0, 150.0])
 async def test_what_ended_long_ago_is_neither_shown_nor_kept(
-    queue: JobQueue,
+    queue: Queue,
     records: WebhookRecords,
     deliveries: Deliveries,
     server: Redis,

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pytest
 from pydantic import TypeAdapter
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from shared.store.documents import Documents, InUse, Kind, LimitReached
 from shared.store.interface import StoreUnwritable
+from shared.store.queue import Queue
 from shared.store.redis import keys
 
 A, B = "a", "b"
@@ -29,7 +29,7 @@ KIND = Kind("note", TypeAdapter(Note), lambda note: note.tenant, lambda note: le
 
 
 @pytest.fixture
-def notes(queue: JobQueue) -> Documents[Note]:
+def notes(queue: Queue) -> Documents[Note]:
     return Documents(queue, KIND)
 
 
@@ -56,7 +56,7 @@ async def test_a_document_is_there_until_it_is_deleted(notes: Documents[Note]) -
 
 
 async def test_nothing_is_left_of_a_deleted_document_but_its_place(
-    notes: Documents[Note], queue: JobQueue, server: Redis
+    notes: Documents[Note], queue: Queue, server: Redis
 ) -> None:
     owner = Documents(queue, Kind("note", TypeAdapter(Note), KIND.tenant, KIND.bytes, owns=["due"]))
     await notes.add("x", Note(A, "text"), expires_at=1.0)
@@ -163,7 +163,7 @@ async def test_a_malformed_document_hides_no_other(notes: Documents[Note], serve
     assert made == await notes.get("with 2 bytes")
 
 
-async def test_who_keeps_a_copy_is_told_of_changes(queue: JobQueue, server: Redis) -> None:
+async def test_who_keeps_a_copy_is_told_of_changes(queue: Queue, server: Redis) -> None:
     kind = Kind("note", TypeAdapter(Note), channel=keys.API_KEYS_CHANNEL)
     notes = Documents(queue, kind)
     versions = [await notes.version()]

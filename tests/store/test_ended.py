@@ -7,23 +7,23 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.states import JobEvent
 from shared.store.deliveries import Deliveries
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.store.usage import UsageRecords
 from shared.webhooks.webhook_delivery import notify_of
-from tests.redis.conftest import (
+from tests.store.conftest import (
     TENANT,
-    answer,
     claim,
     claim_one,
-    expire_lease,
     finish,
     lease,
+    lose_worker,
+    make_answer,
     pass_deadline,
     submit,
 )
@@ -31,77 +31,77 @@ from tests.redis.conftest import (
 KEPT_DAYS = 400
 
 
-async def ended(queue: JobQueue) -> list[Ended]:
+async def ended(queue: Queue) -> list[Ended]:
     """All that has ended in the first shard."""
     return await EndedStreams(queue, Reader.WEBHOOKS).read(0, "", 1000)
 
 
-async def completes(queue: JobQueue, server: Redis) -> str:
+async def completes(queue: Queue, server: Redis) -> str:
     leased = await lease(queue)
-    await finish(queue, leased, 1, answer())
+    await finish(queue, leased, make_answer())
     return leased.id
 
 
-async def fails(queue: JobQueue, server: Redis) -> str:
+async def fails(queue: Queue, server: Redis) -> str:
     leased = await lease(queue)
-    await finish(queue, leased, 1, answer(event=JobEvent.FAIL, error_code="x"))
+    await finish(queue, leased, make_answer(event=JobEvent.FAIL, error_code="x"))
     return leased.id
 
 
-async def lacks_log_entries(queue: JobQueue, server: Redis) -> str:
+async def lacks_log_entries(queue: Queue, server: Redis) -> str:
     leased = await lease(queue)
-    await finish(queue, leased, 5, answer())
+    await finish(queue, leased, make_answer())
     return leased.id
 
 
-async def is_cancelled_as_it_waits(queue: JobQueue, server: Redis) -> str:
+async def is_cancelled_as_it_waits(queue: Queue, server: Redis) -> str:
     job = await submit(queue)
     await queue.cancel(job.id, TENANT)
     return job.id
 
 
-async def is_cancelled_as_it_runs(queue: JobQueue, server: Redis) -> str:
+async def is_cancelled_as_it_runs(queue: Queue, server: Redis) -> str:
     leased = await lease(queue)
     await queue.cancel(leased.id, TENANT)
     await queue.cancel(leased.id, TENANT)
     return leased.id
 
 
-async def has_no_watcher(queue: JobQueue, server: Redis) -> str:
+async def has_no_watcher(queue: Queue, server: Redis) -> str:
     job = await submit(queue, keep_s=0.0, gateway="gw-1")
     await queue.unwatch(job.id, "gw-1")
     return job.id
 
 
-async def has_a_deadline(queue: JobQueue, server: Redis) -> str:
+async def has_a_deadline(queue: Queue, server: Redis) -> str:
     job = await submit(queue, deadline_s=600)
-    pass_deadline(server, job.id)
+    await pass_deadline(queue, server, job.id)
     await queue.expire(0)
     return job.id
 
 
-async def is_too_late_to_start(queue: JobQueue, server: Redis) -> str:
+async def is_too_late_to_start(queue: Queue, server: Redis) -> str:
     job = await submit(queue, queue_deadline_s=600)
     server.hset(keys.job(0, job.id), "deadline_us", 1)
     assert not await claim(queue)
     return job.id
 
 
-async def is_out_of_attempts(queue: JobQueue, server: Redis) -> str:
+async def is_out_of_attempts(queue: Queue, server: Redis) -> str:
     leased = await lease(queue, max_attempts=1)
-    expire_lease(server, leased)
+    await lose_worker(queue, server)
     await queue.reap(0, 0.001)
     return leased.id
 
 
-async def has_a_damaged_record(queue: JobQueue, server: Redis) -> str:
+async def has_a_damaged_record(queue: Queue, server: Redis) -> str:
     job = await submit(queue)
     server.hset(keys.job(0, job.id), "created_us", "never")
     await queue.cancel(job.id, TENANT)
     return job.id
 
 
-WAYS: dict[Callable[[JobQueue, Redis], Awaitable[str]], str] = {
+WAYS: dict[Callable[[Queue, Redis], Awaitable[str]], str] = {
     completes: "completed",
     fails: "failed",
     lacks_log_entries: "failed",
@@ -117,7 +117,7 @@ WAYS: dict[Callable[[JobQueue, Redis], Awaitable[str]], str] = {
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 async def test_an_end_is_one_entry(
-    queue: JobQueue, server: Redis, way: Callable[[JobQueue, Redis], Awaitable[str]]
+    queue: Queue, server: Redis, way: Callable[[Queue, Redis], Awaitable[str]]
 ) -> None:
     job_id = await way(queue, server)
     (entry,) = await ended(queue)
@@ -125,18 +125,18 @@ async def test_an_end_is_one_entry(
     assert abs(entry.at_ms / 1e3 - time.time()) < 60
 
 
-async def test_a_job_that_is_requeued_has_not_ended(queue: JobQueue, server: Redis) -> None:
+async def test_a_job_that_is_requeued_has_not_ended(queue: Queue, server: Redis) -> None:
     leased = await lease(queue, notify=notify_of("job", ["we_1"]))
-    expire_lease(server, leased)
+    await lose_worker(queue, server)
     await queue.reap(0, 0.001)
     assert await ended(queue) == []
-    await finish(queue, await claim_one(queue), 1, answer())
+    await finish(queue, await claim_one(queue), make_answer())
     (entry,) = await ended(queue)
     assert entry.notify == "job we_1"
 
 
 async def test_an_entry_is_deleted_once_both_readers_have_used_it(
-    queue: JobQueue, server: Redis
+    queue: Queue, server: Redis
 ) -> None:
     for _ in range(3):
         await is_cancelled_as_it_waits(queue, server)
@@ -155,7 +155,7 @@ async def test_an_entry_is_deleted_once_both_readers_have_used_it(
     assert (await deliveries.backlog())[:2] == (0, 0.0)
 
 
-async def test_what_nobody_reads_is_bounded(queue: JobQueue, server: Redis) -> None:
+async def test_what_nobody_reads_is_bounded(queue: Queue, server: Redis) -> None:
     for _ in range(350):
         server.xadd(keys.ended(0), {"e": b"x"})
     await queue.sweep(0, most_ended=200)

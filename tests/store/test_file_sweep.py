@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from gateway.files.files import Files
 from gateway.maintenance.file_sweep import FileSweep
 from shared.job.errors import StorageUnavailable
 from shared.store.files import StoredFile
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from tests.store.test_files import A, make_file
 
@@ -25,12 +25,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def files(queue: JobQueue, folder: Path) -> Files:
+def files(queue: Queue, folder: Path) -> Files:
     return Files(queue, str(folder))
 
 
 @pytest.fixture
-def sweep(queue: JobQueue, folder: Path) -> FileSweep:
+def sweep(queue: Queue, folder: Path) -> FileSweep:
     return FileSweep(queue, str(folder))
 
 
@@ -114,7 +114,7 @@ async def test_blobs_of_another_fleet_stay(
 
 
 async def test_another_storage_is_not_swept(
-    queue: JobQueue, files: Files, sweep: FileSweep, tmp_path: Path
+    queue: Queue, files: Files, sweep: FileSweep, tmp_path: Path
 ) -> None:
     await files.ready()
     with pytest.raises(StorageUnavailable, match="not the one"):

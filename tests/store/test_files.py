@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from shared.job.errors import BadRequest, FileInUse, StorageQuotaExceeded
 from shared.storage import Segment
@@ -16,13 +15,14 @@ from shared.store.files import (
     file_blob,
     new_file_id,
 )
+from shared.store.queue import Queue
 from shared.store.redis import keys
 
 A, B = "a", "b"
 
 
 @pytest.fixture
-def records(queue: JobQueue) -> FileRecords:
+def records(queue: Queue) -> FileRecords:
     return FileRecords(queue)
 
 

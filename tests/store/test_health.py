@@ -26,7 +26,7 @@ from shared.store.servers import Servers
 from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node, free_port
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.redis.conftest import make_job, open_queue
+from tests.store.conftest import make_job, open_queue
 
 MB = 1 << 20
 

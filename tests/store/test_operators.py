@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.store.operators import (
@@ -14,11 +13,12 @@ from shared.store.operators import (
     OperationAnswers,
     PoolSwitches,
 )
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.tenants.api_key import ApiKey
 
 
-async def test_switches_and_adapters_are_those_of_a_pool(queue: JobQueue) -> None:
+async def test_switches_and_adapters_are_those_of_a_pool(queue: Queue) -> None:
     desired = DesiredPools(queue)
     await desired.switch("a", paused=True)
     await desired.switch("a", intake_stopped=True)
@@ -40,7 +40,7 @@ async def test_switches_and_adapters_are_those_of_a_pool(queue: JobQueue) -> Non
     assert list((await desired.read("b")).adapters) == ["one"]
 
 
-async def test_answers_of_workers_are_kept_for_a_while(queue: JobQueue, server: Redis) -> None:
+async def test_answers_of_workers_are_kept_for_a_while(queue: Queue, server: Redis) -> None:
     answers = OperationAnswers(queue.servers)
     answer = WorkerAnswer(200, {"status": ["paused"]}, 0.5)
     await answers.write("op", "w-1", answer)
@@ -49,7 +49,7 @@ async def test_answers_of_workers_are_kept_for_a_while(queue: JobQueue, server: 
     assert 0 < server.ttl(keys.operation("op")) <= 600
 
 
-async def test_the_audit_trail_is_bounded_and_newest_first(queue: JobQueue, server: Redis) -> None:
+async def test_the_audit_trail_is_bounded_and_newest_first(queue: Queue, server: Redis) -> None:
     audit, operator = AuditTrail(queue.servers), ApiKey("key_1", "ops")
     with server.pipeline(transaction=False) as pipeline:
         for _ in range(MOST_CHANGES + 500):

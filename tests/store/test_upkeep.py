@@ -12,34 +12,34 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from shared.job.job import NewJob
 from shared.job.lanes import DEFAULT
 from shared.platform.metrics.losses import ReaperMetrics
 from shared.store import upkeep
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.servers import Servers
 from shared.store.upkeep import KEPT_S, Reaper, prune, rewrite_logs
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually
-from tests.redis.conftest import (
+from tests.redis.test_registry import INFO
+from tests.store.conftest import (
     GATEWAY,
     LEASE_S,
     POOL,
     TENANT,
-    answer,
     claim,
     claim_one,
-    expire_lease,
     finish,
     gateway_messages,
     lease,
+    lose_worker,
+    make_answer,
     open_queue,
     submit,
 )
-from tests.redis.test_registry import INFO
 
 REAPED = f"{keys.base(0)}{keys.REAP_CLOCK}"
 UNATTENDED = keys.base(0) + keys.UNATTENDED
@@ -47,7 +47,7 @@ METRICS = ReaperMetrics(CollectorRegistry())
 
 
 @pytest.fixture
-async def queue(redis_url: str) -> AsyncIterator[JobQueue]:
+async def queue(redis_url: str) -> AsyncIterator[Queue]:
     async with open_queue(redis_url) as queue:
         yield queue
 
@@ -70,18 +70,18 @@ async def running(reaper: Reaper) -> AsyncIterator[asyncio.Task[None]]:
             await asyncio.wait({task}, timeout=0.1)
 
 
-async def state(queue: JobQueue, job_id: str) -> str:
+async def state(queue: Queue, job_id: str) -> str:
     job = await queue.get(job_id)
     return "gone" if job is None else job.state
 
 
 async def test_a_round_leaves_nothing_for_the_next_however_much_there_is(
-    queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_AT_ONCE", 3)
     silent = [await lease(queue) for _ in range(7)]
     for job in silent:
-        expire_lease(store, job)
+        await lose_worker(queue, store)
     late = [await submit(queue, deadline_s=1e-6) for _ in range(7)]
     gone = {f"job_{n:027x} {TENANT}": 1 for n in range(7)}
     store.zadd(f"{keys.base(0)}{keys.EXPIRING}", gone)
@@ -100,7 +100,7 @@ async def test_a_round_leaves_nothing_for_the_next_however_much_there_is(
 
 
 async def test_a_sweep_goes_on_past_ids_that_were_deleted_or_are_used_again(
-    queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_AT_ONCE", 3)
     expiring, listed = f"{keys.base(0)}{keys.EXPIRING}", keys.jobs(0, TENANT)
@@ -119,7 +119,7 @@ async def test_a_sweep_goes_on_past_ids_that_were_deleted_or_are_used_again(
     assert store.zscore(expiring, f"{again.id} {TENANT}") is not None
 
 
-async def test_only_one_of_two_reapers_runs_a_round(queue: JobQueue, store: Redis) -> None:
+async def test_only_one_of_two_reapers_runs_a_round(queue: Queue, store: Redis) -> None:
     store.set(keys.base(0) + keys.REAPER, 1)
     late = await submit(queue, deadline_s=1e-6)
     await Reaper(queue, LEASE_S, METRICS).round()
@@ -146,7 +146,7 @@ async def test_the_lock_of_one_shard_does_not_hold_the_others_up(
 
 
 async def test_running_it_takes_a_silent_workers_job_after_the_lease(
-    queue: JobQueue,
+    queue: Queue,
 ) -> None:
     await submit(queue)
     job = await claim_one(queue, lease_s=0.2)
@@ -160,11 +160,11 @@ async def test_running_it_takes_a_silent_workers_job_after_the_lease(
 
 
 async def test_after_an_outage_holders_have_a_whole_lease_to_renew(
-    queue: JobQueue, store: Redis
+    queue: Queue, store: Redis
 ) -> None:
     """No worker could renew during the outage, so an old renewal does not mean a lost worker."""
     silent = await lease(queue)
-    expire_lease(store, silent)
+    await lose_worker(queue, store)
     now_us = reaps_since_long(store)
     last_round_us = now_us - int((LEASE_S / 2 + 1) * 1e6)
     store.set(REAPED, f"{last_round_us} 0")
@@ -185,10 +185,10 @@ async def test_after_an_outage_holders_have_a_whole_lease_to_renew(
     assert await state(queue, silent.id) == "queued"
 
 
-async def test_the_first_round_of_all_takes_nothing(queue: JobQueue, store: Redis) -> None:
+async def test_the_first_round_of_all_takes_nothing(queue: Queue, store: Redis) -> None:
     """Redis may have lost its writes, or be another one."""
     silent = await lease(queue)
-    expire_lease(store, silent)
+    await lose_worker(queue, store)
     await Reaper(queue, LEASE_S, METRICS).round()
     assert await state(queue, silent.id) == "in_progress"
 
@@ -206,7 +206,7 @@ def reaps_since_long(store: Redis) -> int:
 
 
 async def test_a_lost_gateways_jobs_are_cancelled_after_their_grace(
-    queue: JobQueue, store: Redis
+    queue: Queue, store: Redis
 ) -> None:
     left = [await submit(queue, keep_s=keep_s) for keep_s in (0.0, 60.0, 60.0)]
     await claim(queue, count=2)  # some run, some wait
@@ -229,7 +229,7 @@ async def test_a_lost_gateways_jobs_are_cancelled_after_their_grace(
 
 
 async def test_a_gateway_that_receives_frames_again_keeps_its_jobs(
-    queue: JobQueue, store: Redis
+    queue: Queue, store: Redis
 ) -> None:
     job = await submit(queue, keep_s=0.0)
     await reap_again(queue, store)
@@ -242,9 +242,7 @@ async def test_a_gateway_that_receives_frames_again_keeps_its_jobs(
     assert await state(queue, job.id) == "queued"
 
 
-async def test_no_more_are_cancelled_in_one_call_than_asked_for(
-    queue: JobQueue, store: Redis
-) -> None:
+async def test_no_more_are_cancelled_in_one_call_than_asked_for(queue: Queue, store: Redis) -> None:
     for _ in range(5):
         job = await submit(queue, keep_s=60.0)
         await queue.unwatch(job.id, GATEWAY)
@@ -253,7 +251,7 @@ async def test_no_more_are_cancelled_in_one_call_than_asked_for(
     assert [(await queue.expire(0, 2))[0] for _ in range(4)] == [2, 2, 1, 0]
 
 
-async def reap_again(queue: JobQueue, store: Redis) -> None:
+async def reap_again(queue: Queue, store: Redis) -> None:
     store.delete(keys.base(0) + keys.REAPER)
     await Reaper(queue, LEASE_S, METRICS).round()
 
@@ -267,7 +265,7 @@ def expire_record(store: Redis, job: NewJob) -> None:
     store.zadd(f"{keys.base(0)}{keys.EXPIRING}", {f"{job.id} {job.tenant}": 1})
 
 
-async def swept(queue: JobQueue, n: int) -> int:
+async def swept(queue: Queue, n: int) -> int:
     """Sweep until `n` jobs were looked at; returns how many were."""
     total = 0
 
@@ -280,9 +278,7 @@ async def swept(queue: JobQueue, n: int) -> int:
     return total
 
 
-async def test_sweeping_removes_deleted_jobs_and_nothing_else(
-    queue: JobQueue, store: Redis
-) -> None:
+async def test_sweeping_removes_deleted_jobs_and_nothing_else(queue: Queue, store: Redis) -> None:
     jobs = [await submit(queue) for _ in range(4)]
     other = await submit(queue, tenant="another-tenant", ttl_s=0.001)
     ended = [*jobs[::2], other]
@@ -296,7 +292,7 @@ async def test_sweeping_removes_deleted_jobs_and_nothing_else(
     assert left == [jobs[1].id.encode(), jobs[3].id.encode()]
 
 
-async def test_one_sweep_checks_the_oldest_only(queue: JobQueue, store: Redis) -> None:
+async def test_one_sweep_checks_the_oldest_only(queue: Queue, store: Redis) -> None:
     jobs = [await submit(queue) for _ in range(5)]
     for job in jobs:
         await queue.cancel(job.id, TENANT)
@@ -305,12 +301,12 @@ async def test_one_sweep_checks_the_oldest_only(queue: JobQueue, store: Redis) -
 
 
 async def test_sweeping_forgets_workers_that_are_gone_but_none_that_holds_a_job(
-    queue: JobQueue, store: Redis
+    queue: Queue, store: Redis
 ) -> None:
     for worker in ("holds", "idle"):
         await submit(queue)
         (job,) = await claim(queue, worker=worker)
-    assert await finish(queue, job, 1, answer()) == "ok"
+    assert await finish(queue, job, make_answer()) == "ok"
     stream = keys.queue(0, POOL, DEFAULT)
     await queue.sweep(0)
     assert len(store.xinfo_consumers(stream, keys.GROUP)) == 2
@@ -324,7 +320,7 @@ async def test_sweeping_forgets_workers_that_are_gone_but_none_that_holds_a_job(
 
 
 async def test_stale_records_are_removed(
-    queue: JobQueue, store: Redis, caplog: pytest.LogCaptureFixture
+    queue: Queue, store: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flotilla.maintenance")
     registry = Registry(queue.servers.primary)
@@ -347,7 +343,7 @@ async def test_stale_records_are_removed(
 
 
 async def test_a_model_is_forgotten_7_days_after_its_last_worker_and_job(
-    queue: JobQueue, store: Redis
+    queue: Queue, store: Redis
 ) -> None:
     registry = Registry(queue.servers.primary)
 

@@ -10,25 +10,25 @@ from datetime import UTC, datetime
 import pytest
 from redis import Redis
 from shared.job.job_log import make_journal, prompt_tokens_in, tokens_in
-from shared.store.redis.job_queue import JobQueue
 
 from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.job import LeasedJob, NewJob, new_job_id_in
 from shared.job.states import JobState
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.store.usage import OTHER, UsageRecords, UsageSums
-from tests.redis.conftest import (
+from tests.store.conftest import (
     TENANT,
-    answer,
     claim,
     claim_one,
     emit,
     emit_token,
     entry_output,
-    expire_lease,
     finish,
     lease,
+    lose_worker,
+    make_answer,
     make_job,
     open_queue,
     pass_deadline,
@@ -42,22 +42,22 @@ KEY = "key_0123456789abcdef01234567"
 OWNER = Owner(TENANT, KEY, "m")
 
 
-async def ledger(queue: JobQueue, shard: int = 0) -> list[Ended]:
+async def ledger(queue: Queue, shard: int = 0) -> list[Ended]:
     """What a shard has not been added up of."""
     streams = EndedStreams(queue, Reader.USAGE)
     return await streams.read(shard, (await streams.positions()).get(shard, ""), 1000)
 
 
-async def only_entry(queue: JobQueue) -> Ended:
+async def only_entry(queue: Queue) -> Ended:
     (entry,) = await ledger(queue)
     return entry
 
 
-async def add_up(queue: JobQueue) -> None:
+async def add_up(queue: Queue) -> None:
     await UsageCounter(queue, KEPT_DAYS).run()
 
 
-async def sums(queue: JobQueue, tenant: str = "") -> dict[Owner, UsageSums]:
+async def sums(queue: Queue, tenant: str = "") -> dict[Owner, UsageSums]:
     """Of this month: a test that runs at midnight finds its jobs on two days."""
     today = datetime.now(UTC).date()
     found: dict[Owner, UsageSums] = {}
@@ -67,15 +67,15 @@ async def sums(queue: JobQueue, tenant: str = "") -> dict[Owner, UsageSums]:
     return found
 
 
-async def emit_prompt(queue: JobQueue, job: LeasedJob, tokens: int) -> None:
+async def emit_prompt(queue: Queue, job: LeasedJob, tokens: int) -> None:
     """The first entry of a job: its prompt, and one token; not flushed to the log."""
     journal = make_journal([(0, tokens), (0, 0, [1], "x")])
     assert await emit(queue, [entry_output(job, 1, (b"x",), journal)]) == {}
 
 
-async def test_each_end_is_added_once(queue: JobQueue) -> None:
+async def test_each_end_is_added_once(queue: Queue) -> None:
     completed = await lease(queue, key="key_1")
-    assert await finish(queue, completed, 1, answer(cached_tokens=1)) == "ok"
+    assert await finish(queue, completed, make_answer(cached_tokens=1)) == "ok"
     waiting = await submit(queue, key="key_1")
     await queue.cancel(waiting.id, TENANT)
     running = await lease(queue, key="key_1")
@@ -97,42 +97,40 @@ async def test_each_end_is_added_once(queue: JobQueue) -> None:
 
 
 async def test_attempts_are_added_up_and_those_without_output_are_wasted(
-    queue: JobQueue, server: Redis
+    queue: Queue, server: Redis
 ) -> None:
     job = await lease(queue)
-    expire_lease(server, job)
+    await lose_worker(queue, server)
     await queue.reap(0, 1.0, 10)
     again = await claim_one(queue, worker="w-2")
     await emit_prompt(queue, again, 5)
     await queue.release([again], "drain", blame=False)
     last = await claim_one(queue, worker="w-3")
-    assert await finish(queue, last, 2, answer()) == "ok"
+    assert await finish(queue, last, make_answer()) == "ok"
     found = UsageSums.of(await only_entry(queue))
-    first, second, third = (await queue.get(job.id)).attempts  # type: ignore[union-attr]
+    first, second, third = (await queue.get(job.id))[0].attempts  # type: ignore[union-attr]
     assert first.ended_at is not None
     assert found.wasted_us == round(1e6 * (first.ended_at - first.started_at))
     assert found.engine_us == pytest.approx(
         sum(1e6 * ((each.ended_at or 0) - each.started_at) for each in (first, second, third)),
         abs=5,
     )
-    created = (await queue.get(job.id)).created_at  # type: ignore[union-attr]
+    created = (await queue.get(job.id))[0].created_at  # type: ignore[union-attr]
     assert found.queue_us == pytest.approx(1e6 * (first.started_at - created), abs=5)
 
 
-async def test_a_job_out_of_attempts_counts_each_of_them_once(
-    queue: JobQueue, server: Redis
-) -> None:
+async def test_a_job_out_of_attempts_counts_each_of_them_once(queue: Queue, server: Redis) -> None:
     job = await lease(queue, max_attempts=1)
-    expire_lease(server, job)
+    await lose_worker(queue, server)
     assert await queue.reap(0, 1.0, 10) == {job.id: "failed"}
     entry = await only_entry(queue)
-    (attempt,) = (await queue.get(job.id)).attempts  # type: ignore[union-attr]
+    (attempt,) = (await queue.get(job.id))[0].attempts  # type: ignore[union-attr]
     assert attempt.ended_at
     spent = round(1e6 * (attempt.ended_at - attempt.started_at))
     assert (entry.state, entry.engine_us, entry.wasted_us) == (JobState.FAILED, spent, spent)
 
 
-async def test_a_job_that_is_deleted_at_once_is_counted(queue: JobQueue, server: Redis) -> None:
+async def test_a_job_that_is_deleted_at_once_is_counted(queue: Queue, server: Redis) -> None:
     job = await lease(queue)
     await emit_prompt(queue, job, 7)
     await queue.cancel(job.id, TENANT)
@@ -143,7 +141,7 @@ async def test_a_job_that_is_deleted_at_once_is_counted(queue: JobQueue, server:
     assert (found.prompt_tokens, found.output_tokens, found.uncounted) == (7, 1, 0)
 
 
-async def test_a_job_whose_log_is_gone_is_uncounted(queue: JobQueue, server: Redis) -> None:
+async def test_a_job_whose_log_is_gone_is_uncounted(queue: Queue, server: Redis) -> None:
     job = await lease(queue)
     await emit_prompt(queue, job, 7)
     await queue.cancel(job.id, TENANT)
@@ -154,11 +152,11 @@ async def test_a_job_whose_log_is_gone_is_uncounted(queue: JobQueue, server: Red
 
 
 async def test_an_entry_is_added_once_by_processes_that_are_killed_or_many(
-    queue: JobQueue, server: Redis
+    queue: Queue, server: Redis
 ) -> None:
     records = UsageRecords(queue)
     for _ in range(3):
-        assert await finish(queue, await lease(queue, key=KEY), 1, answer()) == "ok"
+        assert await finish(queue, await lease(queue, key=KEY), make_answer()) == "ok"
     entries = await ledger(queue)
     assert await records.add(0, "", entries[:2], KEPT_DAYS)
     # Killed before they were deleted; and a slower process has read them, too.
@@ -180,7 +178,7 @@ async def test_sums_of_all_shards_are_one(redis_url: str) -> None:
         for shard in (0, 1, 1, 2):
             await submit_one(queue, make_job(id=new_job_id_in(shard), key=KEY), 100)
             (job,) = await claim(queue, shard=shard)
-            assert await finish(queue, job, 1, answer()) == "ok"
+            assert await finish(queue, job, make_answer()) == "ok"
         await add_up(queue)
         await add_up(queue)
         assert (await sums(queue))[OWNER].jobs == 4
@@ -188,11 +186,11 @@ async def test_sums_of_all_shards_are_one(redis_url: str) -> None:
 
 
 async def test_a_tenant_with_too_many_rows_has_one_for_the_rest(
-    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.store.usage.MOST_ROWS", 2)
     for key in ("a", "b", "c", "d", "a"):
-        assert await finish(queue, await lease(queue, key=key), 1, answer()) == "ok"
+        assert await finish(queue, await lease(queue, key=key), make_answer()) == "ok"
         await add_up(queue)
     assert {owner.key: each.jobs for owner, each in (await sums(queue)).items()} == {
         "a": 2,
@@ -203,7 +201,7 @@ async def test_a_tenant_with_too_many_rows_has_one_for_the_rest(
     assert len(await sums(queue, TENANT)) == 3
 
 
-async def tokens_in_log(queue: JobQueue, job: NewJob) -> tuple[int, int]:
+async def tokens_in_log(queue: Queue, job: NewJob) -> tuple[int, int]:
     entries = (await queue.read_log(job.id, 0)).entries
     return (
         sum(prompt_tokens_in(each.journal) for each in entries),
@@ -214,7 +212,7 @@ async def tokens_in_log(queue: JobQueue, job: NewJob) -> tuple[int, int]:
 class Play:
     """Random ends, hand-backs and losses of jobs of several tenants, keys and models."""
 
-    def __init__(self, queue: JobQueue, server: Redis, seed: int) -> None:
+    def __init__(self, queue: Queue, server: Redis, seed: int) -> None:
         self.queue, self.server, self.random = queue, server, random.Random(seed)
         self.jobs: dict[str, NewJob] = {}
         self.logs: Counter[tuple[Owner, str]] = Counter()
@@ -239,14 +237,14 @@ class Play:
             case 0:
                 await self.queue.cancel(job_id, self.jobs[job_id].tenant)
             case 1 if self.random.random() < 0.3:
-                pass_deadline(self.server, job_id)
+                await pass_deadline(queue, self.server, job_id)
                 await self.queue.expire(0, 10)
             case 2 if job:
                 await self.queue.release([job], "drain", blame=False)
             case 3 if job:
                 tokens = await tokens_in_log(self.queue, self.jobs[job_id])
-                done = answer(prompt_tokens=tokens[0], completion_tokens=tokens[1])
-                await finish(self.queue, job, seq + 1, done)
+                done = make_answer(prompt_tokens=tokens[0], completion_tokens=tokens[1])
+                await finish(self.queue, job, done)
             case _ if job:
                 records = [(0, 0, [1, 2], "xy")]
                 records = [*records, *([(0, 5)] if seq == 0 else [])]  # type: ignore[list-item]
@@ -269,7 +267,7 @@ class Play:
 
 
 @pytest.mark.seeds(2)
-async def test_the_sums_are_those_of_the_logs(queue: JobQueue, server: Redis, seed: int) -> None:
+async def test_the_sums_are_those_of_the_logs(queue: Queue, server: Redis, seed: int) -> None:
     play = Play(queue, server, seed)
     for _ in range(12):
         await play.submit()

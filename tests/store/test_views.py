@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from gateway.core.job_filter import JobFilter
 from gateway.core.job_search import search
@@ -14,16 +13,17 @@ from shared.job.job import NewJob
 from shared.job.lanes import DEFAULT, FLEX, LANES, PRIORITY, RETRY_LANE
 from shared.job.place import Place
 from shared.job.states import JobEvent
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.store.views import LaneDepth, depths, next_place, page, places, with_errors
 from tests.harness.servers import RedisServer
-from tests.redis.conftest import (
+from tests.store.conftest import (
     POOL,
     TENANT,
-    answer,
     claim,
     claim_one,
     finish,
+    make_answer,
     make_job,
     open_queue,
     submit,
@@ -33,13 +33,13 @@ SHARDS = 4
 
 
 @pytest.fixture
-async def queue(redis_url: str) -> AsyncIterator[JobQueue]:
+async def queue(redis_url: str) -> AsyncIterator[Queue]:
     async with open_queue(redis_url) as queue:
         yield queue
 
 
 @pytest.fixture
-async def sharded(redis_url: str) -> AsyncIterator[JobQueue]:
+async def sharded(redis_url: str) -> AsyncIterator[Queue]:
     async with open_queue(redis_url, shards=SHARDS) as queue:
         yield queue
 
@@ -57,7 +57,7 @@ def job_id(shard: int, number: int = 0) -> str:
 # --- places ---
 
 
-async def positions(queue: JobQueue, jobs: Sequence[NewJob]) -> list[int | None]:
+async def positions(queue: Queue, jobs: Sequence[NewJob]) -> list[int | None]:
     """Of the jobs that are still there, asked for together; each has the same by itself."""
     there = [job for job in await queue.get_all([job.id for job in jobs]) if job is not None]
     found = await places(queue, there)
@@ -65,12 +65,12 @@ async def positions(queue: JobQueue, jobs: Sequence[NewJob]) -> list[int | None]
     return [place and place.position for place in found]
 
 
-async def next_position(queue: JobQueue, job: NewJob) -> int:
+async def next_position(queue: Queue, job: NewJob) -> int:
     """Where a job would wait that has not been submitted yet."""
     return (await next_place(queue, job.pool, job.lane, job.tenant)).position
 
 
-async def test_positions_count_up_in_one_lane(queue: JobQueue) -> None:
+async def test_positions_count_up_in_one_lane(queue: Queue) -> None:
     jobs = [await submit(queue) for _ in range(4)]
     assert await positions(queue, jobs) == [1, 2, 3, 4]
     await claim(queue, 1)
@@ -80,7 +80,7 @@ async def test_positions_count_up_in_one_lane(queue: JobQueue) -> None:
     assert await places(queue, []) == []
 
 
-async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: JobQueue) -> None:
+async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: Queue) -> None:
     flex = await submit(queue, lane=FLEX)
     default = await submit(queue, lane=DEFAULT)
     priority = await submit(queue, lane=PRIORITY)
@@ -88,7 +88,7 @@ async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: JobQueu
     assert await positions(queue, [flex, default, priority, other]) == [3, 2, 1, 1]
 
 
-async def test_jobs_of_several_tenants_come_in_turns(queue: JobQueue) -> None:
+async def test_jobs_of_several_tenants_come_in_turns(queue: Queue) -> None:
     many = [await submit(queue, tenant="many") for _ in range(10)]
     few = [await submit(queue, tenant="few") for _ in range(2)]
     assert await positions(queue, many) == [2, 4, 6, 8, 10, 12, 12, 12, 12, 12]
@@ -97,7 +97,7 @@ async def test_jobs_of_several_tenants_come_in_turns(queue: JobQueue) -> None:
     assert await positions(queue, many[6:]) == [1, 2, 3, 4], "it is alone again"
 
 
-async def test_a_requeued_job_goes_before_all(queue: JobQueue) -> None:
+async def test_a_requeued_job_goes_before_all(queue: Queue) -> None:
     job = await submit(queue, lane=FLEX)
     held = await claim(queue)
     later = [await submit(queue, lane=lane) for lane in (PRIORITY, PRIORITY, FLEX)]
@@ -105,24 +105,24 @@ async def test_a_requeued_job_goes_before_all(queue: JobQueue) -> None:
     assert await positions(queue, [job, later[2]]) == [1, 4]
 
 
-async def test_the_position_counts_all_shards(sharded: JobQueue) -> None:
+async def test_the_position_counts_all_shards(sharded: Queue) -> None:
     jobs = [await submit(sharded, id=job_id(i % SHARDS, i)) for i in range(2 * SHARDS)]
     assert await positions(sharded, jobs) == list(range(1, 2 * SHARDS + 1))
     await submit(sharded, id=job_id(3, 99), lane=PRIORITY)
     assert await positions(sharded, jobs) == list(range(2, 2 * SHARDS + 2))
 
 
-async def test_the_place_of_a_job_to_come_is_the_one_that_it_gets(sharded: JobQueue) -> None:
+async def test_the_place_of_a_job_to_come_is_the_one_that_it_gets(sharded: Queue) -> None:
     kinds = [(FLEX, "a"), (DEFAULT, "a"), (DEFAULT, "b"), (PRIORITY, "a"), (FLEX, "b")] * 3
     for number, (lane, tenant) in enumerate(kinds):
         job = make_job(id=job_id(number % SHARDS, number), lane=lane, tenant=tenant)
         expected = await next_position(sharded, job)
-        (reply,) = await sharded.submit_all(job.shard, [job], 1000)
+        (reply,) = sharded.parse_submit([job], await sharded.submit(job.shard, [job], 1000))
         assert not isinstance(reply, Exception)
         assert await positions(sharded, [job]) == [expected]
 
 
-async def test_a_tenant_with_more_jobs_waits_for_more_turns(queue: JobQueue) -> None:
+async def test_a_tenant_with_more_jobs_waits_for_more_turns(queue: Queue) -> None:
     for _ in range(20):
         await submit(queue)
     own = await next_place(queue, POOL, DEFAULT, TENANT)
@@ -132,7 +132,7 @@ async def test_a_tenant_with_more_jobs_waits_for_more_turns(queue: JobQueue) -> 
     assert (await next_place(queue, POOL, FLEX, "other")).position == 21
 
 
-async def test_free_slots_are_those_of_other_workers(queue: JobQueue) -> None:
+async def test_free_slots_are_those_of_other_workers(queue: Queue) -> None:
     for worker, slots in (("w-1", 9), ("w-2", 3)):
         await claim(queue, worker=worker, slots=slots)
     assert (await next_place(queue, POOL, DEFAULT, TENANT)).free == 12
@@ -142,11 +142,11 @@ async def test_free_slots_are_those_of_other_workers(queue: JobQueue) -> None:
 # --- depths ---
 
 
-async def test_depths_of_an_empty_fleet(queue: JobQueue) -> None:
+async def test_depths_of_an_empty_fleet(queue: Queue) -> None:
     assert await depths(queue) == []
 
 
-async def test_depths_per_pool_and_lane(sharded: JobQueue) -> None:
+async def test_depths_per_pool_and_lane(sharded: Queue) -> None:
     for shard in range(SHARDS):
         for _ in range(2):
             await submit(sharded, id=make_job().id.replace("job_000", f"job_{shard:03x}"))
@@ -160,7 +160,7 @@ async def test_depths_per_pool_and_lane(sharded: JobQueue) -> None:
     assert lanes[POOL, PRIORITY] == LaneDepth(POOL, PRIORITY, 0, 0.0, 0)
 
 
-async def test_depths_of_released_jobs(queue: JobQueue) -> None:
+async def test_depths_of_released_jobs(queue: Queue) -> None:
     await submit(queue, lane=FLEX)
     await queue.release(await claim(queue), "drained", blame=False)
     lanes = {d.lane: (d.waiting, d.in_progress) for d in await depths(queue)}
@@ -175,7 +175,7 @@ async def test_depths_of_released_jobs(queue: JobQueue) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 async def test_pages_show_jobs_of_the_same_microsecond_once(
-    sharded: JobQueue, store: Redis, limit: int
+    sharded: Queue, store: Redis, limit: int
 ) -> None:
     """Jobs of one call are a microsecond apart, and other gateways and shards have the same."""
     ids = [(await submit(sharded, id=job_id(i % 2, i))).id for i in range(6)]
@@ -194,7 +194,7 @@ async def test_pages_show_jobs_of_the_same_microsecond_once(
 
 
 async def test_a_page_reports_deleted_jobs_and_removes_them_from_the_index(
-    queue: JobQueue, store: Redis
+    queue: Queue, store: Redis
 ) -> None:
     jobs = [await submit(queue) for _ in range(3)]
     store.delete(keys.job(0, jobs[1].id))
@@ -212,7 +212,7 @@ def sent(store: Redis) -> int:
     return int(store.info("stats")["total_net_output_bytes"])
 
 
-async def test_no_body_is_read_to_show_jobs(queue: JobQueue, store: Redis) -> None:
+async def test_no_body_is_read_to_show_jobs(queue: Queue, store: Redis) -> None:
     jobs = [await submit(queue, body=b"x" * 1_000_000) for _ in range(5)]
     before = sent(store)
     rows = await page(queue, [TENANT], None, 100)
@@ -223,14 +223,14 @@ async def test_no_body_is_read_to_show_jobs(queue: JobQueue, store: Redis) -> No
     assert sent(store) - before < 50_000
 
 
-async def test_a_list_reads_short_errors_only(queue: JobQueue, store: Redis) -> None:
-    refusal = answer(event=JobEvent.FAIL, error_code="rejected", status=400)
+async def test_a_list_reads_short_errors_only(queue: Queue, store: Redis) -> None:
+    refusal = make_answer(event=JobEvent.FAIL, error_code="rejected", status=400)
     bodies = {}
     for body in (b'{"error": {}}', b"x" * 1_000_000, b"fine"):
         await submit(queue, stream=False)
         job = await claim_one(queue)
-        kind = answer() if body == b"fine" else refusal
-        await finish(queue, job, 1, kind._replace(body=body))
+        kind = make_answer() if body == b"fine" else refusal
+        await finish(queue, job, kind._replace(body=body))
         bodies[job.id] = body
     before = sent(store)
     shown = [job for _, _, job in await page(queue, [TENANT], None, 100) if job is not None]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from shared.store.redis.job_queue import JobQueue
 
 from gateway.webhooks import webhook_sender, webhook_work
 from gateway.webhooks.webhook_sender import WebhookSender
 from gateway.webhooks.webhook_work import WebhookWork
 from shared.store.deliveries import CLAIM_S, Deliveries
 from shared.store.interface import StoreUnavailable
+from shared.store.queue import Queue
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks import retry_schedule
 from shared.webhooks.address_check import AllowedAddresses
@@ -36,38 +36,38 @@ from tests.harness.receivers import (
     speaks_no_http,
 )
 from tests.harness.waiting import eventually
-from tests.redis.conftest import TENANT, open_queue, submit
+from tests.store.conftest import TENANT, open_queue, submit
 from tests.store.webhooks import create, tell
 
 LOOPBACK = AllowedAddresses.of(("127.0.0.0/8",))
 
 
 @pytest.fixture
-async def queue(redis_url: str) -> AsyncIterator[JobQueue]:
+async def queue(redis_url: str) -> AsyncIterator[Queue]:
     """On one kind of server: what differs is in test_deliveries.py."""
     async with open_queue(redis_url) as queue:
         yield queue
 
 
 @pytest.fixture
-def records(queue: JobQueue) -> WebhookRecords:
+def records(queue: Queue) -> WebhookRecords:
     return WebhookRecords(queue)
 
 
 @pytest.fixture
-def deliveries(queue: JobQueue) -> Deliveries:
+def deliveries(queue: Queue) -> Deliveries:
     return Deliveries(queue)
 
 
 @pytest.fixture
-async def work(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WebhookWork]:
+async def work(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WebhookWork]:
     monkeypatch.setattr(webhook_work, "_POLL_S", 0.1)
     made = WebhookWork(queue, WebhookSender(LOOPBACK))
     yield made
     await made.close()
 
 
-async def end_a_job(queue: JobQueue, *endpoints: WebhookEndpoint, kind: str = "job") -> str:
+async def end_a_job(queue: Queue, *endpoints: WebhookEndpoint, kind: str = "job") -> str:
     job = await submit(queue, notify=notify_of(kind, [each.id for each in endpoints]))
     await queue.cancel(job.id, TENANT)
     return job.id
@@ -86,7 +86,7 @@ async def delivery_of(
 
 
 async def test_those_who_have_subscribed_are_told(
-    queue: JobQueue, records: WebhookRecords, work: WebhookWork, deliveries: Deliveries
+    queue: Queue, records: WebhookRecords, work: WebhookWork, deliveries: Deliveries
 ) -> None:
     async with receiver(answers(200)) as there, receiver(answers(200)) as elsewhere:
         old = new_secret()
@@ -111,7 +111,7 @@ BAD: list[Answer] = [hangs, drips, floods, speaks_no_http, closes, *map(answers,
 
 
 async def test_bad_receivers_are_tried_again_and_delay_no_good_one(
-    queue: JobQueue,
+    queue: Queue,
     records: WebhookRecords,
     work: WebhookWork,
     deliveries: Deliveries,
@@ -145,7 +145,7 @@ async def test_bad_receivers_are_tried_again_and_delay_no_good_one(
 
 
 async def test_what_has_no_room_begins_as_soon_as_a_try_has_ended(
-    queue: JobQueue,
+    queue: Queue,
     records: WebhookRecords,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -170,7 +170,7 @@ async def test_what_has_no_room_begins_as_soon_as_a_try_has_ended(
 
 
 async def test_the_last_try_ends_it(
-    queue: JobQueue,
+    queue: Queue,
     records: WebhookRecords,
     work: WebhookWork,
     deliveries: Deliveries,
@@ -187,7 +187,7 @@ async def test_the_last_try_ends_it(
 
 
 async def test_410_disables_an_endpoint(
-    queue: JobQueue,
+    queue: Queue,
     records: WebhookRecords,
     work: WebhookWork,
     deliveries: Deliveries,
@@ -218,7 +218,7 @@ async def test_410_disables_an_endpoint(
 
 
 async def test_retry_after_is_honoured(
-    queue: JobQueue, records: WebhookRecords, work: WebhookWork, deliveries: Deliveries
+    queue: Queue, records: WebhookRecords, work: WebhookWork, deliveries: Deliveries
 ) -> None:
     async with receiver(answers(429, "retry-after: 7200")) as there:
         endpoint = await create(records, url=there.url)
@@ -230,7 +230,7 @@ async def test_retry_after_is_honoured(
 
 
 async def test_nothing_is_lost_or_sent_again_while_redis_is_away(
-    queue: JobQueue,
+    queue: Queue,
     records: WebhookRecords,
     work: WebhookWork,
     deliveries: Deliveries,
@@ -270,7 +270,7 @@ async def test_nothing_is_lost_or_sent_again_while_redis_is_away(
 
 
 async def test_a_burst_is_delivered_once_by_several_processes(
-    queue: JobQueue, records: WebhookRecords, deliveries: Deliveries
+    queue: Queue, records: WebhookRecords, deliveries: Deliveries
 ) -> None:
     """And what nobody has subscribed to delays nothing."""
     several = [WebhookWork(queue, WebhookSender(LOOPBACK)) for _ in range(3)]

@@ -24,13 +24,14 @@ from tests.harness.waiting import eventually
 from tests.store.conftest import POOL, TENANT, Case, make_answer
 from worker.core import claim as claim_module
 from worker.core import publish as publish_module
-from worker.core.claim import Charges, Claims, Member, Room
+from worker.core.claim import Charges, Claims, Room
 from worker.core.control import ControlChannel
 from worker.core.hand_over import HandOver
 from worker.core.heartbeat import Heartbeat
+from worker.core.membership import Membership
 from worker.core.output import Output
-from worker.core.past import read_past
 from worker.core.publish import Publisher
+from worker.core.resume import read_past
 from worker.engines.interface import Capacity, Load
 
 
@@ -58,13 +59,11 @@ class Worker:
         self.lost: dict[str, str] = {}
         self.aborted: list[str] = []
         metrics = WorkerMetrics(CollectorRegistry())
-        charges, member = Charges(ShareRules()), Member(POOL, name)
+        charges, member = Charges(ShareRules()), Membership(queue, POOL, name)
         self.room = Room(Engine(self, slots), 0.9, charges)  # type: ignore[arg-type]
         self.publisher = Publisher(queue, name, metrics, self._on_lost)
-        self.claims = Claims(
-            queue, 0, member, self.room, charges, self.publisher.shards[0], self._start
-        )
-        self.hand_over = HandOver(queue, member, self.publisher, metrics, self._abort)
+        self.claims = Claims(member, 0, self.room, charges, self.publisher.shards[0], self._start)
+        self.hand_over = HandOver(member, self.publisher, self._abort)
         self.malformed = metrics.malformed
         self.control = ControlChannel(
             self.publisher, [self.claims], self.room, self.hand_over,
@@ -85,7 +84,7 @@ class Worker:
         self.lost[output.id] = state
         self.outputs.pop(output.id, None)
 
-    def _abort(self, output: Output) -> None:
+    def _abort(self, output: Output, reason: str) -> None:
         self.aborted.append(output.id)
         self.outputs.pop(output.id, None)
 
@@ -245,7 +244,7 @@ async def test_a_job_that_others_have_ended_is_lost_alone(case: Case, worker: Wo
         return len(worker.lost) == 2
 
     await eventually(are_lost, "both are lost")
-    assert worker.lost[cancelled.id] in ("cancelled", "taken_away")
+    assert worker.lost[cancelled.id] in ("cancelled", "revoked")
     assert worker.lost[gone.id] == "gone"
     assert await case.events(cancelled) == ["claimed", "cancelled"]
     assert await worker.finish(outputs[kept.id]) == "ok"
@@ -347,7 +346,7 @@ async def test_a_job_whose_lost_entries_are_not_kept_goes_to_others(
     worker.step(output, text="b")
 
     async def is_lost() -> bool:
-        return worker.lost == {job.id: "entries_lost"}
+        return worker.lost == {job.id: "queued"}
 
     await eventually(is_lost, "the worker gives it up")
     assert await worker.claims.claim() is False  # Redis has more of its jobs than it knows
@@ -359,7 +358,7 @@ async def test_a_job_whose_lost_entries_are_not_kept_goes_to_others(
 async def test_the_past_is_read_up_to_the_own_claim(
     case: Case, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.core.past.PAGE", 2)
+    monkeypatch.setattr("worker.core.resume._PAGE", 2)
     job, output = await case.submit(), await worker.claim_one()
     assert await read_past(case.queue, output.job) == []
     for text in "abc":
@@ -455,13 +454,8 @@ async def test_a_drain_hands_over_as_many_jobs_as_others_have_room_for(
     other = await workers.start("w-2", slots=3)
     await other.claims.claim()  # it is noted as idle
     worker.room.draining = True
-    draining = asyncio.create_task(worker.hand_over.drain(lambda: len(worker.outputs)))
-    worker.tasks.append(draining)
-
-    async def are_moved() -> bool:
-        return len(worker.aborted) == 3
-
-    await eventually(are_moved, "three are moved")
+    await worker.hand_over.move_jobs(len(worker.outputs))
+    assert len(worker.aborted) == 3
     assert len(await other.claim()) == 3
     assert [output.id for output in outputs if output.id not in worker.aborted] == list(
         worker.outputs
@@ -472,8 +466,6 @@ async def test_a_drain_hands_over_as_many_jobs_as_others_have_room_for(
         assert [item for entry in entries for item in entry.items][-1] == b"x"
     (left,) = worker.outputs.values()
     assert await worker.finish(left) == "ok"
-    async with asyncio.timeout(60):
-        await draining
     assert {job.id for job in jobs} == {*other.outputs, left.id}
 
 

@@ -6,15 +6,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from shared.store.redis.job_queue import JobQueue
-
 from shared.store.deliveries import Address, Deliveries
 from shared.store.ended import EndedStreams, Reader
+from shared.store.queue import Queue
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import Event
 from shared.webhooks.webhook_endpoint import EVENT_TYPES, WebhookEndpoint, new_endpoint_id
 from shared.webhooks.webhook_signature import new_secret
-from tests.redis.conftest import TENANT
+from tests.store.conftest import TENANT
 
 _numbers = itertools.count(1)
 
@@ -41,7 +40,7 @@ def new_event() -> Event:
     return Event("job.completed", f"job_{next(_numbers):027x}", 1_000_000)
 
 
-async def tell(queue: JobQueue, *endpoints: WebhookEndpoint, events: Sequence[Event] = ()) -> int:
+async def tell(queue: Queue, *endpoints: WebhookEndpoint, events: Sequence[Event] = ()) -> int:
     """Have events, a new one if none are given, delivered to each of these endpoints.
 
     Returns how many were dropped.

@@ -1,26 +1,18 @@
-"""The LoRA adapters of one worker: those that its engine holds, and those that are desired.
-
-The worker claims from the queues of the adapters that its engine holds.
-"""
+"""The LoRA adapters of one worker: those that its engine holds, and those that are desired."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from shared.api.operator_actions import LOAD_ADAPTER, UNLOAD_ADAPTER
 from shared.fleet.worker_answer import WorkerAnswer
-from shared.job.lanes import adapter_queue, is_adapter_queue
 from shared.platform.backoff import Backoff
-from shared.store.interface import StoreError
-from shared.store.views import pool_names, with_waiting_jobs
 from worker.core.engine_call import model_cards, refusal
 from worker.core.loop import WorkerLoop
-from worker.core.membership import Membership
 from worker.core.registration import Registration
 from worker.engines.interface import Engine
 
@@ -33,15 +25,11 @@ _RETRY_CAP_S = 300.0
 class Adapters:
     """Loads and unloads adapters, one at a time."""
 
-    def __init__(
-        self, member: Membership, engine: Engine, loop: WorkerLoop, registration: Registration
-    ) -> None:
-        self._member = member
+    def __init__(self, engine: Engine, loop: WorkerLoop, registration: Registration) -> None:
         self._engine = engine
         self._loop = loop
         self._registration = registration
         self._held: dict[str, str] = {}  # name -> path
-        self._desired: Collection[str] = ()
         self._loaded_here: set[str] = set()  # not by the engine's own arguments
         self._retries: dict[str, tuple[float, Backoff]] = {}  # of those that can't be loaded
         self._lock = asyncio.Lock()
@@ -61,15 +49,12 @@ class Adapters:
         cards = await model_cards(self._engine)
         self._held = {card["id"]: str(card["root"]) for card in cards if card.get("parent")}
         await self._registration.set_models(cards)
-        with contextlib.suppress(StoreError):  # then `follow` tries again
-            await self._read_queues()
 
     async def follow(self, desired: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load and unload until the engine holds the desired adapters. Raises StoreError.
+        """Load and unload until the engine holds the desired adapters.
 
         One that can't be loaded is tried again later. Those of the engine's own arguments stay.
         """
-        self._desired = desired.keys()
         async with self._lock:
             self._retries = {name: each for name, each in self._retries.items() if name in desired}
             for name, options in desired.items():
@@ -79,21 +64,6 @@ class Adapters:
                     await self._load({**options, "load_inplace": name in self._held})
             for name in self._loaded_here - desired.keys():
                 await self._unload(name)
-        await self._read_queues()
-
-    async def _read_queues(self) -> None:
-        """Claim from the queues of the adapters that are held. Raises StoreError.
-
-        Also from those with jobs for adapters that were unloaded: the engine answers these jobs
-        with its error. Not from those of desired adapters that it does not hold: others may.
-        """
-        queue, pool, _, _ = self._member
-        held = {adapter_queue(pool, name) for name in self._held}
-        awaited = {adapter_queue(pool, name) for name in self._desired}
-        known = {name for name in await pool_names(queue) if is_adapter_queue(name, pool)}
-        left = known - held - awaited
-        waiting = await with_waiting_jobs(queue, left, range(queue.shards)) if left else set()
-        await self._loop.read_adapter_queues(held | waiting)
 
     def _is_due(self, name: str) -> bool:
         return name not in self._retries or time.monotonic() >= self._retries[name][0]

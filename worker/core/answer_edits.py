@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from shared.api.endpoint import Endpoint, StreamFormat
-from shared.job.job import LeasedJob
-from worker.core.output_buffer import OutputBuffer
+from shared.store.queue import HeldJob
 from worker.core.response_edit import ResponseEdit, with_response_id
 from worker.core.service_tier import TierEdit, requested_tier
 
@@ -22,30 +20,14 @@ class AnswerEdit(Protocol):
         """An answer in one piece, which is no error."""
 
 
-class EditedOutputBuffer(OutputBuffer):
-    """Edits every chunk of a stream."""
-
-    __slots__ = ("_edit",)
-
-    def __init__(
-        self, job: LeasedJob, notify: Callable[[OutputBuffer], None], edit: AnswerEdit
-    ) -> None:
-        super().__init__(job, notify)
-        self._edit = edit
-
-    def chunk(self, data: bytes) -> None:
-        """Add server-sent events."""
-        super().chunk(self._edit.chunk(data))
-
-
-def engine_body(job: LeasedJob, endpoint: Endpoint) -> bytes:
+def engine_body(job: HeldJob, endpoint: Endpoint) -> bytes:
     """The body for the engine."""
     if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
         return with_response_id(job.body, job.id)
     return job.body
 
 
-def answer_edit(job: LeasedJob, endpoint: Endpoint | None) -> AnswerEdit | None:
+def answer_edit(job: HeldJob, endpoint: Endpoint | None) -> AnswerEdit | None:
     """What is changed in the engine's answer; None: nothing."""
     if endpoint is None:
         return None

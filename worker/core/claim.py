@@ -22,7 +22,8 @@ from shared.job.states import WorkerState
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
 from shared.store.interface import TRANSIENT
-from shared.store.queue import HeldJob, Queue
+from shared.store.queue import HeldJob
+from worker.core.membership import Membership
 from worker.core.output import Charged, Output
 from worker.core.publish import ShardPublisher
 from worker.engines.interface import Capacity, Engine
@@ -217,30 +218,24 @@ class Room:
         )
 
 
-class Member(NamedTuple):
-    """A worker, and the pool whose jobs it runs."""
-
-    pool: str
-    worker: str
-
-
 class Claims:
     """The claims of one worker in one shard. One is in flight at most. `start(job)` runs a job, and
     adds it to those of the publisher."""
 
     def __init__(
         self,
-        queue: Queue,
+        member: Membership,
         shard: int,
-        member: Member,
         room: Room,
         charges: Charges,
         publisher: ShardPublisher,
         start: Callable[[HeldJob], None],
     ) -> None:
-        self._queue = queue
+        self.settled = asyncio.Event()
+        """Set while no claim is in flight, which may bring jobs."""
+        self.settled.set()
+        self._queue, self._pool, self._worker = member
         self._shard = shard
-        self._member = member
         self._room = room
         self._charges = charges
         self._publisher = publisher
@@ -274,17 +269,18 @@ class Claims:
         """Ask once. Returns whether there is nothing more to ask for now. Raises StoreError."""
         outputs, room = self._publisher.outputs, self._room
         if self._must_reconcile:
-            await self._queue.reconcile(self._shard, self._member.worker, list(outputs))
+            await self._queue.reconcile(self._shard, self._worker, list(outputs))
             self._must_reconcile = False
             return False
         free, told, self._told = room.free(), self._told, 0
         most = min(free, told or free, CLAIM_BATCH)
         room.requested += most
+        self.settled.clear()
         try:
             jobs = await self._queue.claim(
                 self._shard,
-                self._member.pool,
-                self._member.worker,
+                self._pool,
+                self._worker,
                 room=free,
                 known=len(outputs),
                 most=most,
@@ -293,6 +289,7 @@ class Claims:
                 expected_cost=self._charges.expected_cost,
             )
         finally:
+            self.settled.set()
             room.requested -= most
             room.exchanged = max(0, room.exchanged - most)
         self._must_reconcile = jobs is None

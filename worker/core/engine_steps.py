@@ -10,10 +10,10 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from worker.core.claim import Room
 from worker.core.job_run import JobRun
-from worker.core.output_buffer import OutputBuffer
+from worker.core.output import Output
 from worker.core.runs import Runs
-from worker.core.slots import SlotAccounting
 from worker.engines.interface import Engine
 
 SHORTEST_S = 30.0
@@ -93,10 +93,10 @@ class EngineSteps:
 class EngineProgress:
     """The steps of one engine, and whether they take longer than they may."""
 
-    def __init__(self, engine: Engine, runs: Runs, slots: SlotAccounting) -> None:
+    def __init__(self, engine: Engine, runs: Runs, room: Room) -> None:
         self._engine = engine
         self._runs = runs
-        self._slots = slots
+        self._room = room
         self._steps = EngineSteps(time.monotonic())
         self._answered_tokens = 0
         self._operator_calls = 0
@@ -122,12 +122,12 @@ class EngineProgress:
 
     def ended(self, run: JobRun) -> None:
         """A run has ended."""
-        self._answered(run.buffer)
+        self._answered(run.output)
 
-    def _answered(self, buffer: OutputBuffer) -> None:
+    def _answered(self, output: Output) -> None:
         """Remember the length of a job's prompt if it has had output."""
-        if buffer.first_output_at is not None:
-            self._answered_tokens = max(self._answered_tokens, buffer.prompt_tokens)
+        if output.first_output_at is not None:
+            self._answered_tokens = max(self._answered_tokens, output.prompt_tokens)
 
     def progressing(self, most_s: float) -> bool:
         """Whether the engine is idle, makes steps, or does what an operator asked for.
@@ -144,17 +144,17 @@ class EngineProgress:
     def _limit_s(self, most_s: float) -> float:
         in_step = self._steps.last + _ENTERING_S
         waiting = [
-            run.buffer.prompt_tokens
+            run.output.prompt_tokens
             for run in self._runs.values()
-            if run.buffer.first_output_at is None and run.started < in_step
+            if run.output.first_output_at is None and run.started < in_step
         ]
         for run in self._runs.values():
-            self._answered(run.buffer)
+            self._answered(run.output)
         return stall_limit_s(
             most_s,
             n_steps=self._steps.n,
             longest_s=self._steps.longest_s,
             prompt_tokens=max(waiting, default=0),
             answered_tokens=self._answered_tokens,
-            paused=bool(self._slots.paused),
+            paused=bool(self._room.paused),
         )

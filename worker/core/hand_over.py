@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from shared.platform.logs import RareWarning
-from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import TRANSIENT, StoreError
-from shared.store.queue import HeldJob, Queue
-from worker.core.claim import Claims, Member, Room, cheapest, yieldable
+from shared.store.queue import HeldJob
+from worker.core.claim import Claims, Room, cheapest, yieldable
+from worker.core.membership import Membership
 from worker.core.output import Output
 from worker.core.publish import Publisher
 
@@ -22,8 +22,6 @@ log = logging.getLogger("flotilla.worker")
 GiveBack = Literal["handed_over", "requeued"]
 _TIMEOUT_S = 10.0
 _RETRY_S = 0.1
-_AGAIN_S = 0.5
-"""Between two looks at the room of other workers."""
 
 
 def how_many(room: int, waiting: int, jobs: int, sequences: int) -> int:
@@ -36,24 +34,15 @@ def how_many(room: int, waiting: int, jobs: int, sequences: int) -> int:
 
 
 class HandOver:
-    """Gives jobs back. `abort(output)` ends what runs of a job here, whose result then is not sent.
-
-    `reason` is a label of the metrics, and stands in the job's history.
-    """
+    """Gives jobs back. `give_up(output, reason)` ends what runs of a job here, and sends no more of
+    it. `reason` stands in the job's history."""
 
     def __init__(
-        self,
-        queue: Queue,
-        member: Member,
-        publisher: Publisher,
-        metrics: WorkerMetrics,
-        abort: Callable[[Output], None],
+        self, member: Membership, publisher: Publisher, give_up: Callable[[Output, str], None]
     ) -> None:
-        self._queue = queue
-        self._member = member
+        self._queue, self._pool, self._worker = member
         self._publisher = publisher
-        self._metrics = metrics
-        self._abort = abort
+        self._give_up = give_up
         self._warn = RareWarning(log)
 
     async def give_back(self, outputs: Sequence[Output], event: GiveBack, reason: str) -> None:
@@ -62,9 +51,11 @@ class HandOver:
 
         If Redis does not answer for 10 s, the next claim gives them back, or their lease ends.
         """
+        if not outputs:
+            return
         for output in outputs:
             output.discarded = True
-            self._abort(output)
+            self._give_up(output, reason)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 states = await self._repeat([output.job for output in outputs], event, reason)
@@ -97,15 +88,14 @@ class HandOver:
             room.exchanged += len(chosen)
             claims.wake(len(chosen))
 
-    async def drain(self, sequences: Callable[[], int]) -> None:
-        """Hand jobs over as other workers have room for them, until none is left; nothing is
-        claimed any more. `sequences`: of the engine, now. Ends by cancellation."""
-        while outputs := [each for s in self._publisher.shards for each in s.outputs.values()]:
-            try:
-                free = await self._queue.free_room(self._member.pool, but_of=self._member.worker)
-            except StoreError as error:
-                self._warn("jobs not handed over, trying again: %s", error)
-            else:
-                count = how_many(free.room, free.waiting, len(outputs), sequences())
-                await self.give_back(cheapest(outputs)[:count], "handed_over", "handed_over")
-            await asyncio.sleep(_AGAIN_S)
+    async def move_jobs(self, sequences: int) -> None:
+        """Hand as many jobs over as other workers have room for now. `sequences`: of the engine,
+        which the worker's jobs have together."""
+        outputs = self._publisher.outputs()
+        try:
+            free = await self._queue.free_room(self._pool, but_of=self._worker)
+        except StoreError as error:
+            self._warn("jobs not handed over, trying again: %s", error)
+        else:
+            count = how_many(free.room, free.waiting, len(outputs), sequences)
+            await self.give_back(cheapest(outputs)[:count], "handed_over", "handed_over")

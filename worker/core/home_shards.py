@@ -1,9 +1,4 @@
-"""A worker's home shards: where it advertises its free slots, and claims first.
-
-A submit leases its job to an advertised slot of its shard. So a worker's jobs are of its homes, as
-long as these have any, and its output goes to their servers. It waits for jobs of all shards: those
-of a lost worker, or of a shard whose workers are full, are claimed at once.
-"""
+"""Home shards: where a worker claims as soon as it has room. It asks the others each second."""
 
 from __future__ import annotations
 
@@ -46,7 +41,7 @@ class HomeShards:
     async def run(self, on_change: Callable[[], Awaitable[None]]) -> None:
         """Follow the other workers that come and go, until `stop`. `on_change` may raise
         StoreError."""
-        queue, pool, worker_id, _ = self._member
+        queue, pool, worker_id = self._member
         registry, others = Registry(queue.servers.primary), list[str]()
         while len(queue.servers.groups) > 1 and not self._stopped.is_set():
             with contextlib.suppress(StoreError):  # the homes stay as they are

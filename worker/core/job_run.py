@@ -17,18 +17,17 @@ from shared.api.endpoints import ENDPOINTS
 from shared.api.error_shapes import as_anthropic, as_anthropic_event, error_style
 from shared.api.multipart import content_type_of
 from shared.job.errors import AnswerTooLarge, FlotillaError, UnknownRoute
-from shared.job.job import LeasedJob
 from shared.job.result import MAX_RESULT_BYTES, JobResult
 from shared.job.states import JobEvent, JobState, after
 from shared.platform import tracing
 from shared.platform.metrics.worker import WorkerMetrics
-from shared.store.interface import Store
-from worker.core.answer_edits import EditedOutputBuffer, answer_edit, engine_body
+from shared.store.queue import HeldJob, Queue
+from worker.core.answer_edits import answer_edit, engine_body
 from worker.core.asgi import Exchange, is_error
-from worker.core.output_buffer import OutputBuffer
+from worker.core.output import EditedOutput, Output
 from worker.core.plugin import AroundRuns, Check, EngineAnswer
-from worker.core.publisher import Publisher
-from worker.core.resume import ContinuedOutputBuffer, continue_from_log, give_up
+from worker.core.publish import Publisher
+from worker.core.resume import ContinuedOutput, continue_from_log, read_again
 from worker.core.run_trace import RunTrace
 from worker.engines.interface import JOURNAL, TENANT, Engine
 
@@ -57,29 +56,30 @@ class JobRun:
 
     def __init__(
         self,
-        job: LeasedJob,
+        job: HeldJob,
         engine: Engine,
         publisher: Publisher,
         metrics: WorkerMetrics,
-        queue: Store,
+        queue: Queue,
         around: AroundRuns | None = None,
     ) -> None:
         self.job = job
         self._queue = queue
         self._endpoint = ENDPOINTS.get(job.endpoint)
-        self._edit = edit = answer_edit(job, self._endpoint)
-        self._continued: ContinuedOutputBuffer | None = None
+        self._edit = edit = None if job.body_bytes else answer_edit(job, self._endpoint)
+        self._continued: ContinuedOutput | None = None
         self.trace = RunTrace.of(job)
         """None: the job is not traced."""
-        self.buffer: OutputBuffer
-        if job.generation > 1:
-            self.buffer = self._continued = ContinuedOutputBuffer(
-                job, publisher.notify, edit, metrics, self.abort
+        self.output: Output
+        if job.number > 1:
+            self.output = self._continued = ContinuedOutput(
+                job, publisher.notify, metrics, self._end_request
             )
-        elif edit:
-            self.buffer = EditedOutputBuffer(job, publisher.notify, edit)
+        elif edit or job.body_bytes:
+            self.output = EditedOutput(job, publisher.notify)
         else:
-            self.buffer = OutputBuffer(job, publisher.notify)
+            self.output = Output(job, publisher.notify)
+        self.output.edit = edit
         self._engine = engine
         self._around = around
         self._unchecked = False
@@ -92,8 +92,6 @@ class JobRun:
         self.error_code = ""
         """Why the job failed, if it did."""
         self.started = time.monotonic()
-        self.has_begun = False
-        """The engine was alive when the run began, so the job may be what has ended it."""
         self.released = False
         """The job was released; the engine ends the request, and nothing else of it is left."""
         self.task: asyncio.Task[None] | None = None
@@ -111,7 +109,10 @@ class JobRun:
         `release`: the lease is kept, so that the job can be released to other workers.
         """
         self._release |= release
-        self.buffer.discarded = True
+        self.output.discarded = True
+        self._end_request()
+
+    def _end_request(self) -> None:
         self._exchange.disconnect.set()
         if self._cancel_timer is None:
             self._cancel_timer = asyncio.get_running_loop().call_later(self._abort_s, self._cancel)
@@ -120,43 +121,65 @@ class JobRun:
         """Run the job on the engine, in the calling task."""
         if self._engine.dead:  # the worker is about to end
             return Outcome.RELEASE
-        self.has_begun = True
-        JOURNAL.set(self.buffer)
+        self.output.has_begun = True
+        JOURNAL.set(self.output)
         TENANT.set(self.job.tenant)
+        if self.job.body_bytes:
+            await self._read_body()
         if self._continued is None:
             # A job that has ended since it was leased (a deadline) never reaches the engine.
-            failure = None if self.buffer.discarded else await self._call_engine()
+            failure = None if self.output.discarded else await self._call_engine()
         else:
             failure = await self._continue(self._continued)
-        if self._release or (self._engine.dead and not self.buffer.discarded):
+        if self._release or (self._engine.dead and not self.output.discarded):
             return Outcome.RELEASE
-        if self.buffer.discarded:
+        if self.output.discarded:
             return Outcome.LOST
         if self._unchecked:
-            self.buffer.hide()
+            self.output.hide()
         result = self._result(failure)
         self.final_state = after(JobState.IN_PROGRESS, result.event)
         self.error_code = result.error_code
-        outcome = await self._publisher.finish(self.buffer, result)
+        outcome = await self._publisher.finish(self.output, result)
         self._metrics.job_seconds.observe(time.monotonic() - self.started)
         if outcome != "ok":
             log.info("result not stored: the job is already %s", outcome)
-            if outcome == self.final_state:  # `Runs.lease_lost` counts the other states
-                self._metrics.fenced.labels(outcome).inc()
             return Outcome.LOST
         return Outcome.FINISHED
 
-    async def _continue(self, buffer: ContinuedOutputBuffer) -> Exception | None:
-        """Run the job from the end of its log on; the buffer is discarded if it can't be."""
+    async def _read_body(self) -> None:
+        """Read a large body of the request; without one the output is discarded."""
+        job, disconnect = self.job, self._exchange.disconnect
+        body = await read_again(lambda: self._queue.body(job.id, job.body_bytes), disconnect)
+        if body is None:
+            self.output.discarded = True  # the job is gone
+            return
+        self.job = job._replace(body=body, body_bytes=0)
+        self._edit = self.output.edit = answer_edit(self.job, self._endpoint)
+
+    async def _continue(self, output: ContinuedOutput) -> Exception | None:
+        """Run the job from the end of its log on, or anew if it can't be continued."""
         failure = None
-        await continue_from_log(self._queue, buffer, self._exchange.disconnect)
-        if not buffer.discarded:
-            failure = await self._call_engine()
-            if failure is None and self._exchange.streaming and not self._engine.dead:
-                buffer.check_whole()
-        if buffer.refusal and not self._release:
-            await give_up(self._queue, buffer)
+        await continue_from_log(self._queue, output, self._exchange.disconnect)
+        while not output.discarded:
+            if not output.refusal:
+                failure = await self._call_engine()
+                if failure is None and self._exchange.streaming and not self._engine.dead:
+                    output.check_whole()
+            if not output.refusal or output.discarded:
+                break
+            log.error("job not continued: %s", output.refusal)
+            self._begin_anew(output)
+            if output.subscribers:
+                await self._exchange.disconnect.wait()  # a client may have seen it: it is lost
         return failure
+
+    def _begin_anew(self, output: ContinuedOutput) -> None:
+        if self._cancel_timer is not None:
+            self._cancel_timer.cancel()
+        self._cancel_timer, self._cancelled_by_timer, self._failed = None, False, False
+        self._exchange = Exchange(self._on_chunk)
+        output.begin_anew()
 
     async def _call_engine(self) -> Exception | None:
         """Wait for the engine's application; returns what it raised, if it did."""
@@ -205,15 +228,15 @@ class JobRun:
             self._abort_s = _ABORT_S
             if check is not None:
                 self._unchecked = True
-                self.buffer.hold()
+                self.output.hold()
         return body, check
 
     async def _check(self, check: Check) -> None:
         """Have the answer checked, if it is one."""
         exchange = self._exchange
-        if exchange.status == 200 and not (self._failed or self.buffer.discarded):
+        if exchange.status == 200 and not (self._failed or self.output.discarded):
             self._abort_s = 0
-            body = self.buffer.held if exchange.streaming else bytes(exchange.body)
+            body = self.output.held if exchange.streaming else bytes(exchange.body)
             await check(EngineAnswer(exchange.content_type, body))
             self._unchecked = False
 
@@ -245,9 +268,9 @@ class JobRun:
             self._failed = True
             if error_style(self.job.endpoint) is ErrorStyle.ANTHROPIC:
                 data = as_anthropic_event(data)
-        if self.buffer.discarded:
+        if self.output.discarded:
             return
-        self.buffer.chunk(data)
+        self.output.chunk(data)
 
     def _result(self, failure: Exception | None) -> JobResult:
         exchange = self._exchange
@@ -279,9 +302,9 @@ class JobRun:
             status=status,
             content_type=content_type,
             body=body,
-            prompt_tokens=self.buffer.prompt_tokens,
-            completion_tokens=self.buffer.completion_tokens,
+            prompt_tokens=self.output.prompt_tokens,
+            completion_tokens=self.output.completion_tokens,
             headers=headers,
-            cached_tokens=min(self.buffer.cached_tokens, self.buffer.prompt_tokens),
-            first_output_s=(self.buffer.first_output_at or self.started) - self.started,
+            cached_tokens=min(self.output.cached_tokens, self.output.prompt_tokens),
+            first_output_s=(self.output.first_output_at or self.started) - self.started,
         )

@@ -14,7 +14,9 @@ import logging
 import secrets
 import socket
 import time
+from asyncio import FIRST_COMPLETED
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -26,24 +28,21 @@ from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
 from shared.store.health import Health
+from shared.store.queue import Queue
+from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.heartbeat_thread import Heartbeat
-from shared.store.redis.job_queue import JobQueue
 from shared.store.servers import Servers
-from shared.store.upkeep import Reaper
+from shared.store.subscription import Subscription
 from worker.core.adapters import Adapters
-from worker.core.control_subscriptions import ControlSubscriptions
 from worker.core.desired_state import DesiredState
-from worker.core.drain import Drain
 from worker.core.engine_call import model_cards
 from worker.core.health import HealthServer
-from worker.core.lease import LeaseRenewer
+from worker.core.heartbeat import Heartbeat
 from worker.core.loop import WorkerLoop
 from worker.core.membership import Membership
 from worker.core.operations import Operations
 from worker.core.plugin import AroundRuns
 from worker.core.registration import Registration, WorkerIdTaken
-from worker.core.stalls import Stalled
 from worker.core.start_limit import StartTimeout, start_limit
 from worker.engines.interface import Engine
 from worker.worker_settings import WorkerSettings
@@ -51,6 +50,10 @@ from worker.worker_settings import WorkerSettings
 log = logging.getLogger("flotilla.worker")
 
 _CHECK_S = 1.0  # between two looks at an engine that reports nothing
+_DRAIN_CHECK_S = 0.25
+_MOVE_AGAIN_S = 0.5
+"""Between two looks at the room of other workers."""
+_SUBSCRIBE_S = 5.0
 
 
 class EngineDied(Exception):
@@ -72,8 +75,9 @@ class Worker:
         self._engine = engine
         self._id = settings.worker_id or f"w-{socket.gethostname()[:32]}-{secrets.token_hex(3)}"
         servers = Servers(settings.redis_url, settings.shards)
-        self._queue = queue = JobQueue(servers)
-        queue.share_rules, queue.placement = settings.fair_shares.rules, settings.placement.rules
+        self._queue = Queue(
+            servers, share_rules=settings.fair_shares.rules, placement=settings.placement.rules
+        )
         self._pool = pool
         self._around = around
         self._metrics = WorkerMetrics(registry)
@@ -113,12 +117,8 @@ class Worker:
             log.error("the engine is dead")
             failure = "its engine died"
             return await self._end_at_once("engine_died", blame=True)
-        except (StartTimeout, Stalled) as error:
+        except StartTimeout as error:
             log.error("%s: this worker ends", error)
-            self.stop()
-            if self._loop is not None:
-                self._loop.drain()
-                await self._drain(self._loop)
             return 1
         except WorkerIdTaken as error:
             log.error("%s", error)
@@ -169,30 +169,26 @@ class Worker:
         return WorkerLoop(member, engine, metrics, kv_high_watermark=watermark, around=around)
 
     async def _serve(self, loop: WorkerLoop, loading_s: float) -> None:
-        """Claim and run jobs until `stop`. Raises EngineDied, Stalled and WorkerIdTaken."""
+        """Claim and run jobs until `stop`. Raises EngineDied and WorkerIdTaken."""
         engine, registration = self._engine, self._registration
         member, servers = self._member, self._queue.servers
-        adapters = Adapters(member, engine, loop, registration)
+        adapters = Adapters(engine, loop, registration)
         operations = Operations(member, loop, adapters, self.drain)
         desired = DesiredState(member, adapters, operations)
         await adapters.refresh()
         await desired.follow_if_possible()
         self._loop = loop
-        on_silent = self._metrics.silent_subscriptions.inc
-        subscriptions = ControlSubscriptions(servers, self._id, loop.control, on_silent)
-        self._spawn(subscriptions.run())
-        await subscriptions.detectable()
+        await self._subscribe(loop)
         self._heartbeat.start()
-        claiming, watching = self._spawn(loop.run()), self._spawn(self._watch(loop))
+        watching = self._spawn(self._watch(loop))
+        self._spawn(loop.run())
         registration.started(loop)
         for work in (
             loop.publisher.run(),
-            LeaseRenewer(loop.lease, self._progressing).run(),
             registration.run_heartbeats(),
             operations.run(),
             desired.run(),
             Health(servers).run(),
-            Reaper(self._queue, self._settings.lease_s, self._metrics.reaper).run(),
         ):
             self._spawn(work)
         log.info(
@@ -206,23 +202,39 @@ class Worker:
         )
         await self._ending
         loop.drain()
-        await asyncio.wait({claiming, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not claiming.done():
-            await watching  # it has failed
-        await subscriptions.catch_up()  # jobs that were assigned before the slots were withdrawn
+        if watching.done():
+            watching.result()  # it has failed
+
+    async def _subscribe(self, loop: WorkerLoop) -> None:
+        """Hear the control channel: a worker without a subscription counts as lost. Returns when it
+        is there, or after a while if Redis does not answer."""
+        servers, on_silent = self._queue.servers, self._metrics.silent_subscriptions.inc
+        subscriptions = [
+            Subscription(
+                servers,
+                shards[0],
+                keys.control_channel(self._id),
+                partial(loop.control.on_message, shards),
+                on_silent=on_silent,
+            )
+            for shards in servers.groups
+        ]
+        for subscription in subscriptions:
+            self._spawn(subscription.run())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SUBSCRIBE_S):
+                for subscription in subscriptions:
+                    await subscription.connected.wait()
 
     @property
     def _member(self) -> Membership:
-        pool, lease_s = self._registration.pool, self._settings.lease_s
-        return Membership(self._queue, pool, self._id, lease_s)
+        return Membership(self._queue, self._registration.pool, self._id)
 
     async def _watch(self, loop: WorkerLoop) -> None:
-        """Raise EngineDied if the engine is dead or hangs, Stalled if a part stands still."""
+        """Raise EngineDied if the engine is dead or hangs."""
         while True:
             if self._engine_failed():
                 raise EngineDied
-            if stall := loop.stall():
-                raise Stalled(stall)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_S):
                     await loop.engine_lost.wait()
@@ -244,16 +256,35 @@ class Worker:
 
     async def _drain(self, loop: WorkerLoop) -> int:
         await self._registration.announce_if_possible()
-        drain = Drain(self._member, loop)
-        await drain.run(self._settings.drain_deadline_s, self._forced, self._engine_failed)
+        if loop.runs:
+            log.info(
+                "draining %d jobs, at most %.0f s", len(loop.runs), self._settings.drain_deadline_s
+            )
+        emptying = asyncio.ensure_future(self._empty(loop))
+        stop = asyncio.ensure_future(self._forced.wait())
+        until, failed = time.monotonic() + self._settings.drain_deadline_s, False
+        try:
+            while not (emptying.done() or stop.done() or failed or time.monotonic() > until):
+                wait_s = min(_DRAIN_CHECK_S, max(0.0, until - time.monotonic()))
+                await asyncio.wait({stop, emptying}, timeout=wait_s, return_when=FIRST_COMPLETED)
+                failed = self._engine_failed()
+        finally:
+            await end([stop, emptying])
+        await loop.give_back_all("engine_died" if failed else "drained", blame=failed)
         await end(self._tasks)
         log.info("%s: ended", self._id)
         return 0
 
+    async def _empty(self, loop: WorkerLoop) -> None:
+        """Hand over the jobs that others have room for, until none is left."""
+        while loop.runs:
+            await loop.hand_over.move_jobs(loop.sequences)
+            await loop.runs.wait_until_empty(_MOVE_AGAIN_S)
+
     async def _end_at_once(self, reason: str, *, blame: bool) -> int:
         if self._loop is not None:
             self._loop.drain()
-            await self._loop.releases.all(reason, blame=blame)
+            await self._loop.give_back_all(reason, blame=blame)
         await end(self._tasks)
         return 1
 
@@ -262,8 +293,7 @@ class Worker:
             return WorkerState.DRAINING, "was stopped, by a signal or by an operator"
         if self._loop is None:
             return WorkerState.STARTING, "loads its model"
-        decision = self._loop.slots.decision
-        return decision.state, decision.reason
+        return self._loop.room.state
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for `work`; `stop` ends the wait and cancels the work."""

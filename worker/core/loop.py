@@ -1,53 +1,39 @@
 """The worker's loop: claim jobs, start them on the engine, publish their output, finish them.
 
-Request path: `worker/core/claimer.py`, or `worker/core/control_channel.py` -> here ->
-`worker/core/job_run.py`.
+Request path: `worker/core/claim.py` -> here -> `worker/core/job_run.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from shared.api.operator_actions import OperatorAction
 from shared.fleet.worker_answer import WorkerAnswer
-from shared.job.job import LeasedJob
 from shared.platform import logs
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import run_together
-from shared.store.interface import StoreError
-from shared.store.redis.claim_connection import ClaimConnection
-from worker.core import stalls
-from worker.core.adapter_claims import AdapterQueues
-from worker.core.charges import Charges
-from worker.core.claimer import Claimer
-from worker.core.control_channel import ControlChannel
+from shared.store.queue import HeldJob
+from worker.core.claim import Charges, Claims, Room
+from worker.core.control import ControlChannel
 from worker.core.engine_call import operate
 from worker.core.engine_steps import EngineProgress
-from worker.core.hand_backs import HandBacks
+from worker.core.hand_over import HandOver
 from worker.core.home_shards import HomeShards
-from worker.core.isolation import Isolation
 from worker.core.job_run import JobRun, Outcome
-from worker.core.lease import Lease
 from worker.core.membership import Membership
 from worker.core.plugin import AroundRuns
-from worker.core.publisher import Publisher
-from worker.core.queue_consumer import QueueConsumer
-from worker.core.releases import Releases
+from worker.core.publish import Publisher
 from worker.core.runs import Runs
-from worker.core.slot_adverts import AdvertisedSlots
-from worker.core.slots import SlotAccounting
 from worker.engines.interface import Engine
 
 log = logging.getLogger("flotilla.worker")
 
-_IN_FLIGHT_S = 0.05
-_IN_FLIGHT_CHECKS = 20
+_ENGINE_S = 2.0
+"""The engine's time to end requests before their jobs are given back."""
 
 
 class WorkerLoop:
@@ -74,105 +60,60 @@ class WorkerLoop:
         self.engine_lost = asyncio.Event()
         """A run has ended because the engine is dead."""
         self.runs = Runs(metrics)
-        self.releases = Releases(queue, self.runs)
-        self.charges = Charges(member.pool, self.runs, queue.share_rules)
-        self.slots = SlotAccounting(engine, self.runs, self.charges, kv_high_watermark)
-        self.progress = EngineProgress(engine, self.runs, self.slots)
-        self.adapter_queues = AdapterQueues(
-            queue, member.pool, engine.capacity.max_loras, self.runs
-        )
-        self.homes = HomeShards(member)
-        self.advertised_slots = AdvertisedSlots(member, self._assignable, self.homes)
-        self.lease = Lease(member, self.runs.buffers, self.runs.lease_lost, self.charges.take)
-        self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
-        hand_backs = HandBacks(member, self.runs, self.slots, self.releases, self.charges)
+        self.publisher = Publisher(queue, member.worker_id, metrics, self.runs.lost)
+        self.hand_over = HandOver(member, self.publisher, self.runs.give_up)
+        self._charges = Charges(queue.share_rules)
+        self.room = Room(engine, kv_high_watermark, self._charges)
+        self.progress = EngineProgress(engine, self.runs, self.room)
+        self._homes = HomeShards(member)
+        self._claims = [
+            Claims(member, number, self.room, self._charges, publisher, self._start)
+            for number, publisher in enumerate(self.publisher.shards)
+        ]
         self.control = ControlChannel(
-            member,
-            self.advertised_slots,
-            self.runs,
-            self._start,
-            hand_backs.look_at,
+            self.publisher,
+            self._claims,
+            self.room,
+            self.hand_over,
             MalformedValues(metrics.malformed),
         )
-        self._isolation = Isolation(
-            member, self.advertised_slots, self.slots, self.runs, self._start_suspect
-        )
-        self._consumers = [self._consumer(shards) for shards in queue.servers.groups]
-        self._claimers = [
-            Claimer(each, self.slots, self.homes, hand_backs, len(self._consumers), self._start)
-            for each in self._consumers
-        ]
         engine.on_step = self._on_step
         _export_load(engine, metrics)
 
-    def _consumer(self, shards: range) -> QueueConsumer:
-        queue, pool, worker_id, lease_s = self._member
-        return QueueConsumer(
-            ClaimConnection(queue, shards, worker_id, lease_s, self.charges),
-            pool,
-            self.advertised_slots,
-            self.adapter_queues,
-            self._isolation.suspects_found,
-            self.slots.overcommitted,
-        )
-
     async def run(self) -> None:
-        """Claim until `drain` or cancellation."""
-        try:
-            await run_together(
-                self.homes.run(self._claim_again),
-                self._isolation.run(),
-                *(claimer.run() for claimer in self._claimers),
-            )
-        finally:
-            self.control.stop()
-            self.advertised_slots.stop()
-            queue, pool, worker_id, lease_s = self._member
-            with contextlib.suppress(StoreError):
-                await queue.withdraw_slots(pool, worker_id, lease_s)
+        """Claim until cancellation: without room, too, as Redis compares what the worker has."""
+        await run_together(
+            self._homes.run(self.claim_again), *(claims.run() for claims in self._claims)
+        )
 
     @property
     def sequences(self) -> int:
         """All sequences in the engine."""
         return self._engine.load().unfinished
 
-    def stall(self) -> str | None:
-        """Which part stands still although Redis answers, in words; None if all go on."""
-        return stalls.reason(
-            time.monotonic(),
-            [claimer.turn_began for claimer in self._claimers],
-            self.publisher.sending_since,
-            self.lease.renewed_at,
-        )
-
     # --- one job ---
 
-    def _start(self, job: LeasedJob) -> None:
+    def _start(self, job: HeldJob) -> None:
         self._metrics.queue_wait.observe(job.waited_s)
         if job.known_blocks is not None:
             self._metrics.placed.labels(str(job.known_blocks)).inc()
-        if job.generation > 1:
+        if job.attempt > 1:
             self._metrics.retried.inc()
         previous = self.runs.get(job.id)
-        if previous is not None:
-            previous.abort()  # taken from this worker, and leased to it again since
         queue = self._member.queue
         run = JobRun(job, self._engine, self.publisher, self._metrics, queue, self._around)
+        self.publisher.of(run.output).add(run.output)
         self.progress.begins(run)
         self.runs[job.id] = run
-        self.slots.add(run)
-        self.charges.started(job)
+        self.room.started(run.output)
+        self._charges.started(run.output)
         run.task = task = asyncio.create_task(self._execute(run, previous), name=run.job.id)
         self.runs.tasks.add(task)
         task.add_done_callback(self.runs.tasks.discard)
 
-    def _start_suspect(self, job: LeasedJob) -> None:
-        self._metrics.suspects.inc()
-        self._start(job)
-
     async def _execute(self, run: JobRun, previous: JobRun | None) -> None:
         logs.bind_contextvars(**run.job.log_fields)
-        log.debug("leased %.3f s after submit", run.job.waited_s)
+        log.debug("claimed %.3f s after submit", run.job.waited_s)
         if previous is not None and previous.task is not None:
             # Both have the same request id in the engine, which must have ended the first.
             await asyncio.wait({previous.task})
@@ -181,76 +122,73 @@ class WorkerLoop:
         except Exception:
             log.exception("run failed")
             outcome = Outcome.LOST
-            await self.releases.failed(run)
+            await self.hand_over.give_back([run.output], "requeued", "run_failed")
         self._finish(run, outcome)
         if run.trace is not None:
-            run.trace.write(run.buffer, self._member.worker_id)
+            run.trace.write(run.output, self._member.worker_id)
 
     def _finish(self, run: JobRun, outcome: Outcome) -> None:
         ending = run.final_state or ("engine_died" if self._engine.dead else outcome.value)
         log.debug("the run has ended: %s", ending)
         if run.trace is not None:
             run.trace.ended(ending, run.error_code)
-        if outcome is Outcome.RELEASE and not run.released:
-            self.runs.unreleased.append(run)
+        if outcome is Outcome.LOST and not run.released:
+            self.publisher.of(run.output).remove(run.output)
+        elif outcome is Outcome.RELEASE and not run.released:
             if self._engine.dead:
                 self.engine_lost.set()
         elif outcome is Outcome.FINISHED and not run.released:
             self._metrics.finished.of(run.final_state, run.error_code).inc()
-            self._metrics.prompt_tokens.inc(run.buffer.prompt_tokens)
-            self._metrics.completion_tokens.inc(run.buffer.completion_tokens)
+            self._metrics.prompt_tokens.inc(run.output.prompt_tokens)
+            self._metrics.completion_tokens.inc(run.output.completion_tokens)
         released = run.released or outcome is Outcome.RELEASE
         self.progress.ended(run)
-        self.charges.ended(run, released=released)
+        self._charges.ended(run.job.shard, run.output, is_over=not released)
         self.runs.remove(run, released=released)
-        self.slots.changed()
+        self._room_is_free()
+
+    def _room_is_free(self) -> None:
+        for shard in self._homes.shards:
+            self._claims[shard].wake()
 
     def _on_step(self) -> None:
         self.progress.on_step()
         self.publisher.on_step()
 
-    def _assignable(self) -> int:
-        """The free slots to advertise."""
-        return 0 if self.adapter_queues.names else self.slots.free()
-
     # --- operators, and the end ---
 
     async def pause(self, reason: str) -> None:
-        """Claim nothing until `resume`; running jobs go on. Raises StoreError."""
-        self.slots.paused = reason
-        for _ in range(_IN_FLIGHT_CHECKS):
-            if not await self._isolation.withdraw():
-                return
-            await asyncio.sleep(_IN_FLIGHT_S)  # jobs that were assigned before are on their way
+        """Claim nothing until `resume`; running jobs go on."""
+        self.room.paused = reason
+        for claims in self._claims:
+            await claims.settled.wait()
 
-    def resume(self) -> None:
-        """Claim again."""
-        self.slots.paused = ""
-        self.slots.changed()
+    async def claim_again(self) -> None:
+        """Claim now, if there is room."""
+        self._room_is_free()
 
     async def operate(self, action: OperatorAction, options: Mapping[str, Any]) -> WorkerAnswer:
         """Have the engine do what an operator asks for. However long it takes, it does not hang."""
         with self.progress.operator_call():
             return await operate(self._engine, action, options)
 
-    async def read_adapter_queues(self, names: Iterable[str]) -> None:
-        """Claim from these adapter queues, too, and from no others. Raises StoreError."""
-        if self.adapter_queues.set_names(names):
-            await self._claim_again()
-            self.slots.changed()
-
-    async def _claim_again(self) -> None:
-        """End the waits for wake-ups: each claim advertises anew, too. Raises StoreError."""
-        for consumer in self._consumers:
-            await consumer.wake()
-
     def drain(self) -> None:
-        """Claim nothing more."""
-        self.slots.draining = True
-        self._isolation.stop()
-        self.homes.stop()
-        for claimer in self._claimers:
-            claimer.stop()
+        """Get no more jobs."""
+        self.room.draining = True
+        self._homes.stop()
+
+    async def give_back_all(self, reason: str, *, blame: bool) -> None:
+        """Abort all jobs and give them back. `blame` counts the attempt against each that has
+        begun."""
+        for run in self.runs.values():
+            run.abort(release=True)
+        if self.runs.tasks:
+            await asyncio.wait(set(self.runs.tasks), timeout=_ENGINE_S)
+        left = self.publisher.outputs()
+        blamed = [output for output in left if blame and output.has_begun]
+        others = [output for output in left if not (blame and output.has_begun)]
+        await self.hand_over.give_back(blamed, "requeued", reason)
+        await self.hand_over.give_back(others, "handed_over", reason)
 
 
 def _export_load(engine: Engine, metrics: WorkerMetrics) -> None:

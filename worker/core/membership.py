@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 
 
 class Membership(NamedTuple):
-    """The queue that a worker serves, its pool, its id, and the length of its leases (seconds)."""
+    """The queue that a worker serves, its pool, and its id."""
 
-    queue: JobQueue
+    queue: Queue
     pool: str
     worker_id: str
-    lease_s: float

@@ -34,7 +34,7 @@ from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.operators import OperationAnswers
 from worker.core.adapters import Adapters
-from worker.core.drain import cheapest
+from worker.core.claim import cheapest
 from worker.core.engine_call import refusal
 from worker.core.loop import WorkerLoop
 from worker.core.membership import Membership
@@ -109,7 +109,7 @@ class Operations:
         return answer
 
     async def follow(self, *, paused: bool) -> None:
-        """Claim nothing, or claim again, as is desired of the whole pool. Raises StoreError."""
+        """Claim nothing, or claim again, as is desired of the whole pool."""
         if paused != self._paused:
             await (self._pause() if paused else self._resume())
 
@@ -154,7 +154,7 @@ class Operations:
 
     async def _resume(self) -> WorkerAnswer:
         self._paused = False
-        self._claim_again()
+        await self._claim_again()
         return WorkerAnswer(200, {"status": "resumed"})
 
     async def _is_paused(self, _: Mapping[str, Any]) -> WorkerAnswer:
@@ -172,14 +172,15 @@ class Operations:
             await self._loop.pause(ASLEEP)
             while runs:
                 if options.get("mode") != "wait":
-                    await self._loop.releases.some(cheapest(runs.values(), len(runs)), "asleep")
+                    movable = cheapest(self._loop.publisher.outputs())
+                    await self._loop.hand_over.give_back(movable, "handed_over", "asleep")
                 await runs.wait_until_empty(_EMPTY_CHECK_S)
             answer = await self._loop.operate(SLEEP, {"level": options.get("level", 1)})
             done = answer.ok
         finally:
             if not done:
                 self._asleep = False
-                self._claim_again()
+                await self._claim_again()
         return answer
 
     async def _wake_up(self, options: Mapping[str, Any]) -> WorkerAnswer:
@@ -187,12 +188,10 @@ class Operations:
         is_awake = not isinstance(answer.body, dict) or answer.body.get("status") != "sleeping"
         if answer.ok and is_awake:
             self._asleep = False
-            self._claim_again()
+            await self._claim_again()
         return answer
 
-    def _claim_again(self) -> None:
+    async def _claim_again(self) -> None:
         """Claim jobs, unless another reason not to is left."""
-        if self._asleep or self._paused:
-            self._loop.slots.paused = ASLEEP if self._asleep else PAUSED
-        else:
-            self._loop.resume()
+        self._loop.room.paused = ASLEEP if self._asleep else PAUSED if self._paused else ""
+        await self._loop.claim_again()

@@ -28,6 +28,7 @@ from shared.job.log import (
 )
 from shared.job.result import JobResult
 from shared.store.queue import HeldJob, pack_end
+from worker.core.answer_edits import AnswerEdit
 from worker.core.asgi import is_error
 from worker.engines.interface import Logprobs, Past
 from worker.engines.prompt_context import Context
@@ -88,7 +89,9 @@ class Output:
         "charged",
         "completion_tokens",
         "discarded",
+        "edit",
         "first_output_at",
+        "has_begun",
         "head",
         "id",
         "in_flight",
@@ -120,6 +123,10 @@ class Output:
         """Of the prompts: those that this attempt has found in the engine's cache."""
         self.charged = Charged(0.0, job.share.charged, self.started)
         """What its tenant was charged for it so far."""
+        self.has_begun = False
+        """The engine was alive when the job began, so the job may be what has ended it."""
+        self.edit: AnswerEdit | None = None
+        """Changes each chunk of a stream; see `EditedOutput`."""
         self.reached_engine = False
         """The engine counts the job's sequences in its load."""
         self.movable = True
@@ -315,3 +322,13 @@ class Output:
         self._records = [
             (*record[:3], "") if len(record) >= 4 else record for record in self._records
         ]
+
+
+class EditedOutput(Output):
+    """Edits every chunk of a stream. Others have no edit, and do not look for one."""
+
+    __slots__ = ()
+
+    def chunk(self, data: bytes) -> None:
+        """Add server-sent events."""
+        super().chunk(data if self.edit is None else self.edit.chunk(data))

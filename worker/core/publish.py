@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from shared.job.lanes import FLEX
 from shared.job.log import EventName, pack_entry, pack_frame
 from shared.job.result import PIECE_BYTES, JobResult, n_pieces
+from shared.job.states import JobState
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
@@ -38,6 +39,8 @@ log = logging.getLogger("flotilla.publisher")
 
 DISCARDED = "discarded"
 """Outcome of a result that was not sent: its job was aborted."""
+REVOKED = "revoked"
+"""In place of the state of a job that others have ended, as a message tells."""
 _NO_STEP_S = 0.005
 """Output that no engine step follows (an error before the first token) is sent after this time."""
 _RETRY_BASE_S, _RETRY_CAP_S = 0.05, 0.25
@@ -87,7 +90,7 @@ class ShardPublisher:
         """The worker has claimed this job."""
         before = self.outputs.get(output.id)
         if before is not None:  # it was taken away, and claimed again
-            self._lose(before, "requeued")
+            self._lose(before, JobState.QUEUED)
         self.outputs[output.id] = output
         if output.job.share.lane == FLEX:
             self.flex[output.id] = output
@@ -102,7 +105,7 @@ class ShardPublisher:
         """Others have taken this job away, as a message tells: its next entry would be refused."""
         output = self.outputs.get(job_id)
         if output is not None and output.job.generation == generation:
-            self._lose(output, "taken_away")
+            self._lose(output, REVOKED)
 
     def notify(self, output: Output) -> None:
         """The output has something to send."""
@@ -208,7 +211,7 @@ class ShardPublisher:
                 self._lose(output, reply.refused[output.id])
             elif output.id in reply.short:  # Redis has lost entries
                 if not output.fall_back(reply.short[output.id]):
-                    self._lose(output, "entries_lost")  # the next claim hands it to others
+                    self._lose(output, JobState.QUEUED)  # the next claim hands it to others
             elif output.has_ended:
                 self.remove(output)
                 output.resolve("ok")
@@ -249,6 +252,10 @@ class Publisher:
     async def run(self) -> None:
         """Send until cancellation. Raises errors that are bugs."""
         await run_together(*(each.run() for each in self.shards))
+
+    def outputs(self) -> list[Output]:
+        """Those of all jobs that the worker has."""
+        return [output for shard in self.shards for output in shard.outputs.values()]
 
     def of(self, output: Output) -> ShardPublisher:
         """That of the job's shard."""

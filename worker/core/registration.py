@@ -17,7 +17,6 @@ from typing import Any
 
 from shared.fleet.pool import Pool
 from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, WorkerInfo
-from shared.job.lanes import adapter_queue
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.interface import StoreError
@@ -123,16 +122,9 @@ class Registration:
 
     async def set_models(self, cards: list[dict[str, Any]]) -> None:
         """Announce these models from now on, and no more those of adapters that are gone."""
-        gone = self._adapter_queues(self.models) - self._adapter_queues(cards)
         self.models = cards
         self._metrics.adapters.set(sum(bool(card.get("parent")) for card in cards))
-        if gone:
-            with contextlib.suppress(StoreError):
-                await self._registry.forget_queues(gone)
         await self.register_models()
-
-    def _adapter_queues(self, cards: list[dict[str, Any]]) -> set[str]:
-        return {adapter_queue(self.pool, card["id"]) for card in cards if card.get("parent")}
 
     async def register_models(self) -> None:
         """Make the models known to the gateways, if Redis is available; heartbeats repeat it."""
@@ -162,8 +154,6 @@ class Registration:
                     raise WorkerIdTaken(f"another worker has taken the id {self._worker_id}")
                 await self._register_models()
                 await self.announce()
-                if self._loop is not None:
-                    self._loop.advertised_slots.mark_stale()
             except StoreError as error:
                 warn("heartbeat failed: %s", error)
             await asyncio.sleep(HEARTBEAT_S)

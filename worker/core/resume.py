@@ -1,8 +1,8 @@
-"""How a run continues a job of an earlier worker: its log is read before the engine is called, and
-only what is behind the log's end is sent.
+"""The output of a job that an earlier worker has begun: its log is read before the engine is
+called, and only what is behind the log's end is sent.
 
-Jobs in their first attempt use `OutputBuffer` itself, at no cost. A job that can't be
-continued begins anew if no client has seen any of it, else it fails: the script `restart` decides.
+A job that can't be continued begins anew here if no client has seen any of it, else it fails: the
+store decides that as it gets the `restarted` entry.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from shared.job.frames import DeltaEncoder
-from shared.job.job import LeasedJob
-from shared.job.job_log import Entry
-from shared.job.states import JobState
+from shared.job.log import START, Entry, EventName, Position
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
-from shared.store.interface import TRANSIENT, Store, StoreError
-from worker.core.answer_edits import AnswerEdit
-from worker.core.output_buffer import OutputBuffer
+from shared.store.interface import TRANSIENT
+from shared.store.queue import HeldJob, Queue
+from worker.core.output import EditedOutput, Output
 from worker.core.sent_output import (
     Continuation,
     ContinuationDiffers,
@@ -38,39 +35,36 @@ _warn = RareWarning(log)
 
 ReplyT = TypeVar("ReplyT")
 
-_RETRY_BASE_S = 0.05
-_RETRY_CAP_S = 0.25
-# So many calls are made to give up a job; then its lease runs out, and another worker gives it up.
-_TRIES_TO_GIVE_UP = 10
+_RETRY_BASE_S, _RETRY_CAP_S = 0.05, 0.25
+_PAGE = 1000
+"""Entries of one call."""
+_CODES = {"context": "context_changed", "log": "log_lost"}
+"""Errors of jobs whose clients may have seen a part of the answer, by the kind of the refusal."""
 _ENTRIES_AT_ONCE = 256
 """Entries added in one turn of the event loop; they take a few milliseconds."""
-_OUTCOME = "not_continued"
-"""The attempt's outcome in the job's history."""
 
 
-class ContinuedOutputBuffer(OutputBuffer):
+class ContinuedOutput(EditedOutput):
     """Drops what earlier attempts have sent, once `continue_from` was called.
 
-    `edit`: see `EditedOutputBuffer`. `on_refused` is called once if the job can't be continued;
-    from then on nothing is sent.
+    `on_refused` is called once if the job can't be continued; from
+    then on nothing is sent, until `begin_anew`.
     """
 
     __slots__ = (
         "_continuation",
-        "_edit",
         "_metrics",
         "_on_refused",
+        "_refusal_code",
         "_sent",
         "how",
         "refusal",
-        "refusal_code",
     )
 
     def __init__(
         self,
-        job: LeasedJob,
-        notify: Callable[[OutputBuffer], None],
-        edit: AnswerEdit | None,
+        job: HeldJob,
+        notify: Callable[[Output], None],
         metrics: WorkerMetrics,
         on_refused: Callable[[], None],
     ) -> None:
@@ -79,10 +73,8 @@ class ContinuedOutputBuffer(OutputBuffer):
         """How the engine continues the job; empty as long as it does not."""
         self.refusal = ""
         """Why the job can't be continued, in words for the log; empty: it can."""
-        self.refusal_code = ""
-        """The error of the job then, if a client may have seen a part of its answer."""
+        self._refusal_code = ""
         self._metrics = metrics
-        self._edit = edit
         self._on_refused = on_refused
         self._continuation: Continuation | None = None
         self._sent: SentChunks | None = None
@@ -92,38 +84,38 @@ class ContinuedOutputBuffer(OutputBuffer):
         self._continuation = continuation
         self._sent = SentChunks(continuation.chunks)
         continuation.chunks = []
-        self._seq = continuation.last_seq
-        self._encoder = DeltaEncoder(continuation.decoder)
-        self.prompt_tokens = continuation.prompt_tokens
-        self.completion_tokens = continuation.completion_tokens
-
-    @property
-    def new_tokens(self) -> int:
-        """See `OutputBuffer.new_tokens`."""
-        taken_over = self._continuation.completion_tokens if self._continuation else 0
-        return self.completion_tokens - taken_over
+        self.take_over(
+            continuation.decoder, continuation.prompt_tokens, continuation.completion_tokens
+        )
 
     def refuse(self, kind: str, reason: str) -> None:
         """The job can't be continued; nothing more of it is sent. `kind` is for the metrics."""
         if not self.refusal:
             self.refusal = reason
-            self.refusal_code = "context_changed" if kind == "context" else "worker_lost"
-            self.discarded = True
+            self._refusal_code = _CODES.get(kind, "worker_lost")
             self._metrics.continuations_refused.labels(kind).inc()
             self._on_refused()
 
+    def begin_anew(self) -> None:
+        """Once the engine has ended the request that was refused: begin anew, without a past."""
+        if self._continuation and not self.subscribers:
+            self._metrics.tokens_decoded_again.inc(self._continuation.completion_tokens)
+        self._continuation = self._sent = None
+        self.refusal = ""
+        self.restart(self._refusal_code)
+
     def check_whole(self) -> None:
         """The answer has ended: refuse it if it lacks what the client has."""
-        if self._sent is not None and not self.discarded:
+        if self._sent is not None and not self.is_silent:
             try:
                 self._sent.check_all_made()
             except ContinuationDiffers as error:
                 self.refuse("different", str(error))
 
-    def count_restart(self, state: str) -> None:
-        """The job has been given up and is in `state` now; a queued one begins anew."""
-        if state == JobState.QUEUED and self._continuation:
-            self._metrics.tokens_decoded_again.inc(self._continuation.completion_tokens)
+    @property
+    def is_silent(self) -> bool:
+        """What the engine generates now is not sent."""
+        return self.discarded or bool(self.refusal)
 
     # --- the engine's journal ---
 
@@ -163,52 +155,79 @@ class ContinuedOutputBuffer(OutputBuffer):
 
     def chunk(self, data: bytes) -> None:
         """Add bytes of a streamed answer, unless the client has them."""
-        if self.discarded:
+        if self.is_silent:
             return
-        if self._edit is not None:
-            data = self._edit.chunk(data)
         if self._sent is None:
             super().chunk(data)
             return
+        if self.edit is not None:
+            data = self.edit.chunk(data)
         try:
             unsent = self._sent.unsent(data)
         except ContinuationDiffers as error:
             self.refuse("different", str(error))
         else:
             if unsent is not None:
-                super().chunk(unsent)
+                Output.chunk(self, unsent)
+
+    def take(self) -> None:
+        """See `Output.take`; nothing of an answer that is refused."""
+        if not self.refusal:
+            super().take()
 
 
-async def continue_from_log(
-    queue: Store, buffer: ContinuedOutputBuffer, aborted: asyncio.Event
-) -> None:
-    """Give `buffer` what the job's log has; an empty log leaves it as it is.
+async def read_past(queue: Queue, job: HeldJob) -> Sequence[Entry] | None:
+    """The entries in front of the job's claim that count, in their order; None if the log does not
+    reach as far: then the job can't be continued. Raises StoreError.
 
-    If the log can't be used, the buffer refuses; if the job was lost, the buffer is discarded.
+    Entries that follow the claim are others': the job has been taken away since.
+    """
+    claim, after = Position(job.generation, job.number), START
+    entries: list[Entry] = []
+    number = 0
+    while job.number > 1:
+        page = await queue.read(job.id, after, _PAGE)
+        if after != START:
+            if not page or page[0].position != after:
+                return None
+            page = page[1:]
+        for entry in page:
+            number += 1
+            if entry.position == claim:
+                return entries
+            if entry.position.number != number:
+                return None
+            if entry.event == EventName.RESTARTED:
+                entries = []
+            entries.append(entry)
+        if not page:
+            return None
+        after = page[-1].position
+    return entries
+
+
+async def continue_from_log(queue: Queue, output: ContinuedOutput, aborted: asyncio.Event) -> None:
+    """Give `output` what the job's log has. If the log can't be used, the output refuses.
+
     Waits for Redis until `aborted` is set.
     """
-    job = buffer.job
-    part = await _answer(lambda: queue.read_log(job.id, 0), aborted)
-    if part is None or buffer.discarded:
-        return
-    entries = part.entries
-    if part.generation != job.generation or (entries and entries[-1].end):
-        buffer.discarded = True  # the next renewal would find that out
-        return
-    if not entries:
+    entries = await read_again(lambda: read_past(queue, output.job), aborted)
+    if aborted.is_set():
         return
     try:
+        if entries is None:
+            raise UnusableLog("the log lacks entries")
         continuation = await _sum(entries)
     except UnusableLog as error:
-        buffer.refuse("log", str(error))
+        output.refuse("log", str(error))
         return
-    log.info(
-        "continued behind entry %d of its log: %d tokens, %d chunks",
-        continuation.last_seq,
-        continuation.completion_tokens,
-        len(continuation.chunks),
-    )
-    buffer.continue_from(continuation)
+    if continuation.pasts or continuation.chunks:
+        log.info(
+            "continued behind its log: %d tokens, %d chunks",
+            continuation.completion_tokens,
+            len(continuation.chunks),
+        )
+        output.continue_from(continuation)
 
 
 async def _sum(entries: Sequence[Entry]) -> Continuation:
@@ -220,38 +239,16 @@ async def _sum(entries: Sequence[Entry]) -> Continuation:
     return reader.continuation
 
 
-async def give_up(queue: Store, buffer: ContinuedOutputBuffer) -> None:
-    """Give up the job of a buffer that has refused: it begins anew, or it fails."""
-    try:
-        state = await _answer(
-            lambda: queue.restart(buffer.job, _OUTCOME, buffer.refusal_code),
-            asyncio.Event(),
-            _TRIES_TO_GIVE_UP,
-        )
-    except StoreError as error:
-        log.error("job not continued (%s), and not given up: %s", buffer.refusal, error)
-        return
-    if state:
-        buffer.count_restart(state)
-        log.error("job not continued (%s), it is %s now", buffer.refusal, state)
-
-
-async def _answer(
-    call: Callable[[], Awaitable[ReplyT]], aborted: asyncio.Event, tries: int = 0
+async def read_again(
+    call: Callable[[], Awaitable[ReplyT]], aborted: asyncio.Event
 ) -> ReplyT | None:
-    """What `call` returns, as soon as Redis answers; None once `aborted` is set.
-
-    `tries`: the error of the last one is raised; 0: no limit.
-    """
+    """What `call` returns, as soon as Redis answers; None once `aborted` is set."""
     backoff = Backoff(_RETRY_BASE_S, _RETRY_CAP_S)
     while not aborted.is_set():
         try:
             return await call()
         except TRANSIENT as error:
-            tries -= 1
-            if tries == 0:
-                raise
-            _warn("the job's log is not available, trying again: %s", error)
+            _warn("a job could not be read, trying again: %s", error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(aborted.wait(), backoff.next_delay_s())
     return None

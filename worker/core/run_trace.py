@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from time import monotonic, time
 
-from shared.job.job import LeasedJob
 from shared.job.states import JobState
 from shared.job.trace_context import SpanRef, parse
 from shared.platform import tracing
-from worker.core.output_buffer import OutputBuffer
+from shared.store.queue import HeldJob
+from worker.core.output import Output
+from worker.core.publish import REVOKED
 
-REVOKED = "revoked"
-"""The outcome of a run whose job was cancelled, or has expired."""
 _FAILED = frozenset({"engine_died", "run_failed", "lost"})
 
 
 class RunTrace:
     """The times of one run. `ref` is the span of its attempt, `parent` that of the request."""
 
-    def __init__(self, job: LeasedJob, parent: SpanRef) -> None:
-        self.ref = parent.attempt(job.id, job.generation)
+    def __init__(self, job: HeldJob, parent: SpanRef) -> None:
+        self.ref = parent.attempt(job.id, job.attempt)
         self._parent = parent
         self._job = job
         self._leased_at = time()
@@ -29,7 +28,7 @@ class RunTrace:
         self._error = ""
 
     @classmethod
-    def of(cls, job: LeasedJob) -> RunTrace | None:
+    def of(cls, job: HeldJob) -> RunTrace | None:
         """None if the job, or this process, is not traced."""
         traceparent = job.origin.traceparent
         parent = parse(traceparent) if traceparent and tracing.is_on() else None
@@ -50,28 +49,28 @@ class RunTrace:
         self._outcome = self._outcome or outcome
         self._error = error or (self._outcome if self._outcome in _FAILED else "")
 
-    def write(self, buffer: OutputBuffer, worker: str) -> None:
+    def write(self, output: Output, worker: str) -> None:
         """Write the spans."""
         job = self._job
         ids: tracing.Attributes = {
             tracing.JOB: job.id,
-            tracing.ATTEMPT: job.generation,
+            tracing.ATTEMPT: job.attempt,
             tracing.WORKER: worker,
         }
-        if job.generation == 1:
+        if job.attempt == 1:
             period = (self._leased_at - job.waited_s, self._leased_at)
             tracing.write("queue", self._parent.child(), self._parent, period, ids)
-        self._write_attempt(buffer, ids)
+        self._write_attempt(output, ids)
 
-    def _write_attempt(self, buffer: OutputBuffer, ids: tracing.Attributes) -> None:
+    def _write_attempt(self, output: Output, ids: tracing.Attributes) -> None:
         outcome: tracing.Attributes = {
             tracing.OUTCOME: self._outcome,
-            tracing.INPUT_TOKENS: buffer.prompt_tokens,
-            tracing.OUTPUT_TOKENS: buffer.completion_tokens,
+            tracing.INPUT_TOKENS: output.prompt_tokens,
+            tracing.OUTPUT_TOKENS: output.completion_tokens,
         }
         whole = (self._leased_at, self._ended_at)
         tracing.write("attempt", self.ref, self._parent, whole, {**ids, **outcome}, self._error)
-        first, ended_at = buffer.first_output_at, self._ended_at
+        first, ended_at = output.first_output_at, self._ended_at
         prefilled_at = ended_at if first is None else self._leased_at + first - self._leased
         tracing.write("prefill", self.ref.child(), self.ref, (self._leased_at, prefilled_at))
         if first is not None:

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.job.job_log import Entry
-from shared.job.log import Delta, DeltaDecoder, Item, Journal, Prompt, read_journal
+from shared.job.log import Delta, DeltaDecoder, Entry, Item, Prompt, read_journal
 from worker.engines.interface import Generated, Logprobs, Past
 
 _INDEX = re.compile(rb'"choices": ?\[\{"index": ?(\d+)')
@@ -41,8 +40,6 @@ class ContinuationDiffers(Exception):
 class Continuation:
     """The answer so far, over all earlier attempts."""
 
-    last_seq: int = 0
-    """Number of the log's last entry."""
     pasts: dict[int, Past] = field(default_factory=dict)
     """By engine call; of every call that has reached the engine."""
     contexts: dict[int, Sequence[int]] = field(default_factory=dict)
@@ -65,19 +62,12 @@ class ContinuationReader:
     def add(self, entries: Iterable[Entry]) -> None:
         """Add the next entries. Raises UnusableLog."""
         for entry in entries:
-            self.continuation.last_seq += 1
-            if entry.lost or entry.seq != self.continuation.last_seq:
-                raise UnusableLog(f"entry {self.continuation.last_seq} of the log is lost")
-            self.add_step(entry.journal, entry.items)
-
-    def add_step(self, journal: Journal, items: Sequence[Item]) -> None:
-        """Add what the next entry has. Raises UnusableLog."""
-        try:
-            self._add_chunks(items)
-            for record in read_journal(journal, items):
-                self._add_record(record)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise UnusableLog("an entry of the log can't be read") from error
+            try:
+                self._add_chunks(entry.items)
+                for record in read_journal(entry.journal, entry.items):
+                    self._add_record(record)
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                raise UnusableLog(f"entry {entry.position} of the log can't be read") from error
 
     def _add_chunks(self, items: Sequence[Item]) -> None:
         for item in items:

@@ -79,7 +79,7 @@ async def test_an_answer_is_not_continued_with_another_prompt(
     assert (outcome, same.queue.restarted) == (Outcome.FINISHED, [])
     change("tuesday")
     bench, outcome = await run(vllm_engine, before, stream=stream)
-    assert (outcome, bench.queue.outputs) == (Outcome.LOST, [])
+    assert (outcome, bench.queue.entries) == (Outcome.LOST, [])
     assert bench.queue.restart_codes == ["context_changed"]
 
 

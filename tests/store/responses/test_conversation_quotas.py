@@ -7,31 +7,31 @@ from collections.abc import AsyncIterator
 
 import pytest
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from gateway.apis.responses.stored_response import stored_response
 from shared.job.errors import QuotaExceeded, RedisMemoryFull
 from shared.job.job import LeasedJob
 from shared.job.quotas import Quotas
 from shared.job.responses import response_id
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from tests.harness.settings import Settings
-from tests.redis.conftest import TENANT, answer, claim, finish, make_job, open_queue
 from tests.redis.test_quotas import EXPIRING, KEPT, kept_bytes, sweep
+from tests.store.conftest import TENANT, claim, finish, make_answer, make_job, open_queue
 from tests.store.responses.test_conversations import Side, answered
 
 SETTINGS = Settings(max_body_bytes=1 << 20)
 
 
 @pytest.fixture
-async def queue(redis_url: str) -> AsyncIterator[JobQueue]:
+async def queue(redis_url: str) -> AsyncIterator[Queue]:
     """A queue whose tenants have small quotas."""
     async with open_queue(redis_url) as queue:
         queue.quotas = Quotas(jobs=10, conversations=3, kept_bytes=50_000)
         yield queue
 
 
-async def test_conversations_are_limited_and_given_back(queue: JobQueue, store: Redis) -> None:
+async def test_conversations_are_limited_and_given_back(queue: Queue, store: Redis) -> None:
     side = Side(queue, SETTINGS)
     made = [await side.new("x" * 1000) for _ in range(3)]
     with pytest.raises(QuotaExceeded, match="conversations"):
@@ -53,7 +53,7 @@ async def test_conversations_are_limited_and_given_back(queue: JobQueue, store: 
     assert not store.exists(keys.conversations(0, TENANT))
 
 
-async def test_conversations_need_room_in_redis_memory(queue: JobQueue, store: Redis) -> None:
+async def test_conversations_need_room_in_redis_memory(queue: Queue, store: Redis) -> None:
     side = Side(queue, SETTINGS)
     made = await side.new("x")
     store.set(f"{keys.base(0)}other", b"x" * (20 << 20))
@@ -71,7 +71,7 @@ async def test_conversations_need_room_in_redis_memory(queue: JobQueue, store: R
 
 
 async def test_a_used_conversation_stays_counted_until_it_expires(
-    queue: JobQueue, store: Redis
+    queue: Queue, store: Redis
 ) -> None:
     side = Side(queue, SETTINGS)
     conversation = await side.new("x" * 1000)
@@ -88,7 +88,7 @@ async def test_a_used_conversation_stays_counted_until_it_expires(
     assert not store.exists(keys.conversations(0, TENANT))
 
 
-async def test_a_conversations_pictures_are_kept_once(queue: JobQueue, store: Redis) -> None:
+async def test_a_conversations_pictures_are_kept_once(queue: Queue, store: Redis) -> None:
     """Finding 6: 25 turns about one picture kept it 25 times, for 30 days."""
     queue.quotas = Quotas()
     side = Side(queue, SETTINGS)
@@ -103,7 +103,7 @@ async def test_a_conversations_pictures_are_kept_once(queue: JobQueue, store: Re
     assert sum(bodies) < 10_000
 
 
-async def test_of_a_chain_the_last_two_keep_what_is_before(queue: JobQueue, store: Redis) -> None:
+async def test_of_a_chain_the_last_two_keep_what_is_before(queue: Queue, store: Redis) -> None:
     """Finding 6: a chat of 25 turns about a picture of 1 MB kept 27 MB."""
     queue.quotas = Quotas()
     side = Side(queue, SETTINGS)
@@ -122,7 +122,7 @@ async def test_of_a_chain_the_last_two_keep_what_is_before(queue: JobQueue, stor
 
 
 @pytest.mark.seeds(4)
-async def test_no_response_loses_its_input(queue: JobQueue, store: Redis, seed: int) -> None:
+async def test_no_response_loses_its_input(queue: Queue, store: Redis, seed: int) -> None:
     """Responses continue others and are deleted, in any order."""
     queue.quotas, random_of = Quotas(), random.Random(seed)
     side = Side(queue, SETTINGS)
@@ -147,7 +147,7 @@ async def test_no_response_loses_its_input(queue: JobQueue, store: Redis, seed: 
 
 
 @pytest.mark.seeds(5)
-async def test_the_sum_never_drifts(queue: JobQueue, store: Redis, seed: int) -> None:
+async def test_the_sum_never_drifts(queue: Queue, store: Redis, seed: int) -> None:
     """Jobs and conversations in any order, calls sent twice, conversations deleted by a person."""
     random_of, side = random.Random(seed), Side(queue, SETTINGS)
     queue.quotas = Quotas()
@@ -158,11 +158,11 @@ async def test_the_sum_never_drifts(queue: JobQueue, store: Redis, seed: int) ->
         if act in ("submit", "again"):
             job = make_job(body=b"x" * random_of.choice([10, 5000, 20_000]), stream=False)
             for _ in range(1 if act == "submit" else 2):
-                await queue.submit_all(0, [job], 1000)
+                queue.parse_submit([job], await queue.submit(0, [job], 1000))
         elif act == "claim":
             held += await claim(queue, 3)
         elif act == "end" and held:
-            await finish(queue, held.pop(), 1, answer(body=b"y" * random_of.choice([10, 9000])))
+            await finish(queue, held.pop(), make_answer(body=b"y" * random_of.choice([10, 9000])))
         elif act == "cancel" and held:
             await queue.cancel(held.pop().id, TENANT)
         elif act == "talk":

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from shared.store.redis.job_queue import JobQueue
 
 from gateway.apis.responses import conversation_store, response_jobs
 from gateway.apis.responses.conversation_store import Conversations
@@ -40,9 +39,10 @@ from shared.job.responses import response_id, shard_of_conversation
 from shared.job.states import JobEvent
 from shared.store.conversations import Conversation
 from shared.store.health import Health
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from tests.harness.settings import Settings
-from tests.redis.conftest import POOL, TENANT, answer, claim, finish, open_queue
+from tests.store.conftest import POOL, TENANT, claim, finish, make_answer, open_queue
 
 ENDPOINT = ENDPOINTS["/v1/responses"]
 
@@ -68,7 +68,7 @@ def hundred_items(monkeypatch: pytest.MonkeyPatch) -> None:
 class Side:
     """What a gateway has for responses."""
 
-    def __init__(self, queue: JobQueue, settings: Settings = SETTINGS) -> None:
+    def __init__(self, queue: Queue, settings: Settings = SETTINGS) -> None:
         self.queue = queue
         self.factory = JobFactory(settings, settings.described, "gw-1", lambda shard: True)
         self.health = Health(queue.servers, 0.9)
@@ -99,7 +99,7 @@ class Side:
 
     async def submit(self, job: NewJob) -> str:
         """Returns the id of the job, or of the one that it joins."""
-        (reply,) = await self.queue.submit_all(job.shard, [job], 1000)
+        (reply,) = self.queue.parse_submit([job], await self.queue.submit(job.shard, [job], 1000))
         if isinstance(reply, FlotillaError):
             raise reply
         return reply.id if isinstance(reply, JoinedJob) else job.id
@@ -126,7 +126,7 @@ class Side:
 
 
 @pytest.fixture
-def side(queue: JobQueue) -> Side:
+def side(queue: Queue) -> Side:
     return Side(queue)
 
 
@@ -138,9 +138,9 @@ def output(text: str) -> bytes:
     return json.dumps(response).encode()
 
 
-async def end(queue: JobQueue, job: LeasedJob, text: str, **changes: Any) -> None:
-    done = answer(body=output(text), content_type="application/json", **changes)
-    assert await finish(queue, job, 1, done) == "ok"
+async def end(queue: Queue, job: LeasedJob, text: str, **changes: Any) -> None:
+    done = make_answer(body=output(text), content_type="application/json", **changes)
+    assert await finish(queue, job, done) == "ok"
 
 
 async def answered(side: Side, text: str, **fields: Any) -> str:
@@ -247,7 +247,9 @@ async def test_a_response_without_an_answer_adds_nothing(
     else:
         (job,) = await claim(side.queue)
         event = JobEvent.FAIL if how == "failed" else JobEvent.COMPLETE
-        await finish(side.queue, job, 1, answer(event=event, body=b"" if how == "lost" else b"{}"))
+        await finish(
+            side.queue, job, make_answer(event=event, body=b"" if how == "lost" else b"{}")
+        )
     assert await side.texts(conversation) == ["zero"]
     assert await side.create(conversation=conversation.id)
 
@@ -344,7 +346,7 @@ async def test_an_item_is_stored_once(side: Side) -> None:
     assert await side.texts(conversation) == ["zero", "one!"]
 
 
-async def test_limits_are_in_bytes(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_are_in_bytes(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding 6: 32 MB were kept under a limit of 8 MB, which counted characters."""
     most_items(monkeypatch, 5)
     small = Side(queue, Settings(max_body_bytes=2000))

@@ -5,75 +5,153 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgpack
 from prometheus_client import CollectorRegistry
 
-from shared.job.frames import DeltaDecoder
-from shared.job.job import NO_ORIGIN, LeasedJob, Origin
-from shared.job.job_log import Entry
-from shared.job.replies import LogPart
+from shared.job.job import NO_ORIGIN, Origin
+from shared.job.log import DeltaDecoder, Entry, EventName, Position, read_entry
+from shared.job.record import ResponseInfo
 from shared.job.result import JobResult
+from shared.job.states import JobEvent
 from shared.platform.metrics.worker import WorkerMetrics
-from shared.store.redis.scripts.emit import Step, parse_emit
-from tests.unit.steps import SentOutput, SentResult, parse_step
+from shared.store.queue import HeldJob, Queue, Step
 from worker.core.job_run import JobRun
-from worker.core.lease import Lease
-from worker.core.membership import Membership
-from worker.core.publisher import Publisher
+from worker.core.output import Output
+from worker.core.publish import Publisher
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+class Job(HeldJob):
+    """A job whose id may be any text."""
+
+    @property
+    def shard(self) -> int:
+        """The only one."""
+        return 0
+
+
+def make_job(**changes: Any) -> Job:
+    """A streamed job in its first attempt."""
+    fields: dict[str, Any] = {
+        "id": "job",
+        "generation": 1,
+        "number": 1,
+        "attempt": 1,
+        "stream": True,
+        "endpoint": CHAT,
+        "body": b"{}",
+        "body_bytes": 0,
+        "watchers": "gw-1",
+        "watched": False,
+        "waited_s": 0.0,
+        "tenant": "team",
+    }
+    return Job(**(fields | changes))
+
+
+class SentResult(NamedTuple):
+    """How a job was ended."""
+
+    number: int
+    """Of the last entry."""
+    answer: JobResult
 
 
 @dataclass
 class RecordingQueue:
     """Records what the publisher sends; `outcome` is what becomes of results."""
 
-    outputs: list[SentOutput] = field(default_factory=list)
     outcome: str = "ok"
     shards: int = 1
     before: list[Entry] = field(default_factory=list)
-    """The log of earlier attempts."""
+    """What earlier attempts have generated."""
+    entries: list[Entry] = field(default_factory=list)
+    """All that was sent, those of ends included."""
+    ended: list[SentResult] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
-    """The jobs that were given up because they can't be continued."""
+    """The jobs that begin anew, or fail, because they can't be continued."""
     restart_codes: list[str] = field(default_factory=list)
+    watched: bool = False
+    """Clients see the answer grow."""
+    has_past: bool = False
+    """The job is in a further attempt, whatever earlier ones have generated."""
+    lost: int = 0
+    """Number of an entry of the log that is lost; 0: none is."""
 
-    parse_emit = staticmethod(parse_emit)
+    parse_emit = staticmethod(Queue.parse_emit)
+
+    @property
+    def claim(self) -> Position:
+        """The last claim of the job."""
+        is_first = not (self.before or self.has_past)
+        return Position(1, 1) if is_first else Position(3, len(self.before) + 3)
 
     def losses(self, shard: int) -> int:
         return 0
 
-    def start_emit(
-        self, shard: int, worker: str, fence_token: str, step: Step, update: object
-    ) -> asyncio.Future[list[bytes]]:
-        outputs = parse_step(step).outputs
-        self.outputs += outputs.values()
-        ended = [name for name, output in outputs.items() if output.end]
-        reply: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        lost = [] if self.outcome == "ok" else ended
-        reply.set_result([word.encode() for name in lost for word in (name, self.outcome)])
+    def emit(self, shard: int, worker: str, version: bytes, step: Step) -> asyncio.Future[Any]:
+        refused: list[bytes] = []
+        for job_id, _, code in _rows(step.restarts, 3):
+            self.restarted.append(job_id)
+            self.restart_codes.append(code)
+            if self.watched:
+                refused += [job_id.encode(), b"failed"]
+        if not refused:
+            for _, entry_id, packed in _rows(step.entries, 3):
+                self.entries.append(read_entry(Position.read(entry_id.encode()), packed))
+            for end in step.ends:
+                self._end(*end)
+                if self.outcome != "ok":
+                    refused += [end[0].encode(), self.outcome.encode()]
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        reply.set_result([refused, [], version])
         return reply
 
-    async def read_log(self, job_id: str, after: int) -> LogPart:
-        assert after == 0
-        return LogPart(2 if self.before else 1, self.before)
+    def _end(
+        self, _: str, entry_id: str, packed: bytes, state: str, code: str, frame: bytes,
+        body: bytes, response: bytes, headers: str, first_us: int, *counted: int,
+    ) -> None:  # fmt: skip
+        position = Position.read(entry_id.encode())
+        self.entries.append(read_entry(position, packed))
+        stored = ResponseInfo(*msgpack.unpackb(response))._asdict()
+        assert first_us >= 0
+        assert stored.pop("result_bytes") == counted[-1]
+        answer = JobResult(
+            event=JobEvent.COMPLETE if state == "completed" else JobEvent.FAIL,
+            error_code=code,
+            body=body,
+            headers=tuple(json.loads(headers or "{}").items()),
+            **stored,
+        )
+        self.ended.append(SentResult(position.number, answer))
 
-    async def restart(self, job: LeasedJob, reason: str, code: str) -> str:
-        self.restarted.append(job.id)
-        self.restart_codes.append(code)
-        return "failed" if job.stream or job.watched else "queued"
+    async def read(self, job_id: str, after: Position, most: int) -> list[Entry]:
+        own = self.claim
+        entries = [Entry(Position(1, 1), None, (), EventName.CLAIMED)]
+        for entry in self.before:
+            position = Position(1, len(entries) + 1)
+            entries.append(Entry(position, entry.journal, entry.items))
+        entries.append(Entry(Position(2, own.number - 1), None, (), EventName.HANDED_OVER))
+        entries.append(Entry(own, None, (), EventName.CLAIMED))
+        return [
+            entry
+            for entry in entries
+            if entry.position >= after and entry.position.number != self.lost
+        ][:most]
 
     @property
     def log(self) -> list[Entry]:
-        """The entries that were written, without the final one."""
-        entries = {each.entry.seq: each.entry for each in self.outputs if each.entry}
-        entries |= {entry.seq: entry for end in self.ended for entry in end.before}
-        first = len(self.before) + 1
-        assert sorted(entries) == list(range(first, first + len(entries)))
-        return [entry for _, entry in sorted(entries.items())]
+        """The output that was sent."""
+        numbers = [entry.position.number for entry in self.entries]
+        first = self.claim.number + len(self.restarted) + 1
+        assert numbers == list(range(first, first + len(numbers)))
+        return [entry for entry in self.entries if entry.items or entry.journal is not None]
 
     @property
     def sent(self) -> bytes:
@@ -82,14 +160,14 @@ class RecordingQueue:
         return b"".join([decoder.decode(entry.items) for entry in [*self.before, *self.log]])
 
     @property
-    def ended(self) -> list[SentResult]:
-        return [each.end for each in self.outputs if each.end]
-
-    @property
     def answer(self) -> JobResult:
         (end,) = self.ended
-        assert end is self.outputs[-1].end
+        assert end.number == self.entries[-1].position.number
         return end.answer
+
+
+def _rows(flat: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (flat[at : at + size] for at in range(0, len(flat), size))
 
 
 class Bench:
@@ -104,19 +182,22 @@ class Bench:
         self.engine = engine
         self.metrics = WorkerMetrics(CollectorRegistry())
         queue: Any = self.queue
-        lease = Lease(Membership(queue, "pool", "w-1", 9.0), list, lambda *lost: None)
-        lease._fence_tokens = ["e-1"]
-        self.publisher = Publisher(queue, self.metrics, lease)
+        self.runs: list[JobRun] = []
+        self.publisher = Publisher(queue, "w-1", self.metrics, self._lost)
         self.engine.on_step = self.publisher.on_step
         self.task = asyncio.create_task(self.publisher.run())
+
+    def _lost(self, output: Output, state: str) -> None:
+        for run in self.runs:
+            if run.output is output:
+                run.abort()
 
     def run(
         self,
         name: str = "job",
         *,
         endpoint: str = CHAT,
-        generation: int = 0,
-        attempt: int = 1,
+        attempt: int = 0,
         watched: bool = False,
         origin: Origin = NO_ORIGIN,
         **body: Any,
@@ -126,23 +207,18 @@ class Bench:
             given = {"prompt": "hello", "input": "hello"}
         raw = json.dumps(given | body).encode()
         stream = body.get("stream", False)
-        job = LeasedJob(
-            id=name,
-            shard=0,
-            lease_id="n" * 16,
-            generation=generation or (2 if self.queue.before else 1),
-            fence_token="e-1",
-            attempt=attempt,
-            stream=stream,
-            endpoint=endpoint,
-            body=raw,
-            watchers="gw-1",
-            watched=watched,
-            waited_s=0.0,
-            origin=origin,
-            tenant="team",
-        )
-        return JobRun(job, self.engine, self.publisher, self.metrics, self.queue, self.around)
+        self.queue.watched = stream or watched
+        claim = self.queue.claim
+        job = make_job(
+            id=name, generation=claim.generation, number=claim.number, stream=stream, body=raw,
+            attempt=attempt or (1 if claim.number == 1 else 2), endpoint=endpoint,
+            watched=watched, origin=origin,
+        )  # fmt: skip
+        queue: Any = self.queue
+        run = JobRun(job, self.engine, self.publisher, self.metrics, queue, self.around)
+        self.publisher.of(run.output).add(run.output)
+        self.runs.append(run)
+        return run
 
     async def close(self) -> None:
         """Stop the publisher."""

@@ -10,14 +10,12 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from shared.job.job_log import Entry, Transcript, read_journal
-from shared.job.replies import LogPart
+from shared.job.log import Entry, Position, Transcript, read_journal
 from shared.job.states import JobEvent
 from shared.store.interface import StoreUnavailable
 from tests.harness.settings import Settings
@@ -133,7 +131,7 @@ async def test_a_job_continues_behind_each_entry_of_its_log(
 ) -> None:
     undisturbed, body = await whole_run(engine, body)
     log, answer = undisturbed.queue.log, undisturbed.queue.answer
-    assert len(log) > 5
+    assert len(log) > 3
     for n_entries in range(1, len(log) + 1):
         before = log[:n_entries]
         bench, outcome = await run(engine, body, before)
@@ -144,7 +142,6 @@ async def test_a_job_continues_behind_each_entry_of_its_log(
         assert transcript([*before, *queue.log]) == transcript(log)
         assert without_created(queue.answer.body) == without_created(answer.body)
         assert queue.answer._replace(body=b"") == answer._replace(body=b"")
-        assert queue.ended[0].seq == len(before) + len(queue.log) + 1
         again = bench.metrics.tokens_decoded_again._value.get()
         assert (queue.restarted, again) == ([], 0)
         new = sum(transcript(queue.log).tokens.values())
@@ -173,52 +170,59 @@ async def test_the_stream_keeps_the_time_at_which_it_was_created(
     assert bench.queue.sent == undisturbed.queue.sent
 
 
-async def test_a_job_without_a_log_begins_at_its_beginning(engine: SimulatedEngine) -> None:
-    bench, outcome = await run(engine, {"stream": True, **SHORT}, generation=2)
-    # The log of this queue is of generation 1, so the lease is another's.
-    assert (outcome, bench.queue.outputs) == (Outcome.LOST, [])
+async def test_a_job_without_a_past_begins_at_its_beginning(engine: SimulatedEngine) -> None:
     bench = Bench(engine)
-    bench.queue.read_log = lambda *_: _part(2, [])  # type: ignore[method-assign]
-    job_run = bench.run(generation=2, stream=True, service_tier="flex", **SHORT)
+    bench.queue.has_past = True
+    job_run = bench.run(stream=True, service_tier="flex", **SHORT)
     assert await asyncio.create_task(job_run.execute()) is Outcome.FINISHED
     assert bench.queue.sent.count(b'"service_tier":"flex"') > 5
     assert bench.metrics.tokens_taken_over._value.get() == 0
     await bench.close()
 
 
-async def _part(generation: int, entries: list[Entry]) -> LogPart:
-    return LogPart(generation, entries)
+def check_begun_anew(bench: Bench, outcome: Outcome, undisturbed: Bench, code: str) -> None:
+    """A plain answer begins anew; one that a client may have seen fails with this code."""
+    queue = bench.queue
+    assert (queue.restarted, queue.restart_codes) == (["job"], [code])
+    if queue.watched:
+        assert (outcome, queue.entries) == (Outcome.LOST, [])
+    else:
+        assert outcome is Outcome.FINISHED
+        assert transcript(queue.log) == transcript(undisturbed.queue.log)
+        whole = undisturbed.queue.answer
+        assert without_created(queue.answer.body) == without_created(whole.body)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("damage", ["lost", "journal", "chunk", "prompt"])
-async def test_a_job_whose_log_is_damaged_is_given_up(
+async def test_a_job_whose_log_is_damaged_begins_anew_or_fails(
     engine: SimulatedEngine, stream: bool, damage: str
 ) -> None:
     body = {"stream": stream, **SHORT}
     undisturbed, _ = await whole_run(engine, body)
     before = undisturbed.queue.log[:4]
     before[2] = {
-        "lost": replace(before[2], lost=True),
-        "journal": replace(before[2], journal=((0, 0, 7, "x"),)),
-        "chunk": replace(before[2], items=((0, 1, 2),)),  # type: ignore[arg-type]
-        "prompt": replace(before[2], journal=((1, 0, (7,), "x"),)),
+        "lost": before[2],
+        "journal": before[2]._replace(journal=((0, 0, 7, "x"),)),
+        "chunk": before[2]._replace(items=((0, 1, 2),)),  # type: ignore[arg-type]
+        "prompt": before[2]._replace(journal=((1, 0, (7,), "x"),)),
     }[damage]
-    bench, outcome = await run(engine, body, before)
-    assert outcome is Outcome.LOST
-    assert (bench.queue.restarted, bench.queue.outputs) == (["job"], [])
+    bench = Bench(engine, before)
+    bench.queue.lost = 3 if damage == "lost" else 0
+    outcome = await asyncio.create_task(bench.run(**body).execute())
+    await bench.close()
+    check_begun_anew(bench, outcome, undisturbed, "log_lost")
     assert bench.metrics.continuations_refused.labels("log")._value.get() == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_job_that_the_engine_refuses_to_continue_is_given_up(stream: bool) -> None:
+async def test_a_job_that_the_engine_refuses_to_continue_begins_anew(stream: bool) -> None:
     body = {"stream": stream, **SHORT}
     engine = SimulatedEngine(Settings(sim_step_ms=0, sim_faults="refuse_past=1"))
     await engine.start()
     undisturbed, _ = await whole_run(engine, body)
     bench, outcome = await run(engine, body, undisturbed.queue.log[:4])
-    assert outcome is Outcome.LOST
-    assert (bench.queue.restarted, bench.queue.outputs) == (["job"], [])
+    check_begun_anew(bench, outcome, undisturbed, "worker_lost")
     assert bench.metrics.continuations_refused.labels("engine")._value.get() == 1
     tokens = sum(transcript(undisturbed.queue.log[:4]).tokens.values())
     assert bench.metrics.tokens_decoded_again._value.get() == (0 if stream else tokens)
@@ -230,7 +234,7 @@ async def test_tokens_that_the_engine_would_not_generate_are_refused(
 ) -> None:
     undisturbed, body = await whole_run(engine, SHORT)
     bench, outcome = await run(engine, {**body, "seed": 5}, undisturbed.queue.log[:4])
-    assert (outcome, bench.queue.restarted) == (Outcome.LOST, ["job"])
+    assert (outcome, bench.queue.restarted) == (Outcome.FINISHED, ["job"])
 
 
 class Repeating:
@@ -288,7 +292,7 @@ async def test_chunks_that_differ_from_those_that_were_sent_fail_the_job(
 ) -> None:
     first, _ = await run(Repeating([A, B, C], 0), {"stream": True})
     (entry,) = first.queue.log
-    before = [replace(entry, items=entry.items[:-1])]
+    before = [entry._replace(items=entry.items[:-1])]
     bench, outcome = await run(Repeating(again, 2), {"stream": True}, before)
     if not problem:
         assert outcome is Outcome.FINISHED
@@ -363,14 +367,14 @@ def test_what_is_the_workers_and_not_the_answers_may_differ() -> None:
 async def test_the_log_is_read_once_redis_is_back(engine: SimulatedEngine) -> None:
     undisturbed, body = await whole_run(engine, {"stream": True, **SHORT})
     bench = Bench(engine, undisturbed.queue.log[:3])
-    read, failures = bench.queue.read_log, iter(range(2))
+    read, failures = bench.queue.read, iter(range(2))
 
-    async def fail_twice(job_id: str, after: int) -> LogPart:
+    async def fail_twice(job_id: str, after: Position, most: int) -> list[Entry]:
         if next(failures, None) is not None:
             raise StoreUnavailable("away")
-        return await read(job_id, after)
+        return await read(job_id, after, most)
 
-    bench.queue.read_log = fail_twice  # type: ignore[method-assign]
+    bench.queue.read = fail_twice  # type: ignore[method-assign]
     assert await asyncio.create_task(bench.run(**body).execute()) is Outcome.FINISHED
     assert without_created(bench.queue.sent) == without_created(undisturbed.queue.sent)
     await bench.close()
@@ -382,22 +386,22 @@ async def test_a_run_that_waits_for_its_log_can_be_aborted(
 ) -> None:
     undisturbed, body = await whole_run(engine, SHORT)
     bench = Bench(engine, undisturbed.queue.log[:3])
-    reads: list[int] = []
+    reads: list[Position] = []
 
-    async def fail(job_id: str, after: int) -> LogPart:
+    async def fail(job_id: str, after: Position, most: int) -> list[Entry]:
         reads.append(after)
         raise StoreUnavailable("away")
 
     async def has_read() -> bool:
         return bool(reads)
 
-    bench.queue.read_log = fail  # type: ignore[method-assign]
+    bench.queue.read = fail  # type: ignore[method-assign]
     job_run = bench.run(**body)
     executing = asyncio.create_task(job_run.execute())
     await eventually(has_read, "the log is read")
     job_run.abort(release=release)
     assert await executing is (Outcome.RELEASE if release else Outcome.LOST)
-    assert (bench.queue.outputs, bench.queue.restarted) == ([], [])
+    assert (bench.queue.entries, bench.queue.restarted) == ([], [])
     await bench.close()
 
 

@@ -156,7 +156,7 @@ async def test_a_job_for_a_dead_engine_is_to_be_released(start: Start) -> None:
     bench = await start()
     bench.engine.close()
     assert await bench.run(stream=True).execute() is Outcome.RELEASE
-    assert bench.queue.outputs == []
+    assert bench.queue.entries == []
 
 
 async def test_an_error_in_the_stream_of_a_living_engine_is_passed_on_and_fails_the_job(
@@ -278,7 +278,7 @@ async def test_the_engine_is_called_in_the_runs_own_task_and_context(
     runs = [bench.run("one"), bench.run("other", attempt=2)]
     tasks = [asyncio.create_task(run.execute()) for run in runs]
     await asyncio.gather(*tasks)
-    assert seen == [(task, run.buffer, "team") for task, run in zip(tasks, runs, strict=True)]
+    assert seen == [(task, run.output, "team") for task, run in zip(tasks, runs, strict=True)]
 
 
 async def test_the_engine_gets_the_bytes_of_the_job(start: Start) -> None:

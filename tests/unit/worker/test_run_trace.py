@@ -14,7 +14,7 @@ from tests.harness.collector import Collector, Span
 from tests.harness.settings import Settings
 from tests.unit.worker.bench import Bench
 from worker.core.job_run import JobRun
-from worker.core.run_trace import REVOKED
+from worker.core.publish import REVOKED
 from worker.engines.simulated.engine import SimulatedEngine
 
 REQUEST = new_trace()
@@ -52,7 +52,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 def written(collector: Collector, run: JobRun) -> list[Span]:
     assert run.trace is not None
-    run.trace.write(run.buffer, "w-1")
+    run.trace.write(run.output, "w-1")
     tracing.shut_down()
     return collector.spans
 

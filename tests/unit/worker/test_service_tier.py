@@ -9,8 +9,8 @@ import pytest
 
 from gateway.core.admission import lane_of
 from shared.job.errors import BadRequest
-from shared.job.job import LeasedJob
-from worker.core.answer_edits import EditedOutputBuffer
+from tests.unit.worker.bench import make_job
+from worker.core.output import EditedOutput
 from worker.core.service_tier import TierEdit, add_tier, requested_tier
 from worker.engines.vllm import stream_chunks
 
@@ -63,10 +63,8 @@ def test_a_full_answer_contains_the_tier() -> None:
 
 
 def test_each_chunk_contains_the_tier() -> None:
-    job = LeasedJob(
-        "job_000" + "0" * 24, 0, "n", 1, "e", 1, True, "/v1/completions", b"{}", "", False, 0.0
-    )
-    buffer = EditedOutputBuffer(job, lambda _: None, TierEdit("priority"))
+    buffer = EditedOutput(make_job(), lambda _: None)
+    buffer.edit = TierEdit("priority")
     buffer.chunk(b'data: {"id":"a","choices":[{"delta":{"content":"}"}}]}\n\n')
     buffer.chunk(b'data: {"id":"a"}\n\ndata: {"id":"b"}\n\ndata: [DONE]\n\n')
     buffer.chunk(b'data: {"error":{"message":"x"}}\n\n')

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from shared.job.job_log import Delta, parse_segments, read_journal
-from tests.unit.worker.buffers import make_buffer
+from shared.job.log import START, Delta, read_entry, read_journal
+from tests.unit.worker.bench import make_job
+from worker.core.output import Output
 from worker.engines.interface import JOURNAL, Journal
 
 pytestmark = pytest.mark.vllm
@@ -76,13 +77,14 @@ async def test_the_journal_of_a_whole_answer_keeps_each_delta_as_it_came(n: int)
                     part = CompletionOutput(index, text, [number], None, None, reason)
                     yield RequestOutput("x", "", [1], None, [part], last and index == n - 1)
 
-    buffer = make_buffer(stream=False)
+    buffer = Output(make_job(stream=False), lambda _: None)
     JOURNAL.set(buffer)
     params = SamplingParams(n=n, max_tokens=3, output_kind=RequestOutputKind.FINAL_ONLY)
     whole = [o async for o in JournalledEngine(StubEngine()).generate({}, params, "cmpl-x-0")]
     assert [part.token_ids for part in whole[0].outputs] == [[0, 1, 2]] * n
-    assert buffer.take()
-    (entry,) = parse_segments([buffer.log_flush().segment])
+    buffer.take()
+    (made,) = buffer.in_flight
+    entry = read_entry(START, made.data)
     deltas = [record for record in read_journal(entry.journal) if isinstance(record, Delta)]
     assert [(d.choice, d.token_ids, d.text) for d in deltas] == [
         (index, (number,), text) for number, text in enumerate(texts) for index in range(n)

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from shared.job.errors import Refused
-from shared.job.job_log import Entry, Transcript
+from shared.job.log import Entry, Transcript
 from shared.job.result import JobResult
 from shared.job.states import JobEvent
 from shared.platform.settings import SettingsError
@@ -188,7 +188,7 @@ async def test_before_refuses_a_request(hooked: Run, body: Any) -> None:
             "code": "content_filter",
         }
     }
-    assert not bench.run.buffer.reached_engine
+    assert not bench.run.output.reached_engine
     assert bench.count("before", "refused") == 1
 
 
@@ -211,7 +211,7 @@ async def test_a_before_hook_that_fails_fails_the_request(hooked: Run, hook: Any
     assert (answer.error_code, answer.status) == ("engine_error", 500)
     assert json.loads(answer.body)["error"]["code"] == "hook_failed"
     assert b"secret" not in answer.body
-    assert not bench.run.buffer.reached_engine
+    assert not bench.run.output.reached_engine
 
 
 async def test_plain_functions_run_in_a_thread_and_async_ones_do_not(hooked: Run) -> None:
@@ -307,7 +307,7 @@ async def test_a_stream_is_held_until_it_is_checked(hooked: Run) -> None:
         seen.append(answer)
         for _ in range(20):
             await asyncio.sleep(0.001)
-        assert bench.bench.queue.outputs == []
+        assert bench.bench.queue.entries == []
 
     bench = hooked(after=check)
     answer = await bench.answer(**STREAM)
@@ -406,7 +406,7 @@ async def test_a_dying_engine_ends_no_job_and_sends_no_error(stream: bool) -> No
     run = bench.bench.run(stream=stream, max_tokens=100, ignore_eos=True)
     assert await asyncio.create_task(run.execute()) is Outcome.RELEASE
     await bench.bench.close()
-    assert bench.bench.queue.outputs == []
+    assert bench.bench.queue.entries == []
 
 
 async def test_a_stream_goes_on_behind_what_a_worker_without_hooks_has_sent(

@@ -412,7 +412,7 @@ class Reader:
                 raise lacks_entries()
             entries = entries[1:]
             asked -= 1
-        for (generation, number), journal, items, event, details in entries:
+        for (generation, number), journal, items, event, details, _ in entries:
             if not self._follows(generation, number, event):
                 raise StreamReset("The log of this job has lost entries.")
             self._take(generation, number, journal, items, event, details)
@@ -436,7 +436,7 @@ class Reader:
             return
         self._state = _LIVE
         kept, self._kept = self._kept, []
-        for (generation, number), journal, items, event, details in kept:
+        for (generation, number), journal, items, event, details, _ in kept:
             if self._state is _LIVE:
                 self._on_entry(generation, number, journal, items, event, details)
         if len(kept) > _MOST_KEPT and self._state is _LIVE:

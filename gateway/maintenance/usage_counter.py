@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from shared.job.job import shard_of
-from shared.job.log import prompt_tokens_in, tokens_in
+from shared.job.log import START, prompt_tokens_in, tokens_in
 from shared.platform.logs import RareWarning
 from shared.store.ended import Ended, EndedStreams, Reader, delete_used
 from shared.store.interface import StoreError
@@ -19,7 +19,7 @@ _AT_ONCE = 250
 """Redis does nothing else while they are added: 4 ms where each is of another tenant."""
 _ROUND_S = 10.0
 """A round takes no longer, however much there is: it continues in the next."""
-_PART_BYTES = 1 << 14
+_PAGE_ENTRIES = 200
 
 
 class UsageCounter:
@@ -60,16 +60,15 @@ class UsageCounter:
         """With the tokens that the job's log has, if no worker has reported any."""
         if job.prompt_tokens is not None or job.is_batch:
             return job
-        shard, prompt, output, after, more, found = shard_of(job.id), 0, 0, 0, True, False
-        while more and shard is not None:
-            async with self._queue.reading_log(shard):
-                part = await self._queue.read_log(job.id, after, _PART_BYTES)
-            for entry in part.entries:
+        prompt, output, at, more = 0, 0, START, shard_of(job.id) is not None
+        while more:
+            entries = await self._queue.read(job.id, at, _PAGE_ENTRIES)
+            more = len(entries) == _PAGE_ENTRIES
+            for entry in entries[at != START :]:
                 prompt += prompt_tokens_in(entry.journal)
                 output += tokens_in(entry.journal)
-                after, found = entry.seq, True
-            more = part.more and bool(part.entries)
-        if not found:
+                at = entry.position
+        if at == START:
             self._warn(f"the tokens of {job.id} are not known: its log is gone")
             return job
         return job._replace(prompt_tokens=prompt, cached_tokens=0, output_tokens=output)

@@ -129,6 +129,9 @@ class FleetView:
         for worker, _ in heartbeats:
             if worker.state is not WorkerState.STARTING and worker.id not in leased:
                 self.losses.gone(worker.id, self.now_s())
+        self._set_workers(heartbeats)
+
+    def _set_workers(self, heartbeats: list[Heartbeat]) -> None:
         self.heartbeats = heartbeats
         self.workers = without_failed(heartbeats)
         ready = {worker.pool for worker in self.workers if worker.state.serving}

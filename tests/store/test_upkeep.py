@@ -24,7 +24,6 @@ from shared.store.servers import Servers
 from shared.store.upkeep import KEPT_S, Reaper, prune, rewrite_logs
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually
-from tests.redis.test_registry import INFO
 from tests.store.conftest import (
     GATEWAY,
     LEASE_S,
@@ -40,6 +39,7 @@ from tests.store.conftest import (
     open_queue,
     submit,
 )
+from tests.store.test_registry import INFO
 
 REAPED = f"{keys.base(0)}{keys.REAP_CLOCK}"
 UNATTENDED = keys.base(0) + keys.UNATTENDED

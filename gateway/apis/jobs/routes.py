@@ -14,6 +14,7 @@ from gateway.apis.jobs import bulk, job_details, retry
 from gateway.apis.jobs.accepted_job import accepted
 from gateway.apis.jobs.job_schemas import JOB_SCHEMAS
 from gateway.apis.jobs.job_stream import STREAM
+from gateway.core.answer import whole_answer
 from gateway.core.call import new_call
 from gateway.core.call_options import MAX_DEADLINE_S
 from gateway.core.context import Gateway, GatewayDep, KeyDep, TenantDep
@@ -27,7 +28,6 @@ from gateway.core.new_call import JobOptions, Wrapped
 from gateway.core.on_disconnect import keep_s
 from gateway.core.reader import ReadMode
 from gateway.core.send_body import BodyResponse
-from gateway.core.whole_answer import whole_answer
 from gateway.description.api import Api
 from gateway.description.endpoint_route import ANSWER_ERRORS, CALL_ERRORS, CALL_HEADERS
 from gateway.description.schema import Schema, ref, shows, takes

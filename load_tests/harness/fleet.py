@@ -43,7 +43,6 @@ _CORE = b"VLLM::EngineCore"
 _LOADS_AFTER = {START_AFTER_S: "3"}
 """A replacement with vLLM would take the two cores from the worker that continues the streams; in a
 real fleet it loads on a machine of its own."""
-_LEASE_S = 2.0
 _SERVING = {json.dumps(state).encode() for state in (WorkerState.READY, WorkerState.BUSY)}
 
 
@@ -78,7 +77,7 @@ class FleetShape:
     @property
     def lost_after_s(self) -> float:
         """Seconds after which a worker that stands still loses its jobs."""
-        return min(self.lease_s, DEFAULTS.silence_s)
+        return self.lease_s
 
     @property
     def all_settings(self) -> dict[str, Any]:
@@ -197,11 +196,11 @@ class Fleet:
         self.redis.start()
 
     def since_renewal_s(self, n: int) -> float:
-        """Return the seconds since the n-th worker's last heartbeat: its lease was two then."""
+        """Return the seconds since the n-th worker's last heartbeat."""
         until: Any = self.client.zscore(keys.alive(0), self.workers[n].name)
         seconds, micros = self.client.time()
         now_s = int(seconds) + int(micros) / 1e6
-        return max(0.0, _LEASE_S - (float(until or 0) / 1e6 - now_s))
+        return max(0.0, self.shape.lease_s - (float(until or 0) / 1e6 - now_s))
 
     def all_serve(self) -> bool:
         """Return whether all workers are registered and take jobs; False without Redis."""

@@ -76,11 +76,9 @@ class FleetSettings(ProcessSettings):
         "machine loses power; `flotilla up` starts its own with appendfsync always",
     )
     lease_s: float = Field(
-        15.0, ge=0.2, le=600, description="a worker that renews no lease for so long loses its jobs"
-    )
-    silence_s: float = Field(
-        1.5,
-        ge=1,
+        2.0,
+        ge=0.2,
+        le=600,
         description="a worker that is connected and gives no sign of life (one each 0.5 s, from a "
         "thread of its own) for so long loses its jobs",
     )

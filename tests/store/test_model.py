@@ -211,7 +211,7 @@ CONTROLS = {
     "deadlines at the claim": Control(
         {"if job.deadline_us ~= '' and tonumber(job.deadline_us) <= now_us() then": "if false then"}
     ),
-    "leases that lie ahead": Control({"if lease_end > now + LEASE_US then beat(worker) end": ""}),
+    "leases that lie ahead": Control({"if lease_end > now + lease_us(worker) then beat(worker) end": ""}),
     "frames of refused entries": Control(
         {"some_refused and without_refused(ARGV[i + 1]) or ARGV[i + 1]": "ARGV[i + 1]"}
     ),

@@ -87,7 +87,7 @@ class Worker:
         # Done at the first signal, or with the error of the first task that ends by itself.
         self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._forced = asyncio.Event()
-        self._heartbeat = Heartbeat(settings.redis_url, settings.shards, self._id)
+        self._heartbeat = Heartbeat(settings.redis_url, settings.shards, self._id, settings.lease_s)
         self._health = HealthServer(settings.worker_host, settings.worker_port, self._status)
         self._registration = Registration(
             Registry(servers.primary), self._id, pool, engine, self._metrics, self._health

@@ -114,7 +114,11 @@ _CHUNKS = ReadMode.CHUNKS
 
 
 class Reader:
-    """The log of one job behind entry number `after`, for one client."""
+    """The log of one job behind entry number `after`, for one client.
+
+    If the last entry has that number it is delivered all the same: the client may have had the
+    output that came with the end, and not the end.
+    """
 
     __slots__ = (
         "_buffered_bytes",
@@ -317,7 +321,7 @@ class Reader:
         self.generation, self.number = generation, number
         self._had_output |= bool(output) and not is_void
         if event in ENDS:
-            if was_sent:  # the client has another entry with this number
+            if number < self._skip:  # the client has entries that are not there
                 raise lacks_entries()
             self._end(LogEvent(number, event, output, details))
         elif not (was_sent or is_void) and (output or (event and self.with_events)):

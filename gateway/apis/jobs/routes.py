@@ -19,7 +19,7 @@ from gateway.core.call import new_call
 from gateway.core.call_options import MAX_DEADLINE_S
 from gateway.core.context import Gateway, GatewayDep, KeyDep, TenantDep
 from gateway.core.incoming import Incoming
-from gateway.core.job_events import END_ID, EventPosition, events
+from gateway.core.job_events import END_ID, EventPosition, events, number_of_end
 from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.job_lookup import own_or_any_job
 from gateway.core.job_object import summaries
@@ -39,7 +39,7 @@ from gateway.http.wrong_fields import sent, wrong_field
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, JobFailed
-from shared.job.job import Job, shard_in
+from shared.job.job import Job
 from shared.job.lanes import CLIENT_LANES
 from shared.job.place import PLACE, Place
 from shared.job.states import JobState
@@ -222,9 +222,9 @@ async def get_events(
         return Response(status_code=204)  # at which an EventSource stops
     after = EventPosition.parse(last_event_id)
     if job.state.terminal:
-        [last] = await gateway.queue.positions(shard_in(job.id), [job.id])
-        if last is not None and after.entry > last.number >= 0:
-            raise BadRequest(f"Last-Event-ID is after the last event, {last.number}.")
+        last = await number_of_end(gateway.queue, job)
+        if last is not None and after.entry > last:
+            raise BadRequest(f"Last-Event-ID is after the last event, {last}.")
     headers = _job_header(job) | _SSE_HEADERS
     return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 

@@ -218,8 +218,7 @@ async def _start(gateway: Gateway) -> None:
     for api in APIS:
         if api.start is not None:
             api.start(gateway)
-    metrics = gateway.metrics
-    upkeep = Upkeep(gateway.queue, metrics.reaper, metrics.lost_workers, gateway.fleet.worker_gone)
+    upkeep = Upkeep(gateway.queue, gateway.metrics.upkeep)
     gateway.tasks.start("relay", gateway.relay.run())
     gateway.tasks.start("fleet view", gateway.fleet.run())
     gateway.tasks.start("upkeep", upkeep.run())

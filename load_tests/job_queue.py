@@ -30,7 +30,7 @@ from load_tests.systems.engine import CHAT_PATH, MODEL, EngineTiming
 from shared.job.job import NewJob, new_job_id
 from shared.job.lanes import DEFAULT
 from shared.store.connection import Connection
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.servers import Servers
 from tests.harness.fleet import Stack
 from tests.harness.servers import RedisServer
@@ -116,11 +116,11 @@ async def _measure(processes: Stack, samples: int) -> list[ClaimLatency]:
 
 
 @asynccontextmanager
-async def _open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
+async def _open_queue(server: RedisServer) -> AsyncIterator[Queue]:
     servers = Servers(server.socket_url)
-    queue = JobQueue(servers)
+    queue = Queue(servers)
     try:
-        await queue.scripts(0).load()
+        await queue.connect(0)
         yield queue
     finally:
         await queue.close()
@@ -142,13 +142,14 @@ def _new_job(pool: str) -> NewJob:
     )
 
 
-async def _submit(queue: JobQueue, jobs: Sequence[NewJob]) -> None:
-    refused = [r for r in await queue.submit_all(0, jobs, _NO_LIMIT) if not isinstance(r, int)]
+async def _submit(queue: Queue, jobs: Sequence[NewJob]) -> None:
+    replies = queue.parse_submit(jobs, await queue.submit(0, jobs, _NO_LIMIT))
+    refused = [reply for reply in replies if not isinstance(reply, int)]
     if refused:
         raise RunError(f"not submitted: {refused[0]}")
 
 
-async def _submit_and_time(queue: JobQueue) -> tuple[float, float]:
+async def _submit_and_time(queue: Queue) -> tuple[float, float]:
     """Return the seconds from submitting a job to its claim and to its end."""
     await asyncio.sleep(random.uniform(*_PAUSE_S))
     job = _new_job(_POOL)
@@ -157,7 +158,7 @@ async def _submit_and_time(queue: JobQueue) -> tuple[float, float]:
     async with asyncio.timeout(10):
         while True:
             await asyncio.sleep(_POLL_S)
-            ended = await queue.get(job.id)
+            (ended,) = await queue.get(job.id)
             if ended is not None and ended.state.terminal:
                 attempt = ended.attempts[0]
                 return attempt.started_at - began, (attempt.ended_at or 0.0) - began

@@ -8,8 +8,8 @@ from hashlib import blake2b
 
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.line_result import CutOff, LineResult, answered, given_up, refused
+from gateway.core.answer import whole_answer
 from gateway.core.call import line_job
-from gateway.core.whole_answer import whole_answer
 from shared.api.endpoints import ENDPOINTS
 from shared.batches.batch import Batch
 from shared.batches.line_check import parse_line

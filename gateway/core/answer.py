@@ -1,4 +1,5 @@
-"""The answer to a call that waits for its job: vLLM's bytes, as the job's reader delivers them.
+"""The answer to a call that waits for its job: vLLM's bytes, as the job's reader delivers them. The
+job is submitted for the call, or an earlier one has made it.
 
 Token path: gateway/core/reader.py -> here for the first chunk of a stream, and for any chunk of a
 client that reads slowly -> http/asgi_io.py. Other chunks go from the reader to the
@@ -7,42 +8,98 @@ connection's ChunkWriter directly.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.core.incoming import Incoming
+from gateway.core.call import new_call
+from gateway.core.context import Gateway
+from gateway.core.incoming import Answer, Incoming
+from gateway.core.new_call import NewCall, Unwrap
 from gateway.core.progress import Progress, read_progress
-from gateway.core.reader import LogEvent, Reader
-from gateway.core.received_events import ReceivedEvents, StreamPosition
+from gateway.core.rate_limiter import LimitedAnswer, RateLimiter
+from gateway.core.reader import LogEvent, Reader, ReadMode
 from gateway.core.response_errors import (
     error_object,
     failed_response,
     number_behind,
     stream_error,
 )
+from gateway.core.resume import ReceivedEvents, StreamPosition
 from gateway.core.send_body import send_body
 from gateway.core.stream_context import StreamContext
-from gateway.core.whole_answer import WholeAnswer, answer_at_end
 from gateway.http import server_events as sse
 from gateway.http.access_log import CLIENT_LEFT
 from gateway.http.asgi_io import ChunkWriter, ResponseWriter, completes_at_once, on_disconnect
 from gateway.http.error_response import to_flotilla_error
-from shared.api.endpoint import ErrorStyle
+from gateway.http.held_bytes import BODIES
+from shared.api.endpoint import Endpoint, ErrorStyle
 from shared.api.error_shapes import error_body, error_style
-from shared.job.errors import NO_RETRY, FlotillaError, JobFailed, StreamReset, is_final
+from shared.job.errors import (
+    NO_RETRY,
+    FlotillaError,
+    JobFailed,
+    RedisUnavailable,
+    StreamReset,
+    is_final,
+    job_error,
+)
 from shared.job.job import Job, NewJob
 from shared.job.states import JobState
-from shared.platform import request_span
-from shared.store.answers import Body
+from shared.platform import logs, request_span
+from shared.store.answers import Body, read_again
 from shared.store.interface import StoreError
+from shared.store.queue import Queue
 
+_REPLAYED = (b"idempotent-replayed", b"true")
 _END = LogEvent(0, JobState.COMPLETED, b"")
 """For a job that had ended when it was read, however: its record says that."""
+
+
+class WholeAnswer(NamedTuple):
+    """An HTTP response, without the headers that the gateway adds."""
+
+    status: int
+    content_type: str
+    body: Body
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Further ones that vLLM gave it."""
+
+
+def whole_answer(queue: Queue, job: Job) -> WholeAnswer | None:
+    """The worker's answer; None if that was streamed. Raises the error of any other end."""
+    if job.result_bytes:
+        headers = tuple((k.encode("latin-1"), v.encode("latin-1")) for k, v in job.headers.items())
+        return WholeAnswer(job.status, job.content_type, Body(b"", queue, job), headers)
+    if job.state is JobState.COMPLETED or (job.state is JobState.FAILED and job.status == 200):
+        return None
+    raise job_error(job.error_code, job.id)
+
+
+async def answer_at_end(queue: Queue, job_id: str, last: LogEvent) -> WholeAnswer | None:
+    """The answer of a job whose last event this is; None if it was streamed and is complete.
+
+    Raises the error of a job that ended otherwise.
+    """
+    if last.is_streamed:
+        return None
+    if len(last.details) > 2:
+        status, content_type, body = last.details[2:]
+        return WholeAnswer(status, content_type.decode(), Body(body))
+    try:
+        [job] = await read_again(lambda: queue.get(job_id))
+    except StoreError as error:
+        raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
+    if job is None:
+        raise StreamReset("The job is gone.")
+    if not job.state.terminal:
+        raise StreamReset("Redis has lost the end of this job; try again.")
+    return whole_answer(queue, job)
 
 
 class _NotingWriter:
@@ -351,3 +408,79 @@ class JobAnswer:
         body = Body(error_body(failure, self._errors))
         whole = WholeAnswer(failure.status, "application/json", body)
         await self._send_whole(whole, *failure.headers())
+
+
+async def answer_call(gateway: Gateway, incoming: Incoming, source: Endpoint | Unwrap) -> Answer:
+    """Submit the request's job and return its answer. Raises as `new_call`, and StreamReset."""
+    call = await new_call(gateway, incoming, source)
+    if call.taken is None:
+        return await _answer(gateway, incoming, call)
+    limiter = gateway.of(RateLimiter)
+    try:
+        answer = await _answer(gateway, incoming, call, call.taken.headers())
+    except BaseException:
+        limiter.release(call.taken)
+        raise
+    return LimitedAnswer(answer, limiter, call.taken)
+
+
+async def _answer(
+    gateway: Gateway,
+    incoming: Incoming,
+    call: NewCall,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> Answer:
+    if call.joined:
+        return await _replayed(gateway, call.joined, call, incoming)
+    job, request_id = call.job, incoming.request_id
+    logs.bind_contextvars(
+        job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
+    )
+    mode = ReadMode.CHUNKS if job.stream else ReadMode.END
+    reader = gateway.relay.open(job.id, mode, is_new=True)
+
+    def on_error(error: Exception) -> None:
+        failure = to_flotilla_error(error)
+        gateway.metrics.refused.labels(failure.code or failure.type).inc()
+        reader.fail(failure)
+
+    # Not awaited: if the queue refuses the job, the reader fails.
+    queued = gateway.submitter.submit(job, on_error=on_error)
+    reader.queued = queued
+    if BODIES.has(incoming.scope):  # a stream may be long
+        queued.add_done_callback(lambda _: BODIES.release(incoming.scope))
+    if call.keyed:
+        await asyncio.wait({queued})
+        joined_id = None if queued.exception() else queued.result()
+        if joined_id is not None:
+            gateway.relay.close(reader)
+            return await _replayed(gateway, joined_id, call, incoming)
+    if call.background:
+        return await call.background.background_answer(job, queued, reader, incoming)
+    return JobAnswer(gateway.streams, job, reader, incoming, headers=headers)
+
+
+def answer_of(
+    gateway: Gateway,
+    job: Job,
+    position: StreamPosition,
+    incoming: Incoming,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> JobAnswer:
+    """The answer of a job that an earlier request has submitted; see JobAnswer."""
+    span = request_span.current()
+    if span is not None:
+        span.join(job.origin.traceparent)
+    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
+    return JobAnswer(gateway.streams, job, reader, incoming, position, headers)
+
+
+async def _replayed(gateway: Gateway, job_id: str, call: NewCall, incoming: Incoming) -> Answer:
+    """The answer of the job that an earlier request with the same idempotency key has made."""
+    [joined] = await gateway.queue.get(job_id)
+    if joined is None:
+        raise StreamReset("The job of this Idempotency-Key is gone; send the request again.")
+    logs.bind_contextvars(job_id=joined.id)
+    if call.background and not joined.stream:
+        return await call.background.replayed_answer(joined, incoming, [_REPLAYED])
+    return answer_of(gateway, joined, StreamPosition(), incoming, [_REPLAYED])

@@ -278,17 +278,18 @@ def _check(gateway: CallContext, call: Wrapped, raw: bytes) -> _Read:
 
 
 async def _with_prefixes(gateway: CallContext, job: NewJob) -> NewJob:
-    """The job with the hashes of its prompt's prefixes. Those of an adapter have none: they go by
-    the adapters that are loaded."""
+    """The job with the hashes of its prompt's prefixes."""
     if len(job.body) < LEAST_BYTES or gateway.settings.placement.window == 0:
         return job
     endpoint = ENDPOINTS.get(job.endpoint)
     if endpoint is None:
         return job
-    kind = endpoint.policy.input
+    kind, whose, model = endpoint.policy.input, job.tenant, gateway.fleet.models.get(job.model)
+    if model is not None and model.card.get("parent"):
+        whose += f" {job.model}"  # an adapter computes something else of the same prompt
     if len(job.body) <= SMALL_BYTES:
-        return job._replace(prefixes=prompt_prefixes(kind, job.body, job.tenant))
-    found = await in_thread(lambda: prompt_prefixes(kind, job.body, job.tenant))
+        return job._replace(prefixes=prompt_prefixes(kind, job.body, whose))
+    found = await in_thread(lambda: prompt_prefixes(kind, job.body, whose))
     return job._replace(prefixes=found)
 
 

@@ -20,10 +20,12 @@ from shared.fleet.worker_losses import WorkerLosses
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
 from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
+from shared.platform.tasks import run_together
 from shared.store.interface import StoreError
 from shared.store.operators import DesiredPools, PoolSwitches, ScaleStore
 from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry
+from shared.store.views import alive
 
 _REFRESH_S = HEARTBEAT_S
 # An unknown model causes a refresh, but a thousand such requests do not cause a thousand.
@@ -64,6 +66,7 @@ class FleetView:
         """Of pools that do not work as usual."""
         self.scales: dict[str, Scale] = {}
         """The last decision for each autoscaled pool."""
+        self._queue = queue
         self.scale_store = ScaleStore(queue, malformed)
         self._registry = Registry(queue.servers.primary, malformed)
         self._desired = DesiredPools(queue, malformed)
@@ -108,7 +111,7 @@ class FleetView:
         models = merged(self._declared, await self._registry.models())
         self.names = ModelNames(models, self._default_model)
         self.models = self.names.listed
-        self._set_workers(await self._registry.heartbeats())
+        await self._read_workers()
         pools = sorted({model.pool for model in models.values()})
         now_s, self.scales = await self.scale_store.read(pools)
         self._redis_ahead_s = now_s - time.monotonic()
@@ -118,12 +121,15 @@ class FleetView:
 
     async def refresh_workers(self) -> None:
         """Read the workers alone. Raises StoreError."""
-        self._set_workers(await self._registry.heartbeats())
+        await self._read_workers()
         self.losses.update(self.heartbeats, self.now_s())
 
-    def worker_gone(self, worker_id: str) -> None:
-        """A worker has no connection to a Redis server any more."""
-        self.losses.gone(worker_id, self.now_s())
+    async def _read_workers(self) -> None:
+        heartbeats, leased = await run_together(self._registry.heartbeats(), alive(self._queue))
+        for worker, _ in heartbeats:
+            if worker.state is not WorkerState.STARTING and worker.id not in leased:
+                self.losses.gone(worker.id, self.now_s())
+        self._set_workers(heartbeats)
 
     def _set_workers(self, heartbeats: list[Heartbeat]) -> None:
         self.heartbeats = heartbeats
@@ -182,7 +188,6 @@ class FleetView:
 
     def wait_estimate(self, pool: str, position: int) -> WaitEstimate:
         """How long the job at `position` (from 1) of the pool may wait, and why."""
-        pool = pool
         if self.switches_of(pool).paused:
             return WaitEstimate(None, self.wait_reason(pool) or "paused by an operator")
         workers, scale = self.workers_of(pool), self.scales.get(pool)

@@ -22,15 +22,16 @@ import json
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from gateway.core.reader import LogEvent, Reader, ReadMode
+from gateway.core.reader import LogEvent, Reader, ReadMode, lacks_entries
 from gateway.core.stream_context import StreamContext
 from gateway.http import server_events as sse
 from shared.job.errors import BadRequest, FlotillaError, RedisUnavailable, StreamReset
-from shared.job.job import Job
-from shared.job.log import Delta
+from shared.job.job import Job, shard_in
+from shared.job.log import START, Delta
 from shared.job.states import JobState
 from shared.store.answers import read_again
 from shared.store.interface import StoreError
+from shared.store.queue import LOG_LOST, Queue
 from shared.store.views import places
 
 END_ID = "end"
@@ -63,6 +64,17 @@ class EventPosition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.entry + 1}.{self.chunks}" if self.chunks else str(self.entry)
+
+
+async def number_of_end(queue: Queue, job: Job) -> int | None:
+    """The number of the end of a job that has ended, which clients do not get as an id: that of its
+    entry, or the next one if the entry has output, too. None: its log is gone. Raises StoreError.
+    """
+    [last] = await queue.positions(shard_in(job.id), [job.id])
+    if last is None or last in (START, LOG_LOST):
+        return None
+    entries = await queue.read(job.id, last, 1)
+    return last.number + any(entry.journal is not None for entry in entries)
 
 
 async def events(context: StreamContext, job: Job, after: EventPosition) -> AsyncIterator[bytes]:
@@ -114,7 +126,12 @@ async def _follow(
         elif not queued and not log_events:
             yield sse.comment("in progress"), last_id
         for event in log_events:
-            for data, last_id in _render(event)[skip:]:
+            rendered = _render(event)
+            if event.number == after.entry > 0:  # the end, whose output the client has
+                if not rendered:
+                    raise lacks_entries()
+                rendered = []
+            for data, last_id in rendered[skip:]:
                 yield data, last_id
             skip = 0
             if event.last:

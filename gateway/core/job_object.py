@@ -22,7 +22,6 @@ _TOO_LONG = (
     "The text is too long to be shown here: read it from `result` once the job has ended, or as it "
     "grows from /jobs/{id}/events or, where the request asked for a stream, /jobs/{id}/stream."
 )
-_SUSPECT = "two workers or more were lost with it: it waits for one that runs nothing else"
 
 
 def summary(job: Job) -> dict[str, Any]:
@@ -92,8 +91,6 @@ async def full(queue: Queue, fleet: FleetView, job: Job) -> tuple[Body, dict[str
             if wait.reason:
                 fields["wait_reason"] = wait.reason
             headers = waiting_headers(place.position, wait)
-        if job.suspect:
-            fields["wait_reason"] = _SUSPECT
     if job.state is not JobState.QUEUED or job.attempts:
         await _add_output(fields, queue, job)
     shown = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()

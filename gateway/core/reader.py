@@ -114,7 +114,11 @@ _CHUNKS = ReadMode.CHUNKS
 
 
 class Reader:
-    """The log of one job behind entry number `after`, for one client."""
+    """The log of one job behind entry number `after`, for one client.
+
+    If the last entry has that number it is delivered all the same: the client may have had the
+    output that came with the end, and not the end.
+    """
 
     __slots__ = (
         "_buffered_bytes",
@@ -317,7 +321,7 @@ class Reader:
         self.generation, self.number = generation, number
         self._had_output |= bool(output) and not is_void
         if event in ENDS:
-            if was_sent:  # the client has another entry with this number
+            if number < self._skip:  # the client has entries that are not there
                 raise lacks_entries()
             self._end(LogEvent(number, event, output, details))
         elif not (was_sent or is_void) and (output or (event and self.with_events)):
@@ -412,7 +416,7 @@ class Reader:
                 raise lacks_entries()
             entries = entries[1:]
             asked -= 1
-        for (generation, number), journal, items, event, details in entries:
+        for (generation, number), journal, items, event, details, _ in entries:
             if not self._follows(generation, number, event):
                 raise StreamReset("The log of this job has lost entries.")
             self._take(generation, number, journal, items, event, details)
@@ -436,7 +440,7 @@ class Reader:
             return
         self._state = _LIVE
         kept, self._kept = self._kept, []
-        for (generation, number), journal, items, event, details in kept:
+        for (generation, number), journal, items, event, details, _ in kept:
             if self._state is _LIVE:
                 self._on_entry(generation, number, journal, items, event, details)
         if len(kept) > _MOST_KEPT and self._state is _LIVE:

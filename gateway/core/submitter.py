@@ -21,8 +21,9 @@ from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.interface import StoreTimeout, StoreUnavailable
 from shared.store.queue import Queue
 
-_SUBSCRIBE_S = 2.0
-"""Jobs wait for so long until their frames can arrive."""
+_SUBSCRIBE_S = 1.0
+"""Jobs wait for so long until their frames can arrive: less than a stream waits before it begins,
+so that the error has its own status."""
 _CALL_BYTES = 1 << 20
 """Bytes of bodies in one call; a single larger body has a call of its own."""
 

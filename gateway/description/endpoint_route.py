@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from gateway.core.answer_call import answer_call
+from gateway.core.answer import answer_call
 from gateway.core.plain_route import PlainRoute
 from gateway.description.schema import NUMBER, TEXT, Kinds, Schema, errors_in, ref
 from shared.api.endpoint import BodyKind, Endpoint

@@ -23,7 +23,7 @@ from gateway.ops.autoscaler import tick as autoscaler
 from shared.fleet.pools import Pools
 from shared.job.errors import StorageUnavailable
 from shared.platform.logs import RareWarning
-from shared.platform.metrics.losses import LostWorkerMetrics, ReaperMetrics
+from shared.platform.metrics.losses import UpkeepMetrics
 from shared.store.health import Health
 from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.queue import Queue
@@ -137,9 +137,8 @@ class MaintenanceTasks:
 
     async def keep_up(self) -> None:
         """Take the jobs of lost workers, and end those whose time is over, until cancelled."""
-        registry = CollectorRegistry()  # not exported: this process serves no metrics
-        reaper = ReaperMetrics(registry)
-        await Upkeep(self._queue, reaper, LostWorkerMetrics(registry, reaper)).run()
+        metrics = UpkeepMetrics(CollectorRegistry())  # not exported: this process serves none
+        await Upkeep(self._queue, metrics).run()
 
     async def close(self) -> None:
         """Close all connections."""

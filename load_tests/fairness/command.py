@@ -39,12 +39,11 @@ from shared.job.fair_shares import ShareRules
 
 HELP = "share a full pool between the tenants of a trace: service difference, waits"
 
-_VTC = ShareRules(half_life_s=0.0, ahead=0.0, lift=1.0, hand_backs_s=0.0)
+_VTC = ShareRules(half_life_s=0.0, ahead=0.0, lift=1.0)
 _RULES = {
-    "fcfs": ShareRules(hand_backs_s=0.0),
+    "fcfs": ShareRules(),
     "vtc": _VTC,
-    "shares": ShareRules(hand_backs_s=0.0),
-    "hand_back": ShareRules(),
+    "shares": ShareRules(),
 }
 """Row -> its rules."""
 _NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
@@ -189,9 +188,7 @@ async def _run(
 ) -> list[Call]:
     speed, rules = arguments.speed, _RULES[row]
     tenants = sorted({"all", *(call.tenant for call in trace)})
-    shares = rules._replace(
-        half_life_s=rules.half_life_s / speed, hand_backs_s=rules.hand_backs_s * speed
-    )
+    shares = rules._replace(half_life_s=rules.half_life_s / speed)
     settings: dict[str, Any] = {
         "sim_max_num_seqs": _SLOTS,
         "sim_kv_tokens": _KV_TOKENS,

@@ -77,7 +77,7 @@ class FleetShape:
     @property
     def lost_after_s(self) -> float:
         """Seconds after which a worker that stands still loses its jobs."""
-        return min(self.lease_s, DEFAULTS.silence_s)
+        return self.lease_s
 
     @property
     def all_settings(self) -> dict[str, Any]:
@@ -196,12 +196,11 @@ class Fleet:
         self.redis.start()
 
     def since_renewal_s(self, n: int) -> float:
-        """Return the seconds since the n-th worker renewed its leases.
-
-        They are computed from the TTL of its fence key, which is one lease long when renewed.
-        """
-        left_ms: Any = self.client.pttl(keys.fence(0, self.workers[n].name))
-        return self.shape.lease_s - max(0, int(left_ms)) / 1e3
+        """Return the seconds since the n-th worker's last heartbeat."""
+        until: Any = self.client.zscore(keys.alive(0), self.workers[n].name)
+        seconds, micros = self.client.time()
+        now_s = int(seconds) + int(micros) / 1e6
+        return max(0.0, self.shape.lease_s - (float(until or 0) / 1e6 - now_s))
 
     def all_serve(self) -> bool:
         """Return whether all workers are registered and take jobs; False without Redis."""

@@ -11,9 +11,9 @@ import redis
 from shared.store.redis import keys
 
 _SETTLE_S = 10.0
-_EXPIRING = {keys.JOB, keys.LOG, keys.STEPS, keys.FENCE}
+_EXPIRING = {keys.JOB, keys.LOG, keys.BODY}
 """Kinds of keys that must have a TTL when no job runs."""
-_WITH_ENTRIES = {keys.WAITING, keys.DEADLINES}
+_WITH_ENTRIES = {keys.WAITING, keys.LINE, "first", "deadlines"}
 
 
 def leftovers(client: redis.Redis) -> dict[str, int]:

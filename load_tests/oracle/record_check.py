@@ -8,7 +8,7 @@ from itertools import pairwise
 from load_tests.oracle.observation import Observation
 from load_tests.oracle.request_classes import Mode
 from load_tests.oracle.stored_job import StoredJob
-from shared.job.job_log import Entry, Transcript, read_journal
+from shared.job.log import ENDS, Entry, Transcript, read_journal
 from shared.job.states import JobState
 
 _CLOCK_S = 1e-6
@@ -17,7 +17,7 @@ _CLOCK_S = 1e-6
 
 def terminal_entries(stored: StoredJob) -> int:
     """Return how many entries of the log hold an end."""
-    return sum(bool(entry.end) for entry in stored.entries)
+    return sum(entry.event in ENDS for entry in stored.entries)
 
 
 def record_errors(seen: Observation, stored: StoredJob | None) -> list[str]:
@@ -47,7 +47,7 @@ def contradictions(seen: Observation, stored: StoredJob | None) -> list[str]:
         return []
     if seen.complete:
         return _answer_errors(seen, stored)
-    texts = _texts(stored.entries)
+    texts = _texts(stored.answer)
     right = seen.expected.texts
     if all(right.get(index, "").startswith(text) for index, text in texts.items()):
         return []
@@ -65,7 +65,7 @@ def _answer_errors(seen: Observation, stored: StoredJob) -> list[str]:
 
 def _log_errors(stored: StoredJob) -> list[str]:
     errors = []
-    numbers = [entry.seq for entry in stored.entries]
+    numbers = [entry.position.number for entry in stored.entries]
     if numbers != list(range(1, len(numbers) + 1)):
         errors.append("its log's entries are not numbered 1 to N")
     if stored.lacks_entries:
@@ -74,8 +74,8 @@ def _log_errors(stored: StoredJob) -> list[str]:
         ends = terminal_entries(stored)
         if ends != 1:
             errors.append(f"its log has {ends} terminal entries")
-        elif stored.entries[-1].end != stored.job.state:
-            errors.append(f"its log ends with {stored.entries[-1].end!r}, not {stored.job.state}")
+        elif stored.entries[-1].event != stored.job.state:
+            errors.append(f"its log ends with {stored.entries[-1].event!r}, not {stored.job.state}")
     return errors
 
 
@@ -92,15 +92,16 @@ def _content_errors(seen: Observation, stored: StoredJob) -> list[str]:
     """The log of a completed job holds every token once, and its usage counts them."""
     expected = seen.expected
     try:
-        transcript = _transcript(stored.entries)
+        transcript = _transcript(stored.answer)
     except (ValueError, TypeError, LookupError) as error:
         return [f"its journal can't be read: {error!r}"]
     errors = []
     if transcript.tokens != dict(expected.tokens):
         errors.append(f"its log has {transcript.tokens} tokens, not {dict(expected.tokens)}")
-    if _texts(stored.entries) != expected.texts:
+    if _texts(stored.answer) != expected.texts:
         errors.append("the text in its log is wrong")
-    counted = stored.entries[-1].tokens if stored.entries else None
+    details = stored.entries[-1].details if stored.entries else ()
+    counted = details[0] if details else None
     if counted != expected.completion_tokens:
         errors.append(f"its last entry counts {counted} tokens, not {expected.completion_tokens}")
     usage = stored.job.usage or {}

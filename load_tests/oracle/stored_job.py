@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shared.job.job import Job, checked_shard
-from shared.job.job_log import Entry, parse_segments
+from shared.job.log import Entry, EventName, read_entries
 from shared.job.record import parse_job
 from shared.store.redis import keys
 from shared.store.servers import Servers
@@ -28,6 +29,12 @@ class StoredJob:
     log_ttl_ms: int
     """As `ttl_ms`; -2: there is no log."""
 
+    @property
+    def answer(self) -> Sequence[Entry]:
+        """The entries of the present answer: those behind its last beginning."""
+        begins = [n for n, entry in enumerate(self.entries) if entry.event == EventName.RESTARTED]
+        return self.entries[begins[-1] :] if begins else self.entries
+
 
 async def read_jobs(servers: Servers, ids: Sequence[str]) -> dict[str, StoredJob | None]:
     """Read jobs; None for those that Redis does not have. Raises StoreError."""
@@ -35,7 +42,7 @@ async def read_jobs(servers: Servers, ids: Sequence[str]) -> dict[str, StoredJob
     for job_id in ids:
         shard = checked_shard(job_id)
         pipe.of(shard).hgetall(keys.job(shard, job_id))
-        pipe.of(shard).lrange(keys.log(shard, job_id), 0, -1)
+        pipe.of(shard).execute_command("XRANGE", keys.log(shard, job_id), "-", "+")
         pipe.of(shard).pttl(keys.job(shard, job_id))
         pipe.of(shard).pttl(keys.log(shard, job_id))
     replies = await pipe.execute()
@@ -44,10 +51,11 @@ async def read_jobs(servers: Servers, ids: Sequence[str]) -> dict[str, StoredJob
 
 
 def _stored(
-    job_id: str, raw: dict[bytes, bytes], segments: list[bytes], ttl_ms: int, log_ttl_ms: int
+    job_id: str, raw: dict[bytes, bytes], log: list[Any], ttl_ms: int, log_ttl_ms: int
 ) -> StoredJob | None:
     if not raw:
         return None
-    entries = parse_segments(segments, 0)
-    lacks = b"log_lost" in raw or any(entry.lost for entry in entries)
-    return StoredJob(parse_job(job_id, raw), entries, lacks, ttl_ms, log_ttl_ms)
+    job, entries = parse_job(job_id, raw), read_entries(log)
+    numbers = [entry.position.number for entry in entries]
+    lacks = job.error_code == "log_lost" or numbers != list(range(1, len(numbers) + 1))
+    return StoredJob(job, entries, lacks, ttl_ms, log_ttl_ms)

@@ -150,7 +150,6 @@ def _shape(load: _Load, row: str, arguments: argparse.Namespace) -> FleetShape:
     speed = arguments.speed
     rules = PlacementRules()
     rules = rules._replace(
-        patience_s=rules.patience_s / speed,
         overtake_s=rules.overtake_s / speed,
         window=0 if row == "oldest" else rules.window,
     )

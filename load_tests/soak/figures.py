@@ -35,7 +35,7 @@ def work(fleet: Fleet) -> dict[str, float]:
         f"{kind} keys": float(sum(1 for _ in client.scan_iter(f"{base}{kind}:*", count=1000)))
         for kind in (keys.JOB, keys.LOG)
     }
-    indices = [base + keys.EXPIRING, *(keys.jobs(0, tenant) for tenant in TENANTS)]
+    indices = [base + "expiring", *(keys.jobs(0, tenant) for tenant in TENANTS)]
     found["index entries"] = float(sum(map(client.zcard, indices)))
     key = next(iter(TENANTS.values()))
     url, headers = fleet.urls[0], {"authorization": f"Bearer {key}"}

@@ -76,11 +76,9 @@ class FleetSettings(ProcessSettings):
         "machine loses power; `flotilla up` starts its own with appendfsync always",
     )
     lease_s: float = Field(
-        15.0, ge=0.2, le=600, description="a worker that renews no lease for so long loses its jobs"
-    )
-    silence_s: float = Field(
-        1.5,
-        ge=1,
+        2.0,
+        ge=0.2,
+        le=600,
         description="a worker that is connected and gives no sign of life (one each 0.5 s, from a "
         "thread of its own) for so long loses its jobs",
     )
@@ -88,14 +86,13 @@ class FleetSettings(ProcessSettings):
     fair_shares: ShareEntry = Field(
         ShareEntry(),
         description="how tenants share a full pool: `half_life_s`, `ahead`, `lift` (with 0, 0, 1 "
-        "these are VTC's rules), and `hand_backs_s`, the running jobs that a full worker hands "
-        "back per second, beside flex jobs that make room for a better lane (0: none at all)",
+        "these are VTC's rules)",
     )
     placement: PlacementEntry = Field(
         PlacementEntry(),
         description="how jobs find the worker whose prefix cache may hold the beginning of their "
-        "prompt: `patience_s`, for which one waits for it, `overtake_s`, `window`, the waiting "
-        "jobs of a tenant that a claim chooses from; 0: any worker takes any job",
+        "prompt: `overtake_s`, `window`, the waiting jobs of a tenant that a claim chooses from; "
+        "0: any worker takes any job",
     )
 
     @field_validator("redis_url")

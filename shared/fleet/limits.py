@@ -120,12 +120,6 @@ QUEUE_FULL = Limit(
     "requests get 503.",
     do="Add workers, or raise FLOTILLA_MAX_QUEUE_DEPTH if Redis has memory to spare.",
 )  # fmt: skip
-SUSPECTS = Limit(
-    "suspects", warning=1,
-    text="In the pool {pool} {waiting} to run alone, because at least two workers were lost with "
-    "each of them.",
-    do="See the logs of the workers that had them: `flotilla jobs why <id>` names them.",
-)  # fmt: skip
 AUTOSCALER_SILENT = Limit(
     "autoscaler_silent", 10,
     text="The autoscaler has decided nothing for {silent} for the pool {pool}.",

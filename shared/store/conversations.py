@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shared.job.errors import BadRequest, ConversationLocked, NotFound, QuotaExceeded
+from shared.job.job import checked_shard
 from shared.job.responses import StoredItem, pack_items, response_id, shard_of_conversation
 from shared.store.queue import Queue
 from shared.store.redis import keys
@@ -203,3 +204,22 @@ def locked(job_id: str) -> ConversationLocked:
 def no_item(item_id: str) -> NotFound:
     """For an item that a conversation does not have."""
     return NotFound(f"Item with id {item_id[:64]!r} not found.")
+
+
+async def take_out_input(queue: Queue, job_id: str, head_bytes: int, later: str) -> None:
+    """Take a completed response's input out of its record: that of the job `later` begins with it.
+
+    `head_bytes`: the bytes of the job's body before the input. Raises StoreError.
+    """
+    shard = checked_shard(later)
+    ttl_ms = await queue.servers.of(shard).pttl(keys.job(shard, later))
+    arguments = (job_id, head_bytes, "", later, b"[]", ttl_ms)
+    await queue.run("replace_input", checked_shard(job_id), *arguments)
+
+
+async def put_back_input(
+    queue: Queue, job_id: str, head_bytes: int, later: str, given: bytes
+) -> None:
+    """The job `later` is deleted; `given`: the input as JSON. Raises StoreError."""
+    arguments = (job_id, head_bytes, later, "", given, "")
+    await queue.run("replace_input", checked_shard(job_id), *arguments)

@@ -566,9 +566,9 @@ class Queue:
         )
         return {job_id: state for job_id, state in states.items() if state}
 
-    async def heartbeat(self, shard: int, worker: str) -> None:
-        """Keep all jobs of a worker in the shard for two more seconds."""
-        await self.run("heartbeat", shard, worker)
+    async def heartbeat(self, shard: int, worker: str, lease_s: float = 2.0) -> None:
+        """Keep all jobs of a worker in the shard for so long from now on."""
+        await self.run("heartbeat", shard, worker, int(lease_s * 1e6))
 
     async def free_room(self, pool: str, *, but_of: str) -> FreeRoom:
         """The room of all idle workers but one. Raises StoreError if a server is away."""

@@ -19,8 +19,9 @@ from shared.job.log import DeltaEncoder, Entry, Position, Record
 from shared.store.queue import HeldJob
 from shared.store.scripts import library
 from tests.harness.servers import RedisServer, embedded_binary
-from tests.store.model import Broken, ModelWorker, Wire, World
-from tests.store.queue import model
+from tests.store.model import CLOCK, World
+from tests.store.model_parts import Broken, Wire
+from tests.store.model_processes import ModelWorker
 from worker.core.claim import Claims
 from worker.core.output import Kind, Output
 from worker.core.publish import ShardPublisher
@@ -53,7 +54,7 @@ def wires(
 def load(redis: Wire, replaced: Mapping[str, str]) -> str:
     """Load the scripts with the clock of the model, and with what is `replaced`; the prefix."""
     prefix, text = library()
-    for old, new in {REAL_CLOCK: model.CLOCK, **replaced}.items():
+    for old, new in {REAL_CLOCK: CLOCK, **replaced}.items():
         assert old in text, old
         text = text.replace(old, new)
     redis("FUNCTION", "LOAD", "REPLACE", text)
@@ -210,7 +211,9 @@ CONTROLS = {
     "deadlines at the claim": Control(
         {"if job.deadline_us ~= '' and tonumber(job.deadline_us) <= now_us() then": "if false then"}
     ),
-    "leases that lie ahead": Control({"if lease_end > now + LEASE_US then beat(worker) end": ""}),
+    "leases that lie ahead": Control(
+        {"if lease_end > now + lease_us(worker) then beat(worker) end": ""}
+    ),
     "frames of refused entries": Control(
         {"some_refused and without_refused(ARGV[i + 1]) or ARGV[i + 1]": "ARGV[i + 1]"}
     ),

@@ -279,8 +279,8 @@ async def test_a_client_that_has_more_than_the_log_is_told(
     log.mark("claimed")
     log.write_text("a")
     if end:
-        log.end()  # with the number of what the client has
-    reader = relay.open(JOB, mode, after=3)
+        log.end()
+    reader = relay.open(JOB, mode, after=4)
     with pytest.raises(StreamReset):
         await reader.next(LONG_S)
 

@@ -231,9 +231,9 @@ RULES: list[tuple[Rule, tuple[str, str]]] = [
     ),
     (
         a_lease_that_lies_ahead_ends,
-        ("if lease_end > now + LEASE_US then beat(worker) end", ""),
+        ("if lease_end > now + lease_us(worker) then beat(worker) end", ""),
     ),
-    (a_pause_counts_once, ("if lease_end > now + LEASE_US then beat(worker) end", "")),
+    (a_pause_counts_once, ("if lease_end > now + lease_us(worker) then beat(worker) end", "")),
     (a_pause_ends_no_lease, ("if paused <= PAUSE_US then return end", "do return end")),
     (
         connections_that_all_ended_at_once_have_a_while,

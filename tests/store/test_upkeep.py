@@ -22,8 +22,8 @@ from shared.store.servers import Servers
 from shared.store.upkeep import KEPT_S, Upkeep, prune, rewrite_logs
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually
-from tests.redis.test_registry import INFO
 from tests.store.conftest import POOL, TENANT, WORKER, lease, open_queue, submit
+from tests.store.test_registry import INFO
 
 METRICS = UpkeepMetrics(CollectorRegistry())
 

@@ -1,5 +1,5 @@
-"""The lease of all jobs of a worker: a thread of its own writes twice a second that the worker is
-there, and goes on while the event loop is busy.
+"""The lease of all jobs of a worker: a thread of its own writes at least twice a second that the
+worker is there, and goes on while the event loop is busy.
 
 It stops while the loop stands still: then no stream of the worker goes on, and its jobs had better
 go to others. A call that holds the interpreter's lock stops the thread, too.
@@ -18,6 +18,8 @@ from shared.store.queue import Queue
 from shared.store.servers import Servers
 
 BEAT_S = 0.5
+"""Longest time between two heartbeats."""
+_BEATS_PER_LEASE = 4
 LOOP_S = 2.0
 """So long the event loop may stand still."""
 _TURN_S = 0.25
@@ -29,8 +31,9 @@ _RETRY_S = 0.1
 class Heartbeat:
     """Beats in each shard from `start` until `stop`, or until the process ends."""
 
-    def __init__(self, url: str, shards: int, worker: str) -> None:
+    def __init__(self, url: str, shards: int, worker: str, lease_s: float = 2.0) -> None:
         self._url, self._shards, self._worker = url, shards, worker
+        self._lease_s = lease_s
         self._turned_at = time.monotonic()
         self._turn: asyncio.TimerHandle | None = None
         self._stopped = asyncio.Event()
@@ -72,12 +75,12 @@ class Heartbeat:
 
     async def _beat(self, queue: Queue, shards: range) -> None:
         while True:
-            due = time.monotonic() + BEAT_S
+            due = time.monotonic() + min(BEAT_S, self._lease_s / _BEATS_PER_LEASE)
             if time.monotonic() - self._turned_at < LOOP_S:
                 try:
                     async with asyncio.timeout(_ANSWER_S):
                         for shard in shards:
-                            await queue.heartbeat(shard, self._worker)
+                            await queue.heartbeat(shard, self._worker, self._lease_s)
                 except (StoreError, TimeoutError):
                     queue.give_up(shards[0], "a heartbeat was not answered")
                     due = time.monotonic() + _RETRY_S

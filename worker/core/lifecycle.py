@@ -33,7 +33,6 @@ from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
 from shared.store.servers import Servers
 from shared.store.subscription import Subscription
-from shared.store.upkeep import Upkeep
 from worker.core.adapters import Adapters
 from worker.core.desired_state import DesiredState
 from worker.core.engine_call import model_cards
@@ -88,7 +87,7 @@ class Worker:
         # Done at the first signal, or with the error of the first task that ends by itself.
         self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._forced = asyncio.Event()
-        self._heartbeat = Heartbeat(settings.redis_url, settings.shards, self._id)
+        self._heartbeat = Heartbeat(settings.redis_url, settings.shards, self._id, settings.lease_s)
         self._health = HealthServer(settings.worker_host, settings.worker_port, self._status)
         self._registration = Registration(
             Registry(servers.primary), self._id, pool, engine, self._metrics, self._health
@@ -190,7 +189,6 @@ class Worker:
             operations.run(),
             desired.run(),
             Health(servers).run(),
-            Upkeep(self._queue, self._metrics.reaper).run(),
         ):
             self._spawn(work)
         log.info(

@@ -8,13 +8,12 @@ import time
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qsl
 
-from gateway.core.answer import JobAnswer
-from gateway.core.answer_call import answer_of
+from gateway.core.answer import JobAnswer, answer_of
 from gateway.core.context import Gateway
 from gateway.core.incoming import Incoming
 from gateway.core.job_lookup import own_or_any_job
 from gateway.core.plain_route import PlainRoute
-from gateway.core.received_events import StreamPosition
+from gateway.core.resume import StreamPosition
 from gateway.description.endpoint_route import ANSWER_ERRORS
 from gateway.description.schema import TEXT, Schema, errors_in
 from gateway.http.body import has_body

@@ -14,11 +14,12 @@ from gateway.apis.jobs import bulk, job_details, retry
 from gateway.apis.jobs.accepted_job import accepted
 from gateway.apis.jobs.job_schemas import JOB_SCHEMAS
 from gateway.apis.jobs.job_stream import STREAM
+from gateway.core.answer import whole_answer
 from gateway.core.call import new_call
 from gateway.core.call_options import MAX_DEADLINE_S
 from gateway.core.context import Gateway, GatewayDep, KeyDep, TenantDep
 from gateway.core.incoming import Incoming
-from gateway.core.job_events import END_ID, EventPosition, events
+from gateway.core.job_events import END_ID, EventPosition, events, number_of_end
 from gateway.core.job_filter import parse_filter, tenants_of
 from gateway.core.job_lookup import own_or_any_job
 from gateway.core.job_object import summaries
@@ -27,7 +28,6 @@ from gateway.core.new_call import JobOptions, Wrapped
 from gateway.core.on_disconnect import keep_s
 from gateway.core.reader import ReadMode
 from gateway.core.send_body import BodyResponse
-from gateway.core.whole_answer import whole_answer
 from gateway.description.api import Api
 from gateway.description.endpoint_route import ANSWER_ERRORS, CALL_ERRORS, CALL_HEADERS
 from gateway.description.schema import Schema, ref, shows, takes
@@ -39,7 +39,7 @@ from gateway.http.wrong_fields import sent, wrong_field
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, JobFailed
-from shared.job.job import Job, shard_in
+from shared.job.job import Job
 from shared.job.lanes import CLIENT_LANES
 from shared.job.place import PLACE, Place
 from shared.job.states import JobState
@@ -222,9 +222,9 @@ async def get_events(
         return Response(status_code=204)  # at which an EventSource stops
     after = EventPosition.parse(last_event_id)
     if job.state.terminal:
-        [last] = await gateway.queue.positions(shard_in(job.id), [job.id])
-        if last is not None and after.entry > last.number >= 0:
-            raise BadRequest(f"Last-Event-ID is after the last event, {last.number}.")
+        last = await number_of_end(gateway.queue, job)
+        if last is not None and after.entry > last:
+            raise BadRequest(f"Last-Event-ID is after the last event, {last}.")
     headers = _job_header(job) | _SSE_HEADERS
     return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 

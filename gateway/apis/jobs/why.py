@@ -95,11 +95,6 @@ def explain(job: Job, pool: PoolSituation, waiting: Waiting, message: str, now_s
 def _why_it_waits(job: Job, pool: PoolSituation, waiting: Waiting, now_s: float) -> str:
     name = job.pool
     waited = f"It has waited {duration(now_s - job.created_at)}"
-    if job.suspect:
-        return (
-            f"{waited} because {_lost_workers(job)} lost with it: it runs alone, as soon as a "
-            "worker runs nothing else."
-        )
     if pool.paused:
         return f"{waited} because an operator has paused the pool {name}; resume the pool."
     if pool.wait_reason:
@@ -122,11 +117,6 @@ def _are(ahead: int) -> str:
 
 def _jobs(count: int) -> str:
     return f"{count} job" if count == 1 else f"{count} jobs"
-
-
-def _lost_workers(job: Job) -> str:
-    lost = [attempt for attempt in job.attempts if attempt.outcome == "worker_lost"]
-    return f"{len(lost)} workers were" if len(lost) > 1 else "workers were"
 
 
 def _how_it_runs(job: Job, now_s: float) -> str:

@@ -142,7 +142,7 @@ class Conversations(ConversationRecords):
         """
         if not conversation.job:
             return
-        job = await self._queue.get(conversation.job)
+        [job] = await self._queue.get(conversation.job)
         if job is not None and not job.state.terminal:
             if running:
                 return

@@ -21,6 +21,7 @@ from shared.job.errors import BadRequest, BodyTooLarge, ConversationLocked, NotF
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
 from shared.job.responses import ResponseOptions, Turn, job_id_of
+from shared.store.conversations import put_back_input, take_out_input
 from shared.store.queue import Queue
 
 _SMALL_BYTES = 4096
@@ -100,7 +101,7 @@ class ResponseJobs:
             if up_to == stored.job.id:
                 with contextlib.suppress(StreamReset):
                     text = await self._input_of(StoredResponse(stored.job, body, up_to))
-                    await queue.put_back_input(earlier, options.previous_head_bytes, up_to, text)
+                    await put_back_input(queue, earlier, options.previous_head_bytes, up_to, text)
         await queue.delete(stored.job.id)
 
     async def _input_of(self, stored: StoredResponse) -> bytes:
@@ -130,7 +131,7 @@ class ResponseJobs:
         )
         if earlier is None or not head_bytes or stored.up_to or len(stored.body) <= _SMALL_BYTES:
             return
-        await self._queue.take_out_input(earlier, head_bytes, stored.job.id)
+        await take_out_input(self._queue, earlier, head_bytes, stored.job.id)
 
     async def _continued(self, job: NewJob, request: ResponseRequest) -> NewJob:
         """The job with a body in which the history precedes the input."""

@@ -12,11 +12,10 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 
 from gateway.apis.responses.stored_response import stored_response
-from gateway.core.answer import JobAnswer
-from gateway.core.answer_call import answer_of
+from gateway.core.answer import JobAnswer, answer_of
 from gateway.core.context import Gateway
 from gateway.core.incoming import Incoming
-from gateway.core.received_events import StreamPosition
+from gateway.core.resume import StreamPosition
 from gateway.http.wrong_fields import sent
 from shared.job.errors import BadRequest
 from shared.job.responses import opening

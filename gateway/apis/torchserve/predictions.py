@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import Scope
 
 from gateway.apis.torchserve.prediction import model_name, prediction_in
-from gateway.core.answer_call import answer_call
+from gateway.core.answer import answer_call
 from gateway.core.context import Gateway
 from gateway.core.incoming import Answer, Incoming
 from gateway.core.new_call import Wrapped

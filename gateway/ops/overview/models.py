@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from shared.fleet.limits import Level
-from shared.job.lanes import FLEX, SUSPECT_LANE
+from shared.job.lanes import FLEX
 from shared.job.states import WorkerState
 
 Tenths = Annotated[float, PlainSerializer(lambda value: round(value, 1))]
@@ -23,7 +23,7 @@ class _Shown(BaseModel):
 
 
 class LaneOverview(_Shown):
-    """The jobs that wait in one lane of a pool, with the queues of its adapters."""
+    """The jobs that wait in one lane of a pool."""
 
     lane: str
     waiting: int
@@ -43,7 +43,7 @@ class TenantOverview(_Shown):
 
 
 class PoolOverview(_Shown):
-    """One pool, with the queues of its adapters."""
+    """One pool."""
 
     pool: str
     models: Sequence[str] = ()
@@ -66,11 +66,6 @@ class PoolOverview(_Shown):
     scale: dict[str, Any] | None = Field(
         None, description="the autoscaler's decision, if it has made one"
     )
-
-    @property
-    def suspects(self) -> int:
-        """Jobs that wait to run alone."""
-        return sum(lane.waiting for lane in self.lanes if lane.lane == SUSPECT_LANE)
 
     @property
     def oldest_urgent_s(self) -> float:

@@ -112,8 +112,6 @@ def _of_pool(pool: PoolOverview, state: FleetState) -> Iterator[Problem]:
             {"pool": pool.pool, "lane": lane.lane, "jobs": lane.waiting, "most": pool.max_depth},
             pool=pool.pool,
         )
-    words |= {"waiting": _wait(pool.suspects)}
-    yield from check(limits.SUSPECTS, pool.suspects, words, pool=pool.pool)
     if pool.scale is not None and pool.scale["silent"]:
         # The autoscaler's own limit is longer where its ticks are rare.
         yield from check(

@@ -15,7 +15,7 @@ from gateway.ops.overview.models import (
     WorkerOverview,
 )
 from shared.fleet.registry import WorkerInfo
-from shared.job.lanes import WAITING_LANES
+from shared.job.lanes import CLIENT_LANES
 from shared.job.states import WorkerState
 from shared.platform.tasks import run_together
 from shared.store.health import Health
@@ -37,10 +37,7 @@ class Reading(NamedTuple):
 async def read(queue: Queue, fleet: FleetView) -> Reading:
     """Read everything now; refreshes the workers in `fleet`. Raises StoreError."""
     lanes, _ = await run_together(depths(queue), fleet.refresh_workers())
-    busy: dict[str, list[str]] = {}
-    for lane in lanes:
-        if lane.waiting and lane.pool not in busy.setdefault(lane.pool, []):
-            busy[lane.pool].append(lane.pool)
+    busy = sorted({lane.pool for lane in lanes if lane.waiting})
     waiting = await waiting_by_tenant(queue, busy, _MOST_TENANTS)
     tenants = {
         pool: [
@@ -166,14 +163,14 @@ def pools(
 
 
 def _lanes(lanes: Sequence[LaneDepth]) -> list[LaneOverview]:
-    """One for each lane in which jobs can wait, over the queues of adapters."""
+    """One for each lane in which jobs can wait."""
     return [
         LaneOverview(
             lane=name,
             waiting=sum(lane.waiting for lane in lanes if lane.lane == name),
             oldest_wait_s=max((lane.oldest_s for lane in lanes if lane.lane == name), default=0.0),
         )
-        for name in WAITING_LANES
+        for name in CLIENT_LANES
     ]
 
 

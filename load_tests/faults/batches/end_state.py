@@ -24,7 +24,7 @@ _GONE = {
     keys.DOCUMENT_USERS,
 }
 """Kinds of keys that no ended batch has."""
-_EMPTY = {keys.EXPIRING, keys.JOBS}
+_EMPTY = {"expiring", keys.JOBS}
 """Kinds of sorted sets that have nothing of deleted jobs."""
 
 

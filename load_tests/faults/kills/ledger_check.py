@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from load_tests.oracle.stored_job import StoredJob
-from shared.job.job_log import Entry, prompt_tokens_in, tokens_in
+from shared.job.log import Entry, prompt_tokens_in, tokens_in
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
-from shared.store.redis.job_queue import JobQueue
+from shared.store.queue import Queue
 from shared.store.servers import Servers
 
 _AT_ONCE = 10_000
@@ -26,14 +26,14 @@ class Logged(NamedTuple):
     def of(cls, stored: StoredJob) -> Logged:
         """That of a job as Redis holds it."""
         job = stored.job
-        return cls(Owner(job.tenant, job.key, job.model), *_tokens(stored.entries))
+        return cls(Owner(job.tenant, job.key, job.model), *_tokens(stored.answer))
 
 
 async def ledger_errors(url: str, shards: int, logged: Mapping[str, Logged]) -> list[str]:
     """Return what is wrong with the ledger. No maintenance process may run. Raises StoreError."""
     entries: list[Ended] = []
     async with Servers(url, shards) as servers:
-        queue = JobQueue(servers)
+        queue = Queue(servers)
         for shard in range(shards):
             after = ""
             while found := await EndedStreams(queue, Reader.USAGE).read(shard, after, _AT_ONCE):

@@ -14,7 +14,7 @@ from load_tests.oracle.differences import differences
 from load_tests.oracle.observation import Observation
 from load_tests.oracle.record_check import record_errors, terminal_entries
 from load_tests.oracle.stored_job import StoredJob
-from shared.job.job_log import tokens_in
+from shared.job.log import tokens_in
 
 _MAX_EXAMPLES = 40
 

@@ -34,6 +34,7 @@ local function lose(worker)
   recount(worker, 0)
   redis.call('ZREM', base .. 'workers', worker)
   redis.call('ZREM', base .. 'unheard', worker)
+  redis.call('HDEL', base .. 'leases', worker)
   redis.call('DEL', key('followed', worker))
   table.insert(reply[2], worker)
   for _, pool in ipairs(redis.call('SMEMBERS', base .. 'pools')) do
@@ -64,7 +65,7 @@ local unheard, n_unheard = unheard_workers(workers)
 local silence_us = (is_patient or 2 * n_unheard > #workers) and PATIENCE_US or UNHEARD_US
 for _, worker in ipairs(workers) do
   local lease_end, since = tonumber(redis.call('ZSCORE', base .. 'workers', worker)), unheard[worker]
-  if lease_end > now + LEASE_US then beat(worker) end -- the clock went back
+  if lease_end > now + lease_us(worker) then beat(worker) end -- the clock went back
   if lease_end < now or since and now - since > silence_us then
     if not lose(worker) then
       reply[1] = 1

@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[3])  # as `python -m` in the repository's root
 
-from shared.store.redis.scripts import loader  # noqa: E402
+from shared.store import scripts  # noqa: E402
 
-own_body, own_version = loader._body, metadata.version
-loader._body = lambda name: f"{own_body(name)}\n-- of the next release\n"
+own_function, own_version = scripts._function, metadata.version
+scripts._function = lambda name: f"{own_function(name)}-- of the next release\n"
 metadata.version = lambda name: "99.0.0" if name == "flotilla" else own_version(name)
 _, _, module, *arguments = sys.argv[1:]
 sys.argv = [module, *arguments]

@@ -33,13 +33,13 @@ from shared.job.errors import (
     StreamReset,
 )
 from shared.job.idempotency import IdempotencyKey
-from shared.job.job import LeasedJob, NewJob, shard_in
+from shared.job.job import NewJob, shard_in
 from shared.job.replies import JoinedJob
 from shared.job.responses import response_id, shard_of_conversation
 from shared.job.states import JobEvent
 from shared.store.conversations import Conversation
 from shared.store.health import Health
-from shared.store.queue import Queue
+from shared.store.queue import HeldJob, Queue
 from shared.store.redis import keys
 from tests.harness.settings import Settings
 from tests.store.conftest import POOL, TENANT, claim, finish, make_answer, open_queue
@@ -138,7 +138,7 @@ def output(text: str) -> bytes:
     return json.dumps(response).encode()
 
 
-async def end(queue: Queue, job: LeasedJob, text: str, **changes: Any) -> None:
+async def end(queue: Queue, job: HeldJob, text: str, **changes: Any) -> None:
     done = make_answer(body=output(text), content_type="application/json", **changes)
     assert await finish(queue, job, done) == "ok"
 
@@ -387,7 +387,7 @@ async def test_requests_in_any_order(side: Side, seed: int) -> None:
     conversation = await side.new("start")
     expected = ["start"]
     prepared: list[NewJob] = []
-    running: dict[str, LeasedJob] = {}
+    running: dict[str, HeldJob] = {}
     inputs: dict[str, str] = {}
     for step in range(40):
         act = random_of.choice(["prepare", "prepare", "submit", "submit", "claim", "end", "append"])

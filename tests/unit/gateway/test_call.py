@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +41,8 @@ class Admission:
 class Fleet:
     """Has the model `m`."""
 
-    switches = SimpleNamespace(intake_stopped=frozenset())
+    models: Mapping[str, ModelInfo] = {}
+    switches: Mapping[str, Any] = {}
 
     async def model(self, name: str, version: str) -> ModelInfo:
         if name != "m":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -94,10 +96,11 @@ class Ended:
 
     keepalive_s = 1.0
 
-    def __init__(self, state: JobState) -> None:
+    def __init__(self, state: JobState, output: Sequence[Delta] = ()) -> None:
         self.relay = self.queue = self.settings = self
         self.gateway_id = "gw"
         self._state = state
+        self._output = list(output)
 
     def open(self, *_: Any, **__: Any) -> Any:
         return self
@@ -106,7 +109,7 @@ class Ended:
         pass
 
     async def next(self, *_: Any) -> list[LogEvent]:
-        return [LogEvent(7, "completed", [])]
+        return [LogEvent(7, "completed", self._output)]
 
     async def get(self, job_id: str) -> list[Job]:
         return [job(state=self._state)]
@@ -125,3 +128,20 @@ async def test_an_end_that_redis_has_lost_is_an_error(state: JobState, expected:
     parts = [part async for part in events(context, job(), EventPosition(0, 0))]
     assert expected in b"".join(parts[-3:])
     assert (b"id: end" in b"".join(parts)) == (state is JobState.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("after", "output", "expected"),
+    [
+        (6, [Delta(0, 0, (1,), "x")], [b"delta", b"completed"]),
+        (7, [Delta(0, 0, (1,), "x")], [b"completed"]),
+        (7, [], [b"error"]),  # it had another entry with this number
+    ],
+)
+async def test_a_client_may_have_what_came_with_the_end(
+    after: int, output: list[Delta], expected: list[bytes]
+) -> None:
+    context: Any = Ended(JobState.COMPLETED, output)
+    parts = [part async for part in events(context, job(), EventPosition(after, 0))]
+    names = re.findall(rb"event: (\w+)", b"".join(parts))
+    assert [name for name in names if name not in (b"queued", b"in_progress")] == expected

@@ -90,7 +90,6 @@ def test_an_empty_fleet_is_not_a_problem_until_a_job_waits() -> None:
         ([lane(waiting=799)], {}, []),
         ([lane(waiting=800)], {}, [("queue_full", "warning")]),
         ([lane(waiting=800), lane("flex", 1000)], {}, [("queue_full", "problem")]),
-        ([lane("suspect", waiting=1)], {}, [("suspects", "warning")]),
         ([lane()], {"workers_ready": 0}, [("no_worker", "problem")]),
         (
             [lane()],

@@ -73,7 +73,7 @@ def test_a_job_that_a_second_worker_continued() -> None:
 
 
 def test_a_job_that_was_handed_over_waits_again() -> None:
-    waits = job(attempts=(attempt("w-1", -9, -6, "handed_over", 2),), suspect=False)
+    waits = job(attempts=(attempt("w-1", -9, -6, "handed_over", 2),))
     assert shown(waits) == [
         ("queue", -10, -9, 1, ""),
         ("run", -9, -6, 1, "w-1"),
@@ -108,15 +108,6 @@ def test_why_a_job_waits() -> None:
     assert "an operator has paused the pool qwen" in why(job(), paused, 1)
     none = PoolSituation(0, 0, 0, wait_reason="no worker runs")
     assert "no worker runs" in why(job(), none, 1)
-    assert "2 workers were lost with it" in why(
-        job(
-            suspect=True,
-            attempts=(
-                attempt("w-1", -9, -8, "worker_lost", 0),
-                attempt("w-2", -7, -6, "worker_lost", 0),
-            ),
-        )
-    )
     free = PoolSituation(1, 4, 2)
     assert "1 job is before it in the lane default" in why(job(), free, 2)
     assert "a worker takes it now" in why(job(), free, 1)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.answer import answer_at_end
 from gateway.core.reader import LogEvent
-from gateway.core.whole_answer import answer_at_end
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.job import Job
 from shared.job.states import JobState

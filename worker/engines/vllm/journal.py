@@ -10,7 +10,7 @@ Where a request's next chunk is known when its tokens arrive (stream_chunks.py),
 journal at once, without the request's queue (collector.py) and task.
 
 Token path: vLLM's engine -> here, or `collector.py` and `stream_chunks.py` ->
-`worker/core/output_buffer.py`.
+`worker/core/output.py`.
 """
 
 from __future__ import annotations

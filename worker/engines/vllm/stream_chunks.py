@@ -1,6 +1,6 @@
 """Plain streams of vLLM, whose chunks are made from a template instead of objects.
 
-Token path: engine step -> collector.py -> here -> worker/core/output_buffer.py.
+Token path: engine step -> collector.py -> here -> worker/core/output.py.
 
 vLLM's serving layer builds, validates and serializes three pydantic objects for every chunk of a
 stream: the largest cost per token in a worker. In a plain stream (one choice; no logprobs, tools,

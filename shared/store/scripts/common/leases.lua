@@ -1,7 +1,7 @@
 -- Which worker has which jobs: the pending entries of its consumer in the group of the pool's stream. All unfinished jobs of a pool are
 -- in that stream, from submit to their end. How many a worker has is counted beside: XPENDING visits them all.
 local GROUP = 'workers'
-local LEASE_US = 2000000 -- of all jobs of a worker, from its last heartbeat
+local LEASE_US = 2000000 -- of all jobs of a worker, from its last heartbeat, if that has told no other length
 local LOOKS = 20 -- unfinished jobs that a tick looks at
 
 local function stream(pool) return key('queue', pool) end
@@ -97,4 +97,5 @@ local function note_alive()
   end
 end
 
-local function beat(worker) redis.call('ZADD', base .. 'workers', int(now_us() + LEASE_US), worker) end
+local function lease_us(worker) return tonumber(redis.call('HGET', base .. 'leases', worker) or '') or LEASE_US end
+local function beat(worker) redis.call('ZADD', base .. 'workers', int(now_us() + lease_us(worker)), worker) end

@@ -21,8 +21,8 @@ from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.health import Health
 from shared.store.interface import StoreUnavailable
-from shared.store.redis.fleet_registry import Registry
 from shared.store.queue import Queue
+from shared.store.redis.fleet_registry import Registry
 from tests.store.conftest import (
     POOL,
     WORKER,
@@ -31,6 +31,7 @@ from tests.store.conftest import (
 )
 
 INTERVAL_S = 0.05
+RELAY: Any = SimpleNamespace(is_subscribed=lambda shard: True)
 
 
 def info(**changes: Any) -> WorkerInfo:
@@ -66,7 +67,7 @@ class Fleet:
             metrics=metrics,
             health=Health(queue.servers, 0.9),
             tasks=TaskSupervisor(),
-            submitter=Submitter(queue, 1000, metrics),
+            submitter=Submitter(queue, RELAY, 1000, metrics),
         )
         self.overview = Overview(gateway)
 

@@ -26,9 +26,9 @@ from shared.job.quotas import Quotas
 from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.health import Health
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.queue import Queue
 from tests.store.conftest import (
     POOL,
     TENANT,
@@ -36,7 +36,7 @@ from tests.store.conftest import (
     make_job,
     submit,
 )
-from tests.redis.test_overview import info
+from tests.store.test_overview import RELAY, info
 from tests.unit.gateway.test_wait_estimate import SCALE
 
 SLOTS, JOB_S = 4, 2.0
@@ -64,7 +64,8 @@ async def door(queue: Queue) -> Door:
 
 
 async def fill(queue: Queue, n: int = WAITING, **changes: Any) -> None:
-    await queue.submit_all(0, [make_job(**changes) for _ in range(n)], 1000)
+    jobs = [make_job(**changes) for _ in range(n)]
+    assert all(r for r in queue.parse_submit(jobs, await queue.submit(0, jobs, 1000)))
 
 
 async def test_a_deadline_that_cant_be_met_is_refused(door: Door, queue: Queue) -> None:
@@ -106,7 +107,7 @@ async def test_another_tenant_waits_for_its_turn_only(door: Door, queue: Queue) 
 
 
 async def test_a_job_that_need_not_wait_is_not_refused(door: Door, queue: Queue) -> None:
-    await claim(queue, slots=SLOTS)
+    await claim(queue, SLOTS)
     for _ in range(SLOTS):  # none of them is submitted meanwhile
         await door.admit(make_job(max_wait_s=0.01))
     with pytest.raises(DeadlineUnreachable):
@@ -115,7 +116,7 @@ async def test_a_job_that_need_not_wait_is_not_refused(door: Door, queue: Queue)
 
 async def test_a_full_lane_says_when_there_is_room(door: Door, queue: Queue) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
-    submitter = Submitter(queue, 5, metrics, with_time=door.admission.with_time)
+    submitter = Submitter(queue, RELAY, 5, metrics, with_time=door.admission.with_time)
     await fill(queue, 5)
     errors = await asyncio.gather(
         *(submitter.submit(make_job()) for _ in range(20)), return_exceptions=True
@@ -128,7 +129,7 @@ async def test_a_full_lane_says_when_there_is_room(door: Door, queue: Queue) -> 
 async def test_a_tenants_bound_says_when_there_is_room(door: Door, queue: Queue) -> None:
     queue.quotas = Quotas(waiting=3)
     metrics = GatewayMetrics(CollectorRegistry())
-    submitter = Submitter(queue, 1000, metrics, with_time=door.admission.with_time)
+    submitter = Submitter(queue, RELAY, 1000, metrics, with_time=door.admission.with_time)
     await fill(queue, 3)
     for tenant in "abcdefg":
         await fill(queue, 3, tenant=tenant)
@@ -152,9 +153,7 @@ def limited(store: Redis) -> Iterator[Redis]:
     store.config_set("maxmemory", 0)
 
 
-async def test_above_the_mark_no_job_is_accepted(
-    door: Door, queue: Queue, limited: Redis
-) -> None:
+async def test_above_the_mark_no_job_is_accepted(door: Door, queue: Queue, limited: Redis) -> None:
     await door.health.look()
     assert await door.admit(make_job())
     key = IdempotencyKey.of(TENANT, "/jobs", "k", b"")

@@ -14,9 +14,9 @@ from shared.fleet.scale_decisions import Scale
 from shared.job.states import WorkerState
 from shared.store.interface import StoreUnavailable
 from shared.store.operators import HISTORY, ScaleStore
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.queue import Queue
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.store.conftest import POOL, claim, open_queue, submit

@@ -15,14 +15,14 @@ from gateway.core import fleet_view
 from gateway.core.fleet_view import FleetView
 from gateway.core.relay import Relay
 from shared.store.health import Health
+from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.store.redis.fleet_registry import Registry
-from shared.store.queue import Queue
-from shared.store.upkeep import Reaper
+from shared.store.upkeep import Upkeep
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.redis.test_registry import INFO
+from tests.store.test_registry import INFO
 
 NOT_UTF8 = b"\xff\xfe"
 
@@ -47,7 +47,7 @@ async def serving(redis_server: RedisServer) -> AsyncIterator[httpx.AsyncClient]
     [
         (Relay, "relay"),
         (FleetView, "fleet view"),
-        (Reaper, "reaper"),
+        (Upkeep, "upkeep"),
         (Health, "health"),
     ],
 )

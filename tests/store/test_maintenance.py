@@ -14,15 +14,11 @@ from redis import Redis
 from gateway.maintenance import broker, liveness_file, process
 from gateway.maintenance import maintenance_tasks as tasks_module
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
-from shared.job.lanes import DEFAULT
 from shared.store.interface import StoreUnavailable
 from shared.store.redis import keys
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.store.conftest import POOL
-
-STREAM = keys.queue(0, POOL, DEFAULT)
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +35,6 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO, "flotilla"):
         yield caplog
     log.propagate = before
-
-
-# --- stale records ---
 
 
 # --- once a round ---

@@ -8,7 +8,7 @@ from zlib import crc32
 import pytest
 
 from gateway.apis.jobs.job_stream import stream_position
-from gateway.core.received_events import ReceivedEvents, StreamPosition
+from gateway.core.resume import ReceivedEvents, StreamPosition
 from shared.job.errors import BadRequest, StreamReset
 
 EVENTS = [b'data: {"n": %d}\n\n' % n for n in range(6)] + [b"data: [DONE]\n\n"]

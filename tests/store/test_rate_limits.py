@@ -9,8 +9,8 @@ import msgpack
 import pytest
 import redis as sync_redis
 
-from shared.store.redis import keys
 from shared.store.queue import Queue
+from shared.store.redis import keys
 from shared.store.redis.rate_limit_records import RateLimitRecords
 from shared.tenants.rate_limits import Limit, Limited, RateLimits, Taken, TooMuch
 

@@ -6,28 +6,31 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 from redis import Redis
 
-from shared.job.frames import DeltaEncoder
-from shared.job.job import LeasedJob
-from shared.job.job_log import make_journal, pack_segment
-from shared.job.packing import pack
+from shared.job.job import NewJob
+from shared.job.log import DeltaEncoder, Entry, Position, make_journal, pack_entry
+from shared.job.result import INLINE_RESULT_BYTES, PIECE_BYTES, n_pieces
 from shared.job.states import JobState
-from shared.job.step_log import LogFlush
 from shared.store.answers import log_parts
+from shared.store.queue import HeldJob, Queue, Step
 from shared.store.redis import keys
-from shared.store.queue import Queue
 from tests.harness.servers import RedisServer
-from tests.store.conftest import answer, claim_one, emit, end_without_output, submit
-from tests.redis.test_gateway_tasks import serving
-from tests.redis.test_publisher import Worker, worker
-from worker.core.result_pieces import store_pieces
-
-__all__ = ["worker"]
+from tests.store.conftest import (
+    TENANT,
+    WORKER,
+    claim_one,
+    finish,
+    lease,
+    lose_worker,
+    make_answer,
+    submit,
+)  # fmt: skip
+from tests.store.test_gateway_tasks import serving
 
 MB = 1 << 20
 SMALL = 1 << 16
@@ -54,14 +57,25 @@ def largest(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-async def finished(queue: Queue, worker: Worker, body: Any, endpoint: str) -> LeasedJob:
+async def store_pieces(queue: Queue, job: HeldJob, body: bytes) -> bool:
+    """Store a long body before the job's end; False if it is not the worker's any more."""
+    pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
+    stored = [await queue.store_piece(job, n, piece) for n, piece in enumerate(pieces)]
+    return all(stored)
+
+
+async def finished(queue: Queue, body: Any, endpoint: str) -> NewJob:
     """A job with this answer."""
     text = json.dumps(body, separators=(",", ":")).encode()
     options = b'{"flotilla":{"response":{}},"model":"m"}'
-    await submit(queue, tenant="default", stream=False, endpoint=endpoint, gateway="", body=options)
-    job = await claim_one(queue)
-    result = answer(body=text, status=200, content_type="application/json", completion_tokens=0)
-    assert await worker.finish(worker.start(job), result) == "ok"
+    job = await submit(
+        queue, tenant="default", stream=False, endpoint=endpoint, gateway="", body=options
+    )
+    held = await claim_one(queue)
+    assert len(text) > INLINE_RESULT_BYTES
+    assert await store_pieces(queue, held, text)
+    answer = make_answer(body=text, content_type="application/json", completion_tokens=0)
+    assert await finish(queue, held, answer) == "ok"
     return job
 
 
@@ -74,10 +88,10 @@ async def read(client: httpx.AsyncClient, path: str) -> bytes:
 
 
 async def test_a_large_answer_is_passed_on_as_bytes(
-    queue: Queue, redis_server: RedisServer, worker: Worker, largest: list[int]
+    queue: Queue, redis_server: RedisServer, largest: list[int]
 ) -> None:
-    job = await finished(queue, worker, CHAT, "/v1/chat/completions")
-    response = await finished(queue, worker, RESPONSE, "/v1/responses")
+    job = await finished(queue, CHAT, "/v1/chat/completions")
+    response = await finished(queue, RESPONSE, "/v1/responses")
     async with serving(redis_server) as client:
         largest[:] = [0]
         whole = await read(client, f"/jobs/{job.id}/result")
@@ -100,9 +114,9 @@ async def test_a_large_answer_is_passed_on_as_bytes(
 
 
 async def test_a_reader_of_a_large_answer_takes_little_memory(
-    queue: Queue, redis_server: RedisServer, worker: Worker
+    queue: Queue, redis_server: RedisServer
 ) -> None:
-    job = await finished(queue, worker, CHAT, "/v1/chat/completions")
+    job = await finished(queue, CHAT, "/v1/chat/completions")
     sent: list[int] = []
 
     async def send(message: Any) -> None:
@@ -125,9 +139,9 @@ async def test_a_reader_of_a_large_answer_takes_little_memory(
 
 
 async def test_an_answer_that_lacks_a_piece_is_an_error(
-    queue: Queue, store: Redis, redis_server: RedisServer, worker: Worker
+    queue: Queue, store: Redis, redis_server: RedisServer
 ) -> None:
-    job = await finished(queue, worker, CHAT, "/v1/chat/completions")
+    job = await finished(queue, CHAT, "/v1/chat/completions")
     store.hdel(keys.job(0, job.id), "result:0")
     async with serving(redis_server) as client:
         for path in (f"/jobs/{job.id}/result", f"/jobs/{job.id}", f"/jobs/{job.id}/stream"):
@@ -135,59 +149,51 @@ async def test_an_answer_that_lacks_a_piece_is_an_error(
             assert (lost.status_code, lost.json()["error"]["code"]) == (500, "stream_reset")
 
 
-async def test_pieces_are_stored_for_the_holder_of_the_lease_only(
-    queue: Queue, store: Redis, worker: Worker
-) -> None:
-    await submit(queue, stream=False)
-    job = await claim_one(queue)
-    buffer = worker.start(job)
-    await queue.cancel(job.id, "tenant")
-    assert await worker.finish(buffer, answer(body=b"x" * MB)) != "ok"
-    found = await queue.get(job.id)
-    assert found is not None
-    assert found.state is JobState.CANCELLED
-    assert not [name for name in store.hkeys(keys.job(0, job.id)) if b"result" in name]
-    store.delete(keys.job(0, job.id))
-    assert await worker.finish(worker.start(job), answer(body=b"x" * MB)) != "ok"
-    assert not store.exists(keys.job(0, job.id))  # it would have no time to live
+async def test_pieces_are_stored_for_the_holder_of_the_job_only(queue: Queue, store: Redis) -> None:
+    held = await lease(queue, stream=False)
+    assert await queue.cancel(TENANT, held.id) == [JobState.CANCELLED]
+    assert not await store_pieces(queue, held, b"x" * MB)
+    assert await finish(queue, held, make_answer(body=b"x" * MB)) == "cancelled"
+    assert not [name for name in store.hkeys(keys.job(0, held.id)) if b"result" in name]
+    store.delete(keys.job(0, held.id))
+    assert not await store_pieces(queue, held, b"x" * MB)
+    assert not store.exists(keys.job(0, held.id))  # it would have no time to live
 
 
-@pytest.mark.parametrize("end", ["cancelled", "released", "lost log"])
+@pytest.mark.parametrize("end", ["cancelled", "given back", "lost", "lost log"])
 async def test_pieces_of_an_attempt_that_ends_otherwise_are_deleted(
-    queue: Queue, store: Redis, worker: Worker, end: str
+    queue: Queue, store: Redis, end: str
 ) -> None:
-    await submit(queue, stream=False)
-    job = await claim_one(queue)
-    buffer = worker.start(job)
-    await store_pieces(queue, buffer, b"x" * MB)
-    key = keys.job(0, job.id)
-    assert {b"result:%d" % number for number in range(4)} <= set(store.hkeys(key))
+    held = await lease(queue, stream=False)
+    assert await store_pieces(queue, held, b"x" * MB)
+    key = keys.job(0, held.id)
+    names = {b"result:%d" % number for number in range(n_pieces(MB))}
+    assert names <= set(store.hkeys(key))
     if end == "cancelled":
-        assert await queue.cancel(job.id, "tenant")
-    elif end == "released":
-        await queue.release([job], "stopped", blame=False)
+        assert await queue.cancel(TENANT, held.id)
+    elif end == "given back":
+        assert await queue.give_back([held], "handed_over", "stopped")
+    elif end == "lost":
+        await lose_worker(queue, store)
     else:
-        store.hset(key, "log_lost", "1")
-        assert await worker.finish(buffer, answer(body=b"short")) == "failed"
+        store.delete(keys.log(0, held.id))
+        assert await finish(queue, held, make_answer(body=b"short")) == "failed"
     assert not [name for name in store.hkeys(key) if name.startswith(b"result:")]
 
 
-async def logged(queue: Queue, steps: list[list[bytes]], segments_of: int) -> LeasedJob:
+async def logged(queue: Queue, steps: list[list[bytes]]) -> NewJob:
     """A streamed job that has ended, with a log of these steps of one token each."""
-    await submit(queue, tenant="default", gateway="")
-    job = await claim_one(queue)
-    encoder = DeltaEncoder()
-    journals = [make_journal([(0, 0, [1], "word " * 8)]) for _ in steps]
-    entries = [
-        pack(journal) + pack(encoder.encode(chunks))
-        for journal, chunks in zip(journals, steps, strict=True)
-    ]
-    for first in range(0, len(entries), segments_of):
-        part = entries[first : first + segments_of]
-        segment = pack_segment(first + 1, part)
-        await emit(queue, [], log_flushes=[LogFlush(job.id, segment)])
-    done = answer(status=200, completion_tokens=len(steps), content_type="text/event-stream")
-    await emit(queue, [end_without_output(job, len(steps) + 1, done)])
+    job = await submit(queue, tenant="default", gateway="")
+    held = await claim_one(queue)
+    encoder, entries = DeltaEncoder(), list[Any]()
+    for number, chunks in enumerate(steps, 2):
+        entry = pack_entry(make_journal([(0, 0, [1], "word " * 8)]), encoder.encode(chunks))
+        entries += [held.id, str(Position(held.generation, number)), entry]
+    for at in range(0, len(entries), 1500):
+        step = Step(entries=entries[at : at + 1500])
+        assert not queue.parse_emit(await queue.emit(0, WORKER, b"", step)).refused
+    answer = make_answer(completion_tokens=len(steps), content_type="text/event-stream")
+    assert await finish(queue, held, answer) == "ok"
     return job
 
 
@@ -199,61 +205,58 @@ def chunks_of(n: int) -> list[list[bytes]]:
 def n_parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many entries each read of a log has parsed."""
     sizes: list[int] = []
-    plain = Queue.read_log
+    plain = Queue.read
 
-    async def read_log(self: Queue, *args: Any, **kwargs: Any) -> Any:
-        part = await plain(self, *args, **kwargs)
-        sizes.append(len(part.entries))
-        return part
+    async def read(self: Queue, job_id: str, after: Position, most: int) -> list[Entry]:
+        entries = await plain(self, job_id, after, most)
+        sizes.append(len(entries))
+        return entries
 
-    monkeypatch.setattr(Queue, "read_log", read_log)
+    monkeypatch.setattr(Queue, "read", read)
     return sizes
 
 
-async def test_a_long_log_is_read_in_parts(
+async def test_a_long_log_is_read_in_pages(
     queue: Queue, redis_server: RedisServer, n_parsed: list[int]
 ) -> None:
-    steps = chunks_of(4000)
-    job = await logged(queue, steps, 32)
-    n_parsed.clear()
+    steps = chunks_of(3000)
+    job = await logged(queue, steps)
     async with serving(redis_server) as client:
         shown = json.loads(await read(client, f"/jobs/{job.id}"))
-        assert shown["text"] == "word " * 8 * 4000
+        assert shown["text"] == "word " * 8 * 3000
         assert await read(client, f"/jobs/{job.id}/result") == b"".join(
             chunk for step in steps for chunk in step
         )
-    assert max(n_parsed) < 500
-    assert sum(n_parsed) == 2 * 4001
-    found = await queue.get(job.id)
+    assert max(n_parsed) <= 500
+    (found,) = await queue.get(job.id)
     assert found is not None
-    assert [entry.seq async for part in log_parts(queue, found) for entry in part] == list(
-        range(1, 4002)
-    )
+    parts = [part async for part in log_parts(queue, found)]
+    assert [entry.position.number for part in parts for entry in part] == list(range(1, 3003))
 
 
 async def test_no_text_is_shown_of_a_log_that_is_too_long(
     queue: Queue, redis_server: RedisServer, n_parsed: list[int]
 ) -> None:
-    job = await logged(queue, chunks_of(4000), 2000)  # written together, so not divided
+    job = await logged(queue, [[b"x" * 1000] for _ in range(4000)])
     n_parsed.clear()
     async with serving(redis_server) as client:
         shown = json.loads(await read(client, f"/jobs/{job.id}"))
     assert (shown["text"], shown["choices"]) == (None, [])
     assert "/jobs/{id}/stream" in shown["text_omitted"]
-    assert max(n_parsed) == 0
+    assert sum(n_parsed) < 4000
 
 
-@pytest.mark.parametrize("lost", [0, 40, 124])
-async def test_a_long_log_that_lacks_a_part_is_an_error(
+@pytest.mark.parametrize("lost", [2, 1300, 3001])
+async def test_a_long_log_that_lacks_an_entry_is_an_error(
     queue: Queue, store: Redis, redis_server: RedisServer, lost: int
 ) -> None:
-    job = await logged(queue, chunks_of(4000), 32)
-    segments = store.lrange(keys.log(0, job.id), 0, -1)
-    assert store.lrem(keys.log(0, job.id), 1, cast(str, segments[lost])) == 1
+    job = await logged(queue, chunks_of(3000))
+    ((entry_id, _),) = store.xrange(keys.log(0, job.id))[lost - 1 : lost]  # type: ignore[index]
+    assert store.xdel(keys.log(0, job.id), entry_id) == 1
     async with serving(redis_server) as client:
         shown = json.loads(await read(client, f"/jobs/{job.id}"))
         assert (shown["text"], shown["error"]["code"]) == (None, "stream_reset")
-        if lost:
+        if lost > 500:
             with pytest.raises(AssertionError):  # of httpx: the response has no end
                 await client.get(f"/jobs/{job.id}/result")
         else:

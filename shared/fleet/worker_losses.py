@@ -1,7 +1,7 @@
 """Which workers were lost: they ended without leaving the registry. Pure: heartbeats in.
 
 A worker that ends in order deletes its entry. One that was killed leaves the entry to expire, and
-its connection to Redis is gone at once, which the detector finds. One that ends because of a
+it has no lease any more (shared/store/views.py). One that ends because of a
 failure, of its engine for example, leaves an entry with the reason.
 """
 

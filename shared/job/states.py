@@ -19,11 +19,11 @@ class JobState(StrEnum):
     COMPLETED = "completed"
     """The engine answered it. In: the worker's finish. Terminal."""
     FAILED = "failed"
-    """The engine refused it, or its worker was lost. In: finish, reap, release. Terminal."""
+    """The engine refused it, or its worker was lost. In: the worker's finish, or what takes it from its worker. Terminal."""
     CANCELLED = "cancelled"
     """The client cancelled it; what was generated is kept. In: cancel. Terminal."""
     EXPIRED = "expired"
-    """Its deadline passed. In: expire, acquire (which checks it too). Terminal."""
+    """Its deadline passed. In: expire, a claim (which checks it too). Terminal."""
 
     @property
     def terminal(self) -> bool:
@@ -34,7 +34,7 @@ class JobState(StrEnum):
 class JobEvent(StrEnum):
     """An event in the life of a job."""
 
-    ACQUIRE = "acquire"
+    CLAIM = "claim"
     REQUEUE = "requeue"
     COMPLETE = "complete"
     FAIL = "fail"
@@ -53,7 +53,7 @@ _QUEUED = frozenset({JobState.QUEUED})
 _RUNNING = frozenset({JobState.IN_PROGRESS})
 
 TRANSITIONS: dict[JobEvent, Transition] = {
-    JobEvent.ACQUIRE: Transition(_QUEUED, JobState.IN_PROGRESS),
+    JobEvent.CLAIM: Transition(_QUEUED, JobState.IN_PROGRESS),
     JobEvent.REQUEUE: Transition(_RUNNING, JobState.QUEUED),
     JobEvent.COMPLETE: Transition(_RUNNING, JobState.COMPLETED),
     JobEvent.FAIL: Transition(_RUNNING, JobState.FAILED),

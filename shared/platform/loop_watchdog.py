@@ -1,6 +1,6 @@
 """Ends a process whose event loop stands still, so that its supervisor can start a new one.
 
-A loop that is blocked renews no lease and answers no probe, and no task of the process can end
+A loop that is blocked answers no probe and loses its jobs, and no task of the process can end
 that, as all run on that loop. C code that never releases the GIL blocks the watchdog, too.
 """
 

@@ -1,4 +1,4 @@
-"""The queue of jobs: every change of a job is one call of a script (queue_scripts/).
+"""The queue of jobs: every change of a job is one call of a script (scripts/).
 
 A method packs the arguments of its script and parses the reply. What a worker writes is fenced by
 the log itself: each entry's id begins with the generation of the worker's lease, and Redis refuses

@@ -8,6 +8,7 @@ from shared.job.lanes import FLEX
 from shared.job.states import JobState
 from shared.store.queue import LOG_LOST, Control, HeldJob, Step, Watched
 from shared.store.redis import keys
+from shared.store.views import page
 from tests.store.conftest import GATEWAY, POOL, TENANT, Case, beat, make_job
 
 
@@ -302,23 +303,71 @@ async def test_jobs_that_are_in_no_list_are_found(case: Case) -> None:
     assert not (await case.queue.emit(0, "w-1", b"", Step()))[0]
 
 
-@pytest.mark.parametrize("field", ["request", "lease", "state", "created_us", "entry"])
+DAMAGED = {
+    "request": b"\xc1 damaged",
+    "state": b"asleep",
+    "created_us": b"yesterday",
+    "deadline_us": b"soon",
+    "entry": b"first",
+    "lease": b"\xc1 damaged",
+    "history": b"{}x",
+    "body": None,
+}
+
+
+def damage(case: Case, job_id: str, field: str) -> None:
+    """Change a field of a record as a person might."""
+    if (value := DAMAGED[field]) is None:
+        case.server.hdel(keys.job(0, job_id), field)
+    else:
+        case.server.hset(keys.job(0, job_id), field, value)
+
+
+@pytest.mark.parametrize("field", DAMAGED)
 async def test_a_damaged_record_fails_and_stops_nothing(case: Case, field: str) -> None:
     worker = case.worker()
     running = await case.submit()
     held = await worker.claim_one()
     waiting, job = await case.submit(), await case.submit()
     for each in (running, waiting):
-        case.server.hset(keys.job(0, each.id), field, b"\xc1 damaged")
+        damage(case, each.id, field)
+    if field != "body":
+        shown = {job_id: found for _, job_id, found in await page(case.queue, [TENANT], None, 9)}
+        for each in (running, waiting):
+            found = shown[each.id]
+            assert found is not None
+            assert (found.state, found.error_code) == ("failed", "record_damaged")
     assert [each.id for each in await worker.claim()] == [job.id]
     assert await case.state(waiting) == "failed"
     await worker.end(held)
-    assert await case.state(running) == "failed"
-    assert case.record(running.id)["error_code"] == "record_damaged"
+    if field != "body":
+        assert await case.state(running) == "failed"
+        assert case.record(running.id)["error_code"] == "record_damaged"
     for _ in range(3):
         case.sleep(1)
-        await case.queue.heartbeat(0, worker.name)
+        await case.queue.heartbeat(0, worker.name, 2.0)
         await case.queue.tick(0)
     await case.queue.reconcile(0, worker.name, worker.jobs)
     assert await worker.claim() == []
     assert not (await worker.end(worker.jobs[job.id])).refused
+    await case.queue.sweep(0, 100)
+
+
+@pytest.mark.parametrize("field", ["request", "lease", "state", "history"])
+@pytest.mark.parametrize("how", ["watch", "cancel", "give_back", "lose"])
+async def test_a_damaged_record_fails_where_it_is_needed(case: Case, how: str, field: str) -> None:
+    worker = case.worker()
+    await case.submit()
+    held = await worker.claim_one()
+    damage(case, held.id, field)
+    if how == "watch":
+        await case.queue.watch(held.id, "gw-2", follow=True)
+    elif how == "cancel":
+        await case.queue.cancel(TENANT, held.id)
+    elif how == "give_back":
+        await case.queue.give_back([held], "handed_over", "drain")
+    else:
+        await lose(case)
+    assert case.record(held.id)["error_code"] == "record_damaged"
+    assert await case.queue.ended(0, [held.id]) == {held.id: "failed"}
+    assert (await case.log(held))[-1].event == "failed"

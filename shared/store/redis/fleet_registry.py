@@ -35,7 +35,7 @@ class Registry:
     async def reserve(self, worker_id: str, process: str, expiry_s: float = EXPIRY_S) -> bool:
         """Reserve a worker's id for a process, or keep it; False if another process has it.
 
-        `process` is a random name. Two workers with one id would overwrite each other's step log.
+        `process` is a random name. Two workers with one id would take each other's jobs.
         """
         key = keys.life(worker_id)
         expiry_ms = int(expiry_s * 1000)

@@ -266,8 +266,3 @@ def control_channel(worker_id: str) -> str:
 def channel_at(shard: int, channel: str) -> str:
     """What a channel is called at the shard: on a cluster it lies in the shard's slot."""
     return base(shard) + channel.removeprefix(_CHANNELS) if _tags else channel
-
-
-def plain_channel(channel: str) -> str:
-    """The same channel by the name that it has on one Redis."""
-    return _CHANNELS + channel.partition("}:")[2] if _tags else channel

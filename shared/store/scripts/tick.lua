@@ -35,7 +35,6 @@ local function lose(worker)
   redis.call('ZREM', base .. 'workers', worker)
   redis.call('ZREM', base .. 'unheard', worker)
   redis.call('HDEL', base .. 'leases', worker)
-  redis.call('HDEL', base .. 'leases', worker)
   redis.call('DEL', key('followed', worker))
   table.insert(reply[2], worker)
   for _, pool in ipairs(redis.call('SMEMBERS', base .. 'pools')) do

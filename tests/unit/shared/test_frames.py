@@ -11,8 +11,8 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from shared.job.frames import LAST, FrameKind, decode, encode, encode_head, entries_of, entry_of
+
 from shared.job.job import new_job_id
 
 ids = st.from_regex(r"job_[0-9a-f]{27}", fullmatch=True)

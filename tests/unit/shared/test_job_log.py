@@ -9,7 +9,6 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from shared.job.frames import DeltaDecoder, DeltaEncoder, FrameKind, Item, decode, encode, entry_of
 from shared.job.job_log import (
     Delta,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from shared.store.redis.scripts.loader import NAMES, library, script
 
 from shared.store.redis import keys
-from shared.store.redis.scripts.loader import NAMES, library, script
 from shared.store.servers import shard_tags
 from shared.store.subscription import channel_commands
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgpack
 import pytest
+from shared.store.redis.scripts.submit import pack_job
 
 from shared.job.job import Attempt, NewJob
 from shared.job.record import LastLease, Request, ResponseInfo, parse_job, read_lease
 from shared.job.states import JobState
-from shared.store.redis.scripts.submit import pack_job
 
 ID = "job_00a" + "0123456789abcdef01234567"
 REQUEST = Request("t", "p", "flex", "m", "/e", "1", "1500", "3", *[""] * 8)

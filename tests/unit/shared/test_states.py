@@ -12,7 +12,7 @@ from shared.job.states import TRANSITIONS, IllegalTransition, JobEvent, JobState
 PROTOCOL = Path(__file__).parents[3] / "shared" / "store" / "redis" / "PROTOCOL.md"
 
 LEADS_TO = {
-    ("queued", "acquire"): "in_progress",
+    ("queued", "claim"): "in_progress",
     ("queued", "cancel"): "cancelled",
     ("queued", "expire"): "expired",
     ("in_progress", "requeue"): "queued",

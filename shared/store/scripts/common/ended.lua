@@ -4,10 +4,14 @@
 -- tokens, tokens of the prompt, those of it that were cached, tokens of the answer (all three false: no worker has reported
 -- them, the job's log tells), microseconds in the queue, with an engine, and of these wasted.
 
--- The attempts that were taken back: {worker, start, end, reason, entries}.
+-- The attempts that were taken back: {worker, start, end, reason, entries}; nil if they can't be read.
 local function unpacked_history(job)
+  if job.history == '' then return {} end
   local fine, attempts = pcall(cmsgpack.unpack, job.history)
-  return fine and type(attempts) == 'table' and attempts or {}
+  for _, attempt in ipairs(fine and type(attempts) == 'table' and attempts or {false}) do
+    if type(attempt) ~= 'table' or #attempt ~= 5 then return nil end
+  end
+  return attempts
 end
 
 -- Microseconds before the first start, of all attempts, and of those whose output is not in the answer.
@@ -15,7 +19,7 @@ local function times_of(job)
   local now = now_us()
   local first, engine, wasted = now, 0, 0
   if job.worker ~= '' then first, engine = job.started_us, math.max(0, now - job.started_us) end
-  for _, attempt in ipairs(job.history ~= '' and unpacked_history(job) or {}) do
+  for _, attempt in ipairs(unpacked_history(job) or {}) do
     local _, from, to, _, entries = unpack(attempt)
     first, engine = math.min(first, from), engine + math.max(0, to - from)
     if entries == 0 or job.start > 0 then wasted = wasted + math.max(0, to - from) end

@@ -148,6 +148,7 @@ local function load_job(id, with_body)
   local is_damaged = not request or not is_state or values[3] and not lease or not tonumber(job.created_us)
                      or job.deadline_us ~= '' and not tonumber(job.deadline_us) or with_body and not (values[#FIELDS] or values[N_SHORT])
                      or job.state == 'in_progress' and not lease or not is_entry_id(job.entry)
+                     or job.history ~= '' and not unpacked_history(job)
   if is_damaged then return fail_damaged(id, job) end
   return job
 end

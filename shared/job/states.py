@@ -19,7 +19,7 @@ class JobState(StrEnum):
     COMPLETED = "completed"
     """The engine answered it. In: the worker's finish. Terminal."""
     FAILED = "failed"
-    """The engine refused it, or its worker was lost. In: the worker's finish, or what takes it from its worker. Terminal."""
+    """The engine refused it, or its worker was lost. In: finish, requeue. Terminal."""
     CANCELLED = "cancelled"
     """The client cancelled it; what was generated is kept. In: cancel. Terminal."""
     EXPIRED = "expired"

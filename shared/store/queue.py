@@ -127,11 +127,6 @@ class HeldJob(NamedTuple):
         return shard_in(self.id)
 
     @property
-    def follows(self) -> bool:
-        """Whether its steps are published."""
-        return self.stream or self.watched
-
-    @property
     def log_fields(self) -> dict[str, str | int]:
         """What log lines about this attempt have."""
         fields: dict[str, str | int] = {"job_id": self.id, "attempt": self.attempt}

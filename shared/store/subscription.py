@@ -28,17 +28,15 @@ _SILENCE_S = 3.0
 
 
 class ChannelCommands(NamedTuple):
-    """Names of commands, and of subcommands of PUBSUB."""
+    """Names of commands, and of a subcommand of PUBSUB."""
 
     subscribe: str
-    unsubscribe: str
     publish: str
     numsub: str
-    channels: str
 
 
-_ONE_REDIS = ChannelCommands("SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "NUMSUB", "CHANNELS")
-_CLUSTER = ChannelCommands("SSUBSCRIBE", "SUNSUBSCRIBE", "SPUBLISH", "SHARDNUMSUB", "SHARDCHANNELS")
+_ONE_REDIS = ChannelCommands("SUBSCRIBE", "PUBLISH", "NUMSUB")
+_CLUSTER = ChannelCommands("SSUBSCRIBE", "SPUBLISH", "SHARDNUMSUB")
 
 
 def channel_commands() -> ChannelCommands:
@@ -104,11 +102,6 @@ class Subscription:
                     await asyncio.sleep(backoff.next_delay_s())
         finally:
             self._connection.close()
-
-    async def catch_up(self) -> None:
-        """Returns when all messages published before have been received. Raises StoreError."""
-        if self.connected.is_set():
-            await self._connection.send("PING")
 
 
 async def with_subscribers(redis: Any, shard: int, channels: Collection[str]) -> set[str]:

@@ -101,7 +101,6 @@ async def test_workers_are_sent_messages_and_known_by_their_subscriptions(redis_
         assert await listening(servers, [WORKER, "other"]) == {WORKER}
         await send(servers, [WORKER], b"first")
         await send(servers, [WORKER, "other"], b"second")
-        await is_true(lambda: len(subscriber.messages) == 2, "both messages arrive")
-        await subscriber.subscription.catch_up()
+        await is_true(lambda: len(subscriber.messages) >= 2, "both messages arrive")
         assert subscriber.messages == [b"first", b"second"]
     assert await listening(servers, []) == set()

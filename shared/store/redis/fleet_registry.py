@@ -100,11 +100,6 @@ class Registry:
         for name, record in model_records(pool, cards, version, weight).items():
             await self._redis.hsetnx(keys.MODELS, name, record)
 
-    async def forget_queues(self, queues: Collection[str]) -> None:
-        """The models with these queues are not served any more: adapters that were unloaded."""
-        names = [name for name, model in (await self.models()).items() if model.pool in queues]
-        await self.forget_models(names)
-
     async def forget_models(self, names: Collection[str]) -> None:
         """These models are not known any more, until a worker announces them again."""
         if not names:

@@ -1,7 +1,7 @@
 """The log of a job, and what is published of it: entries, frames, deltas and the journal.
 
-A log is a Redis stream with one field, `d`, whose ids are `<generation>-<number>`. Numbers are 1, 2,
-3, ... without a gap, over all attempts at the job; a generation is a time in microseconds by Redis'
+A log is a Redis stream with one field, `d`, and ids `<generation>-<number>`. Numbers are 1, 2, 3,
+... without a gap, over all attempts at the job; a generation is a time in microseconds by Redis'
 clock, and a new one begins with whatever gives the job to a worker or takes it away. Redis refuses
 an entry whose id is not above the last one, so a worker that has lost the job can't write: the id
 is the fencing token, the client's place, and the point from which the next attempt continues.

@@ -174,7 +174,7 @@ def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
     finished_at = read("finished_us", _seconds)
     attempts: list[Attempt] = read("history", _read_history) or []
     if lease and lease.worker:
-        _add_last(attempts, Attempt(lease.worker, _seconds(lease.started_us), finished_at, state))
+        attempts.append(Attempt(lease.worker, _seconds(lease.started_us), finished_at, state))
     return Job(
         id=job_id,
         state=state,
@@ -208,12 +208,6 @@ def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         notify=raw.get(b"notify", b"").decode(errors="replace"),
         key=request.key,
     )
-
-
-def _add_last(attempts: list[Attempt], last: Attempt) -> None:
-    """The record of a job that failed when it was taken back has its last attempt twice."""
-    if not attempts or attempts[-1][:2] != last[:2]:
-        attempts.append(last)
 
 
 def _read_request(packed: bytes) -> Request:

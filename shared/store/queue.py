@@ -307,7 +307,7 @@ class Queue:
         """
         quotas = self.quotas
         arguments = (
-            pack([_pack_job(job) for job in jobs]), max_depth, quotas.jobs, quotas.kept_bytes,
+            pack([pack_job(job) for job in jobs]), max_depth, quotas.jobs, quotas.kept_bytes,
             self.share_rules.lift, quotas.waiting, *(owner or ()),
         )  # fmt: skip
         large = [job for job in jobs if len(job.body) > PIECE_BYTES]
@@ -682,7 +682,7 @@ def _milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else str(int(seconds * 1000))
 
 
-def _pack_job(job: NewJob) -> tuple[object, ...]:
+def pack_job(job: NewJob) -> tuple[Any, ...]:
     """One job of the first argument of `submit`. What is False at its end is left out."""
     request = (
         job.tenant, job.pool, job.lane, job.model, job.endpoint, "1" if job.stream else "0",

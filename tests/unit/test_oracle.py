@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from shared.job.job_log import Entry
 
 from load_tests.faults.batches.batch_input import BatchInput
 from load_tests.faults.batches.sums import BatchOutcome
@@ -26,6 +25,7 @@ from load_tests.oracle.request_classes import CLASSES, Mode, make_request
 from load_tests.oracle.stored_job import StoredJob
 from load_tests.oracle.undisturbed import Expected
 from shared.job.job import Attempt, Job
+from shared.job.log import Entry
 from shared.job.states import JobState
 from shared.store.ended import Ended, Owner
 

@@ -11,7 +11,8 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared.job.frames import DeltaDecoder, DeltaEncoder, Item
+
+from shared.job.log import DeltaDecoder, DeltaEncoder, Item
 
 TEXTS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "is", "gone"]
 

@@ -1,4 +1,4 @@
-"""The job log: what is packed is parsed again, and adds up to the transcript."""
+"""The log: what is packed is read again, from an entry and from a frame, and adds up."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared.job.frames import DeltaDecoder, DeltaEncoder, FrameKind, Item, decode, encode, entry_of
-from shared.job.job_log import (
+
+from shared.job.job import new_job_id
+from shared.job.log import (
+    ENDS,
+    MALFORMED,
     Delta,
-    Entry,
-    Journal,
+    DeltaDecoder,
+    DeltaEncoder,
+    Item,
+    Position,
     Prompt,
     Transcript,
+    frame_head,
+    frames,
     make_journal,
-    pack_segment,
-    parse_segments,
+    pack_entry,
+    pack_frame,
+    read_entries,
+    read_entry,
     read_journal,
 )
 
@@ -38,26 +47,13 @@ items = st.lists(words.map(str.encode) | st.binary(max_size=3) | st.tuples(numbe
 pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
 
 
-def packed(chunks: Sequence[Item] = (), journal: Journal = None) -> bytes:
-    """An entry, as a frame holds it."""
-    frame = encode("job", 1, FrameKind.CHUNK, chunks or None, journal)
-    return entry_of(frame, "job", 1)
-
-
-def end(state: str) -> bytes:
-    """A job's last entry, as the scripts make it."""
-    return bytes(pack(None) + pack(state))
-
-
-def parse(*entries: bytes, first: int = 1) -> list[Entry]:
-    """Parse entries that are stored one by one."""
-    return parse_segments([pack_segment(seq, [entry]) for seq, entry in enumerate(entries, first)])
+AT = Position(1_796_000_000_000_000, 7)
 
 
 def through_the_log(
     journal: list[Delta | Prompt], chunks: Sequence[Item] = ()
 ) -> list[Delta | Prompt]:
-    (entry,) = parse(packed(chunks, make_journal(journal, chunks)))
+    entry = read_entry(AT, pack_entry(make_journal(journal, chunks), chunks))
     assert list(entry.items) == list(chunks)
     return read_journal(entry.journal, entry.items)
 
@@ -65,9 +61,9 @@ def through_the_log(
 def through_a_frame(
     journal: list[Delta | Prompt], chunks: Sequence[Item] = ()
 ) -> list[Delta | Prompt]:
-    frame = encode("job", 1, FrameKind.DELTAS, chunks, make_journal(journal, chunks))
-    ((_, _, _, _, journal, payload),) = decode(frame)
-    return read_journal(journal, payload)
+    entry = pack_entry(make_journal(journal, chunks), chunks)
+    ((_, _, _, found, items, _),) = frames(pack_frame(frame_head("job", 1), 1, entry))
+    return read_journal(found, items or ())
 
 
 @settings(deadline=None, derandomize=True)
@@ -119,7 +115,7 @@ USUAL = Delta(0, 0, (77,), "He")
 def test_the_usual_token_is_nothing_but_its_id() -> None:
     assert make_journal([USUAL], [b"He"]) == 77
     assert pack(make_journal([USUAL], [(3, 4), b"He"])) == pack([77])
-    assert len(packed([b"He"], make_journal([USUAL], [b"He"]))) == 5
+    assert len(pack_entry(make_journal([USUAL], [b"He"]), [b"He"])) == 6
 
 
 def test_token_id_zero_is_not_dropped() -> None:
@@ -178,138 +174,82 @@ def test_the_first_chunk_of_a_stream_does_not_stand_for_a_text() -> None:
     journals += [[Delta(0, 0, (n,), text)] for n, text in enumerate("abc")]
     for seq, (chunk, journal) in enumerate(zip(chunks, journals, strict=True), 1):
         encoded = encoder.encode([chunk])
-        (entry,) = parse(packed(encoded, make_journal(journal, encoded)), first=seq)
-        assert entry.seq == seq
+        entry = read_entry(Position(1, seq), pack_entry(make_journal(journal, encoded), encoded))
+        assert entry.position.number == seq
         assert decoder.decode(entry.items) == chunk
         assert read_journal(entry.journal, entry.items) == journal
 
 
-# --- segments ---
+# --- entries and frames ---
+
+names = st.sampled_from(["claimed", "requeued", "restarted", *sorted(ENDS)])
+details = st.lists(st.none() | st.integers(0, 2**32) | st.binary(max_size=20), max_size=5)
+events = st.none() | st.tuples(names, details).map(lambda pair: (pair[0], *pair[1]))
+positions = st.builds(Position, st.integers(1, 2**53), st.integers(1, 2**32))
 
 
-def numbered(first: int, last: int) -> list[bytes]:
-    """Entries that contain their numbers."""
-    return [packed([b"%d" % seq], seq) for seq in range(first, last + 1)]
-
-
-def segment(first: int, last: int) -> bytes:
-    return pack_segment(first, numbered(first, last))
-
-
-def read(seq: int) -> Entry:
-    """Such an entry as it is parsed."""
-    return Entry(seq, (b"%d" % seq,), seq, "")
-
-
-def lost(seq: int) -> Entry:
-    return Entry(seq, (), None, "", lost=True)
-
-
-# Some may begin with what the ones before them had, or leave something out.
-spans = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 40)), max_size=12).map(
-    lambda found: [(first, first + more) for first, more in sorted(found)]
-)
-
-
-@settings(deadline=None, derandomize=True, max_examples=60)
-@given(st.lists(st.tuples(items, journals), max_size=30), st.lists(st.integers(1, 10)))
-def test_a_log_is_read_as_it_was_written_however_it_is_cut(
-    entries_in: list[tuple[list[Item], list[Delta | Prompt]]], cuts: list[int]
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(st.lists(st.tuples(positions, items, journals, events), max_size=20))
+def test_a_log_and_a_message_are_read_as_they_were_written(
+    written: list[tuple[Position, list[Item], list[Delta | Prompt], Any]],
 ) -> None:
-    entries = [packed(chunks, make_journal(journal, chunks)) for chunks, journal in entries_in]
-    segments, first = [], 1
-    for cut in [*cuts, len(entries)]:
-        part = entries[first - 1 : first - 1 + cut]
-        if part:
-            segments.append(pack_segment(first, part))
-        first += len(part)
-    found = parse_segments(segments)
-    assert [entry.seq for entry in found] == list(range(1, len(entries_in) + 1))
-    assert [list(entry.items) for entry in found] == [chunks for chunks, _ in entries_in]
-    journals = [read_journal(entry.journal, entry.items) for entry in found]
-    assert journals == [journal for _, journal in entries_in]
-    assert not any(entry.lost or entry.end for entry in found)
-
-
-@settings(deadline=None, derandomize=True, max_examples=60)
-@given(spans, st.integers(0, 350))
-def test_every_entry_comes_once_and_what_no_segment_holds_is_lost(
-    parts: list[tuple[int, int]], after: int
-) -> None:
-    held = {seq for first, last in parts for seq in range(first, last + 1)}
-    whole = [read(seq) if seq in held else lost(seq) for seq in range(1, max(held, default=0) + 1)]
-    segments = [segment(first, last) for first, last in parts]
-    assert parse_segments(segments, 0) == whole
-    assert parse_segments(segments, after) == whole[after:]
-    repeated = [each for each in segments for _ in range(2)]
-    assert parse_segments(repeated, after) == whole[after:]
-    # Without a first number, reading starts at the first segment that exists.
-    assert parse_segments(segments) == whole[min(held, default=1) - 1 :]
-
-
-@settings(deadline=None, derandomize=True)
-@given(spans)
-def test_a_segment_that_comes_late_repeats_nothing(parts: list[tuple[int, int]]) -> None:
-    segments = [segment(first, last) for first, last in parts]
-    known = parse_segments(segments, 0)
-    assert parse_segments([*segments, *segments], 0) == known
-
-
-def test_a_segment_is_its_first_number_its_length_and_its_entries() -> None:
-    entries = numbered(7, 9)
-    assert pack_segment(7, entries) == pack(7) + pack(3) + b"".join(entries)
-
-
-def test_entries_are_numbered_from_the_first_of_their_segment() -> None:
-    journal = make_journal([Prompt(0, 1)])
-    steps = [packed([(1, 2), b"text"]), packed([], journal), packed([(1, 2), b"text"], journal)]
-    expected = [
-        Entry(41, ((1, 2), b"text"), None, ""),
-        Entry(42, (), ((0, 1, None),), ""),
-        Entry(43, ((1, 2), b"text"), ((0, 1, None),), ""),
-        Entry(44, (), None, "completed"),
+    packed = [
+        pack_entry(make_journal(journal, chunks), chunks, event)
+        for _, chunks, journal, event in written
     ]
-    segments = [pack_segment(41, steps), pack_segment(44, [end("completed")])]
-    assert parse_segments(segments) == expected
-    assert parse_segments(segments, 40) == expected
-    assert parse_segments(segments, 42) == expected[2:]
-    assert parse_segments(segments[1:]) == expected[3:]
-    assert parse_segments(segments, 44) == parse_segments([], 7) == parse_segments([]) == []
+    stored = [
+        [str(at).encode(), [b"d", entry]] for (at, *_), entry in zip(written, packed, strict=True)
+    ]
+    found = read_entries(stored)
+    assert [(e.position, list(e.items), read_journal(e.journal, e.items)) for e in found] == [
+        (at, chunks, journal) for at, chunks, journal, _ in written
+    ]
+    assert [(e.event, *e.details) if e.event else None for e in found] == [e for *_, e in written]
+    assert [e.size for e in found] == [len(each) for each in packed]
+    job_id = new_job_id(4)
+    message = b"".join(
+        pack_frame(frame_head(job_id, at.generation), at.number, entry)
+        for (at, *_), entry in zip(written, packed, strict=True)
+    )
+    got = list(frames(message))
+    assert [frame[:3] for frame in got] == [(job_id.encode(), *at) for at, *_ in written]
+    assert [read_journal(frame[3], frame[4] or ()) for frame in got] == [
+        journal for _, _, journal, _ in written
+    ]
+    assert [frame[5] is None for frame in got] == [event is None for *_, event in written]
 
 
-def test_a_number_that_is_missing_is_a_hole() -> None:
-    segments = [segment(1, 1), segment(4, 5)]
-    assert parse_segments(segments) == [read(1), lost(2), lost(3), read(4), read(5)]
-    assert parse_segments(segments, 2) == [lost(3), read(4), read(5)]
-    assert parse_segments(segments[1:], 0) == [lost(1), lost(2), lost(3), read(4), read(5)]
-    assert parse_segments(segments[1:]) == [read(4), read(5)]
-
-
-@pytest.mark.parametrize("state", ["completed", "failed", "cancelled", "expired"])
+@pytest.mark.parametrize("state", sorted(ENDS))
 def test_an_end_is_not_taken_for_a_chunk(state: str) -> None:
-    last, step = parse(end(state), packed([state.encode()]))
-    assert (last.end, last.items, last.journal, last.lost) == (state, (), None, False)
-    assert (step.end, step.items) == ("", (state.encode(),))
+    last = read_entry(AT, pack_entry(None, None, (state, None, 0)))
+    step = read_entry(AT, pack_entry(None, [state.encode()]))
+    assert (last.event, last.details, last.items) == (state, (None, 0), ())
+    assert (step.event, step.items) == ("", (state.encode(),))
 
 
-def test_an_entry_without_chunks_or_records_is_not_lost() -> None:
-    assert parse(packed()) == [Entry(1, (), None, "")]
+def test_positions_are_in_the_order_of_the_log() -> None:
+    texts = [b"9-1", b"9-2", b"10-3", b"1796000000000000-4", b"1796000000000001-5"]
+    found = [Position.read(text) for text in texts]
+    assert found == sorted(found)
+    assert [str(each).encode() for each in found] == texts
 
 
 @pytest.mark.parametrize("size", [0, 31, 32, 255, 256, 65_535, 65_536, 3 << 20])
-def test_a_payload_of_any_length_is_parsed(size: int) -> None:
-    chunks = [b"\xff" * size]
-    entry, behind = parse(packed(chunks, make_journal([USUAL], chunks)), packed([b"x"]))
+def test_an_entry_may_be_of_any_length(size: int) -> None:
+    chunks: list[Item] = [b"\xff" * size]
+    entry = read_entry(AT, pack_entry(make_journal([USUAL], chunks), chunks))
     assert entry.items == (b"\xff" * size,)
     assert read_journal(entry.journal, entry.items) == [USUAL]
-    assert behind.items == (b"x",)
 
 
-@pytest.mark.parametrize("first", [1, 0x7F, 0x80, 0xFF, 0x100, 0xFFFF, 0x10000, 0xFFFFFFFF])
-def test_a_log_may_be_of_any_length(first: int) -> None:
-    assert [entry.seq for entry in parse_segments([segment(first, first + 2)])] == [
-        first, first + 1, first + 2,
-    ]  # fmt: skip
+@pytest.mark.parametrize("packed", [b"", b"\xc1", b"\xc0", b"\xc0\xc0", b"\xc0\xc0\x90"])
+def test_a_damaged_entry_is_an_error(packed: bytes) -> None:
+    with pytest.raises(MALFORMED):
+        read_entry(AT, packed)
+
+
+def test_nothing_holds_no_frames() -> None:
+    assert list(frames(b"")) == []
 
 
 # --- what it adds up to ---

@@ -25,7 +25,7 @@ from load_tests.oracle.request_classes import CLASSES, Mode, make_request
 from load_tests.oracle.stored_job import StoredJob
 from load_tests.oracle.undisturbed import Expected
 from shared.job.job import Attempt, Job
-from shared.job.log import Entry
+from shared.job.log import Entry, Position
 from shared.job.states import JobState
 from shared.store.ended import Ended, Owner
 
@@ -63,9 +63,9 @@ def observed(parts: list[bytes] = PARTS, end: End = End.COMPLETE, **changes: Any
 FIRST, SECOND = Attempt("w-1", 1.0, 2.0, "worker_lost"), Attempt("w-2", 2.0, 3.0, "completed")
 TOKENS = [[0, 0, [n], word] for n, word in enumerate(WORDS)]
 LOG = (
-    Entry(1, (), [[0, 7], TOKENS[0]], ""),
-    Entry(2, (), TOKENS[1:], ""),
-    Entry(3, (), None, "completed", tokens=5),
+    Entry(Position(9, 1), [[0, 7], TOKENS[0]], ()),
+    Entry(Position(9, 2), TOKENS[1:], ()),
+    Entry(Position(9, 3), None, (), "completed", (5, 1)),
 )
 
 
@@ -147,17 +147,25 @@ def test_a_stream_that_does_not_end_well_has_lost_only_what_others_came_after(en
         stored(ttl_ms=-1),
         stored(lacks=True),
         stored(state=JobState.IN_PROGRESS),
-        stored(*LOG[:2], replace(LOG[2], end="failed"), state=JobState.FAILED),
+        stored(*LOG[:2], LOG[2]._replace(event="failed"), state=JobState.FAILED),
         stored(usage=USAGE | {"completion_tokens": 4}),
         stored(attempts=(FIRST, SECOND._replace(started_at=1.5))),
         stored(LOG[0], LOG[2]),  # a token of it is lost
-        stored(*LOG[:2], replace(LOG[1], seq=3), replace(LOG[2], seq=4)),  # repeated
-        stored(LOG[0], replace(LOG[1], journal=[*TOKENS[1:4], [0, 0, [4], " lane"]]), LOG[2]),
+        stored(
+            *LOG[:2],
+            LOG[1]._replace(position=Position(9, 3)),
+            LOG[2]._replace(position=Position(9, 4)),
+        ),  # repeated
+        stored(LOG[0], LOG[1]._replace(journal=[*TOKENS[1:4], [0, 0, [4], " lane"]]), LOG[2]),
         stored(*LOG[:2]),  # it has no end
-        stored(*LOG, replace(LOG[2], seq=4)),  # two
-        stored(*LOG[:2], replace(LOG[2], end="failed")),
-        stored(*LOG[:2], replace(LOG[2], tokens=6)),
-        stored(LOG[0], replace(LOG[1], seq=3), replace(LOG[2], seq=4)),
+        stored(*LOG, LOG[2]._replace(position=Position(9, 4))),  # two
+        stored(*LOG[:2], LOG[2]._replace(event="failed")),
+        stored(*LOG[:2], LOG[2]._replace(details=(6, 1))),
+        stored(
+            LOG[0],
+            LOG[1]._replace(position=Position(9, 3)),
+            LOG[2]._replace(position=Position(9, 4)),
+        ),
     ],
 )
 def test_damage_of_a_record(record: StoredJob | None) -> None:
@@ -167,7 +175,7 @@ def test_damage_of_a_record(record: StoredJob | None) -> None:
 def test_where_redis_may_lose_records_one_must_not_contradict_the_answer() -> None:
     assert contradictions(observed(), None) == contradictions(observed(), RECORD) == []
     assert contradictions(observed(), stored(state=JobState.FAILED))
-    other = replace(LOG[0], journal=[[0, 7], [0, 0, [0], "[other]"]])
+    other = LOG[0]._replace(journal=[[0, 7], [0, 0, [0], "[other]"]])
     assert contradictions(observed(PARTS[:2], End.CUT), stored(other, state=JobState.FAILED))
 
 

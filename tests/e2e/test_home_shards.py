@@ -38,13 +38,13 @@ def stack(cluster: RedisCluster, tmp_path: Path) -> Iterator[Stack]:
 
 
 def homes(cluster: RedisCluster, shards: int) -> dict[str, list[int]]:
-    """Worker -> the shards where it advertises free slots."""
+    """Worker -> the shards where it is idle with room."""
     found: dict[str, list[int]] = {}
     for shard, tag in enumerate(shard_tags(shards)):
-        name = f"flotilla:{{{tag}}}:{keys.ADVERTISED}:{POOL}"
+        name = f"flotilla:{{{tag}}}:{keys.IDLE}:{POOL}"
         there: list[bytes] = call(cluster.masters[0], "ZRANGE", name, "1", "+inf", "BYSCORE")
         for each in there:
-            found.setdefault(each.decode().split(" ")[0], []).append(shard)
+            found.setdefault(each.decode(), []).append(shard)
     return found
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from shared.store.redis.scripts.loader import NAMES, library, script
 
 from shared.store.redis import keys
+from shared.store.scripts import library
 from shared.store.servers import shard_tags
 from shared.store.subscription import channel_commands
 
@@ -32,15 +32,8 @@ def test_every_key_of_a_shard_has_its_tag(tags: list[str]) -> None:
         start = f"flotilla:{{{tag}}}:"
         assert keys.base(shard) == start
         assert keys.parse(keys.job(shard, "x")) == (shard, "job", "x")
-        for channel in (
-            keys.tokens_channel("gw"),
-            keys.control_channel("w"),
-            keys.heartbeat_channel("w", 7),
-            keys.CHANNELS_PATTERN,
-        ):
-            there = keys.channel_at(shard, channel)
-            assert there.startswith(start)
-            assert keys.plain_channel(there) == channel
+        for channel in (keys.tokens_channel("gw"), keys.control_channel("w")):
+            assert keys.channel_at(shard, channel).startswith(start)
     assert keys.parse("flotilla:{99}:job:x") is None
 
 
@@ -48,12 +41,10 @@ def test_a_shard_that_no_fleet_has_finds_nothing_and_fails_nowhere(tags: list[st
     assert keys.base(SHARDS + 1) == f"flotilla:{{{tags[1]}}}:"
 
 
-def test_scripts_spell_no_key_and_no_channel(tags: list[str]) -> None:
-    """They make them of the base key; a cluster refuses what lies in another slot."""
-    texts = [script(name) for name in NAMES] + [library()[1]]
-    for text in texts:
-        body = text.split("-- One call of a script")[1]
-        assert "flotilla:" not in body
-        assert "'PUBLISH'" not in body
-        assert "'NUMSUB'" not in body
-    assert "local PUBLISH = 'SPUBLISH'" in texts[0]
+def test_scripts_publish_in_the_slot_of_the_shard(tags: list[str]) -> None:
+    head, body = library()[1].split("-- One call of a script")
+    assert "local SHARDED = true" in head
+    assert "local PUBLISH = 'SPUBLISH'" in head
+    for word in ("'PUBLISH'", "'NUMSUB'"):
+        assert word not in body
+    assert body.count("flotilla:") == 1  # of channels, where there is no cluster

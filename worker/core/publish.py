@@ -73,8 +73,6 @@ class ShardPublisher:
         """Of these: those that may have to make room for better lanes."""
         self.wanted = asyncio.Event()
         """There may be something to send now."""
-        self.sending_since: float | None = None
-        """When the call in flight began, on the monotonic clock."""
         self._queue = queue
         self._shard = shard
         self._worker = worker
@@ -146,13 +144,11 @@ class ShardPublisher:
         step, sent = self._collect()
         if not sent:
             return
-        self.sending_since = time.monotonic()
         try:
             reply = await self._queue.emit(self._shard, self._worker, self._version, step)
         except TRANSIENT:
             self.disconnected()
             raise
-        self.sending_since = None
         self._emitted(sent, Queue.parse_emit(reply))
 
     def _collect(self) -> tuple[Step, list[Output]]:

@@ -122,8 +122,11 @@ class Registration:
 
     async def set_models(self, cards: list[dict[str, Any]]) -> None:
         """Announce these models from now on, and no more those of adapters that are gone."""
+        gone = _adapters(self.models) - _adapters(cards)
         self.models = cards
         self._metrics.adapters.set(sum(bool(card.get("parent")) for card in cards))
+        with contextlib.suppress(StoreError):
+            await self._registry.forget_models(gone)
         await self.register_models()
 
     async def register_models(self) -> None:
@@ -170,6 +173,10 @@ class Registration:
             elif await self._registry.reserve(self._worker_id, self._process):
                 await self.announce(failure=failure)
                 await self._registry.release_id(self._worker_id, self._process)
+
+
+def _adapters(cards: list[dict[str, Any]]) -> set[str]:
+    return {card["id"] for card in cards if card.get("parent")}
 
 
 def _process_age_s() -> float | None:

@@ -6,6 +6,7 @@ Request path: `worker/core/claim.py` -> here -> `worker/core/job_run.py`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +34,7 @@ from worker.engines.interface import Engine
 log = logging.getLogger("flotilla.worker")
 
 _ENGINE_S = 2.0
-"""The engine's time to end requests before their jobs are given back."""
+"""Time for claims in flight, and for the engine to end requests, before jobs are given back."""
 
 
 class WorkerLoop:
@@ -180,6 +181,10 @@ class WorkerLoop:
     async def give_back_all(self, reason: str, *, blame: bool) -> None:
         """Abort all jobs and give them back. `blame` counts the attempt against each that has
         begun."""
+        with contextlib.suppress(TimeoutError):  # a claim in flight brings jobs
+            async with asyncio.timeout(_ENGINE_S):
+                for claims in self._claims:
+                    await claims.settled.wait()
         for run in self.runs.values():
             run.abort(release=True)
         if self.runs.tasks:

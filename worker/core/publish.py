@@ -184,17 +184,17 @@ class ShardPublisher:
         for number, kind, data in output.in_flight:
             if kind is Kind.OUTPUT:
                 step.entries.extend((job_id, f"{generation}-{number}", data))
-                frames.append(pack_frame(head, number, data))
+                if output.subscribers:
+                    frames.append(pack_frame(head, number, data))
             elif kind is Kind.RESTART:
                 step.restarts.extend((job_id, f"{generation}-{number}", data))
                 frames.append(pack_frame(head, number, _RESTARTED))
-            else:
+            else:  # the script publishes it
                 step.ends.append(data)
-        if output.subscribers and frames:
-            if output.acknowledged == output.job.number:
-                frames.insert(0, pack_frame(head, output.job.number, self._claimed))
-            for gateway in output.subscribers:
-                step.messages.setdefault(gateway, []).extend(frames)
+        if frames and output.acknowledged == output.job.number:
+            frames.insert(0, pack_frame(head, output.job.number, self._claimed))
+        for gateway in output.subscribers if frames else ():
+            step.messages.setdefault(gateway, []).extend(frames)
 
     def _emitted(self, sent: list[Output], reply: Emitted) -> None:
         """The call was carried out."""

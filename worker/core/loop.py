@@ -186,6 +186,8 @@ class WorkerLoop:
                 for claims in self._claims:
                     await claims.settled.wait()
         for run in self.runs.values():
+            if run.trace is not None:
+                run.trace.released(reason)
             run.abort(release=True)
         if self.runs.tasks:
             await asyncio.wait(set(self.runs.tasks), timeout=_ENGINE_S)

@@ -152,6 +152,16 @@ def test_connections_of_silent_clients_are_closed(stack: Stack, connect: Connect
     )
 
 
+def one_answer(client: socket.socket) -> bytes:
+    """The next answer on a connection that stays: an empty list of models."""
+    answer = b""
+    while not answer.endswith(b'"data":[]}'):
+        part = client.recv(1 << 16)
+        assert part, answer
+        answer += part
+    return answer
+
+
 def test_at_the_limit_of_descriptors_connections_are_refused_for_a_time(
     stack: Stack, connect: Connect, tmp_path: Path
 ) -> None:
@@ -161,14 +171,14 @@ def test_at_the_limit_of_descriptors_connections_are_refused_for_a_time(
     small = limited.gateway(api_keys=f"alice:{KEY}", **patience(header_s=3))
     request = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n\r\n".encode()
     tenant = connect(request, to=small)
-    assert b" 200 OK" in tenant.recv(1 << 16)
+    assert b" 200 OK" in one_answer(tenant)
     silent = [connect(to=small) for _ in range(300)]
     answers = [rest(client) for client in silent]
     refused = [error_of(answer) for answer in answers if answer]
     assert 0 < len(refused) < 300
     assert set(refused) == {(503, "too_many_connections")}
     tenant.sendall(request)
-    assert b" 200 OK" in tenant.recv(1 << 16)
+    assert b" 200 OK" in one_answer(tenant)
     wait_for(lambda: http.get(f"{small.url}/readyz").status_code == 200, "it writes to Redis")
 
 
@@ -189,7 +199,7 @@ def test_a_connection_between_two_requests_has_a_time_of_its_own(
     request = f"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n{key}\r\n".encode()
     patient = stack.gateway(api_keys=api_keys, idle_connection_s=600, **patience(header_s=2))
     client, silent = connect(request, to=patient), connect(to=patient)
-    assert b" 200 OK" in client.recv(1 << 16)
+    assert b" 200 OK" in one_answer(client)
     assert rest(silent) == b""  # it is closed
     assert is_open(client)
     hasty = stack.gateway(api_keys=api_keys, idle_connection_s=1, **patience())

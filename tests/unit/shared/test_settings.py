@@ -213,7 +213,7 @@ def test_keys_are_not_shown_by_the_settings_themselves() -> None:
 
 @pytest.mark.parametrize(
     ("url", "problem"),
-    [("b:6379", "must start with redis://"), ("redis://u:pw@b:port", "the port is not a number")],
+    [("b:6379", "must start with redis://"), ("redis://u:pw@b:port", "HOST:PORT")],
 )
 def test_a_wrong_url_of_redis_is_named_without_its_password(url: str, problem: str) -> None:
     with pytest.raises(SettingsError, match=problem) as caught:

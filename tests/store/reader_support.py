@@ -32,7 +32,7 @@ SILENCE_S = 0.001
 
 def frame_of(entry: Entry, result: Sequence[Any] = (), job_id: str = JOB) -> bytes:
     """As it is published. `result`: of a short answer that is not streamed."""
-    (generation, number), journal, items, event, details = entry
+    (generation, number), journal, items, event, details, _ = entry
     named = [event, *details, *result] if event else None
     packed = pack_entry(journal, items, named)
     return pack_frame(frame_head(job_id, generation), number, packed)

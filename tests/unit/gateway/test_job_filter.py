@@ -34,7 +34,6 @@ FAILED: dict[str, Any] = {
         ("model:qwen", {}, True),
         ("model:QWEN3", {}, True),
         ("model:llama", {}, False),
-        ("pool:qwen", {"pool": "qwen+sql"}, True),
         ("pool:qw", {}, False),
         ("pool:qw*", {}, True),
         ("lane:default", {}, True),

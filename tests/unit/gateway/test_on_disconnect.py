@@ -93,10 +93,10 @@ def test_a_job_has_the_deadlines_of_its_pool() -> None:
     factory = JobFactory(SETTINGS, described, "gw", lambda shard: True)
     request = CheckedRequest("m", True, "default", PromptSize(0, 0))
     deadlines = []
-    for pool in ("slow", "slow+adapter-1", "other", "unknown"):
+    for pool in ("slow", "other", "unknown"):
         job = factory.new(ENDPOINT, "t", ModelInfo("m", pool, {}), request, b"{}")
         deadlines.append((job.deadline_s, job.queue_deadline_s, job.run_deadline_s))
-    assert deadlines == [(9, None, 5), (9, None, 5), (None, None, None), (None, None, None)]
+    assert deadlines == [(9, None, 5), (None, None, None), (None, None, None)]
 
 
 def test_headers() -> None:

@@ -33,8 +33,8 @@ def test_headers_tell_the_position_and_what_is_known_of_the_wait(
 
 
 async def test_a_job_is_not_gone_before_its_submit_is_acknowledged() -> None:
-    async def get(job_id: str) -> Job | None:
-        return None
+    async def get(job_id: str) -> list[Job | None]:
+        return [None]
 
     context: Any = SimpleNamespace(queue=SimpleNamespace(get=get))
     queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -80,7 +80,7 @@ class Redis:
         if self.error is not None:
             raise self.error
 
-    async def run(self, *arguments: object, wait: bool) -> None:
+    async def run_once(self, *arguments: object) -> None:
         """Call a script."""
         await self.set()
 

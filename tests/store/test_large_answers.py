@@ -40,6 +40,12 @@ RESPONSE = {"object": "response", "output": [{"type": "message", "text": "y" * (
 
 
 @pytest.fixture
+def kind(own_kind: RedisServer) -> RedisServer:
+    """One Redis: gateways do the same on all kinds."""
+    return own_kind
+
+
+@pytest.fixture
 def largest(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of what was parsed from JSON, or made JSON, in this process."""
     sizes = [0]
@@ -88,11 +94,11 @@ async def read(client: httpx.AsyncClient, path: str) -> bytes:
 
 
 async def test_a_large_answer_is_passed_on_as_bytes(
-    queue: Queue, redis_server: RedisServer, largest: list[int]
+    queue: Queue, kind: RedisServer, largest: list[int]
 ) -> None:
     job = await finished(queue, CHAT, "/v1/chat/completions")
     response = await finished(queue, RESPONSE, "/v1/responses")
-    async with serving(redis_server) as client:
+    async with serving(kind) as client:
         largest[:] = [0]
         whole = await read(client, f"/jobs/{job.id}/result")
         shown = await read(client, f"/jobs/{job.id}")
@@ -114,7 +120,7 @@ async def test_a_large_answer_is_passed_on_as_bytes(
 
 
 async def test_a_reader_of_a_large_answer_takes_little_memory(
-    queue: Queue, redis_server: RedisServer
+    queue: Queue, kind: RedisServer
 ) -> None:
     job = await finished(queue, CHAT, "/v1/chat/completions")
     sent: list[int] = []
@@ -125,7 +131,7 @@ async def test_a_reader_of_a_large_answer_takes_little_memory(
     async def receive() -> Any:
         await asyncio.Event().wait()  # the client stays
 
-    async with serving(redis_server) as client:
+    async with serving(kind) as client:
         app = client._transport.app  # type: ignore[attr-defined]
         for path in (f"/jobs/{job.id}/result", f"/jobs/{job.id}"):
             scope = {"type": "http", "method": "GET", "path": path, "query_string": b""}
@@ -139,46 +145,46 @@ async def test_a_reader_of_a_large_answer_takes_little_memory(
 
 
 async def test_an_answer_that_lacks_a_piece_is_an_error(
-    queue: Queue, store: Redis, redis_server: RedisServer
+    queue: Queue, server: Redis, kind: RedisServer
 ) -> None:
     job = await finished(queue, CHAT, "/v1/chat/completions")
-    store.hdel(keys.job(0, job.id), "result:0")
-    async with serving(redis_server) as client:
+    server.hdel(keys.job(0, job.id), "result:0")
+    async with serving(kind) as client:
         for path in (f"/jobs/{job.id}/result", f"/jobs/{job.id}", f"/jobs/{job.id}/stream"):
             lost = await client.get(path)
             assert (lost.status_code, lost.json()["error"]["code"]) == (500, "stream_reset")
 
 
-async def test_pieces_are_stored_for_the_holder_of_the_job_only(queue: Queue, store: Redis) -> None:
+async def test_pieces_are_stored_for_the_holder_only(queue: Queue, server: Redis) -> None:
     held = await lease(queue, stream=False)
     assert await queue.cancel(TENANT, held.id) == [JobState.CANCELLED]
     assert not await store_pieces(queue, held, b"x" * MB)
     assert await finish(queue, held, make_answer(body=b"x" * MB)) == "cancelled"
-    assert not [name for name in store.hkeys(keys.job(0, held.id)) if b"result" in name]
-    store.delete(keys.job(0, held.id))
+    assert not [name for name in server.hkeys(keys.job(0, held.id)) if b"result" in name]
+    server.delete(keys.job(0, held.id))
     assert not await store_pieces(queue, held, b"x" * MB)
-    assert not store.exists(keys.job(0, held.id))  # it would have no time to live
+    assert not server.exists(keys.job(0, held.id))  # it would have no time to live
 
 
 @pytest.mark.parametrize("end", ["cancelled", "given back", "lost", "lost log"])
 async def test_pieces_of_an_attempt_that_ends_otherwise_are_deleted(
-    queue: Queue, store: Redis, end: str
+    queue: Queue, server: Redis, end: str
 ) -> None:
     held = await lease(queue, stream=False)
     assert await store_pieces(queue, held, b"x" * MB)
     key = keys.job(0, held.id)
     names = {b"result:%d" % number for number in range(n_pieces(MB))}
-    assert names <= set(store.hkeys(key))
+    assert names <= set(server.hkeys(key))
     if end == "cancelled":
         assert await queue.cancel(TENANT, held.id)
     elif end == "given back":
         assert await queue.give_back([held], "handed_over", "stopped")
     elif end == "lost":
-        await lose_worker(queue, store)
+        await lose_worker(queue, server)
     else:
-        store.delete(keys.log(0, held.id))
+        server.delete(keys.log(0, held.id))
         assert await finish(queue, held, make_answer(body=b"short")) == "failed"
-    assert not [name for name in store.hkeys(key) if name.startswith(b"result:")]
+    assert not [name for name in server.hkeys(key) if name.startswith(b"result:")]
 
 
 async def logged(queue: Queue, steps: list[list[bytes]]) -> NewJob:
@@ -217,11 +223,11 @@ def n_parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def test_a_long_log_is_read_in_pages(
-    queue: Queue, redis_server: RedisServer, n_parsed: list[int]
+    queue: Queue, kind: RedisServer, n_parsed: list[int]
 ) -> None:
     steps = chunks_of(3000)
     job = await logged(queue, steps)
-    async with serving(redis_server) as client:
+    async with serving(kind) as client:
         shown = json.loads(await read(client, f"/jobs/{job.id}"))
         assert shown["text"] == "word " * 8 * 3000
         assert await read(client, f"/jobs/{job.id}/result") == b"".join(
@@ -235,11 +241,11 @@ async def test_a_long_log_is_read_in_pages(
 
 
 async def test_no_text_is_shown_of_a_log_that_is_too_long(
-    queue: Queue, redis_server: RedisServer, n_parsed: list[int]
+    queue: Queue, kind: RedisServer, n_parsed: list[int]
 ) -> None:
     job = await logged(queue, [[b"x" * 1000] for _ in range(4000)])
     n_parsed.clear()
-    async with serving(redis_server) as client:
+    async with serving(kind) as client:
         shown = json.loads(await read(client, f"/jobs/{job.id}"))
     assert (shown["text"], shown["choices"]) == (None, [])
     assert "/jobs/{id}/stream" in shown["text_omitted"]
@@ -248,12 +254,12 @@ async def test_no_text_is_shown_of_a_log_that_is_too_long(
 
 @pytest.mark.parametrize("lost", [2, 1300, 3001])
 async def test_a_long_log_that_lacks_an_entry_is_an_error(
-    queue: Queue, store: Redis, redis_server: RedisServer, lost: int
+    queue: Queue, server: Redis, kind: RedisServer, lost: int
 ) -> None:
     job = await logged(queue, chunks_of(3000))
-    ((entry_id, _),) = store.xrange(keys.log(0, job.id))[lost - 1 : lost]  # type: ignore[index]
-    assert store.xdel(keys.log(0, job.id), entry_id) == 1
-    async with serving(redis_server) as client:
+    ((entry_id, _),) = server.xrange(keys.log(0, job.id))[lost - 1 : lost]  # type: ignore[index]
+    assert server.xdel(keys.log(0, job.id), entry_id) == 1
+    async with serving(kind) as client:
         shown = json.loads(await read(client, f"/jobs/{job.id}"))
         assert (shown["text"], shown["error"]["code"]) == (None, "stream_reset")
         if lost > 500:

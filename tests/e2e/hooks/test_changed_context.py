@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from shared.job.job_log import Entry
 
+from shared.job.log import Entry
 from tests.e2e.shared_engine import SharedEngine
 from tests.unit.worker.bench import Bench
 from worker.core.job_run import Outcome

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from shared.job.job_log import Transcript, read_journal
 from starlette.types import Receive, Scope, Send
 
+from shared.job.log import Transcript, read_journal
 from shared.job.states import JobEvent
 from tests.harness.settings import Settings
 from tests.unit.worker.bench import Bench

@@ -59,7 +59,11 @@ local function hand_out(id, charge_of, known)
   end
   local generation, number, length = 0, 0, 0
   if job.generation > 0 then generation, number, length = last_of(id) end
-  if not is_whole(job, generation, number, length) then return take(id, job, 'failed', 'log_lost') end
+  if not is_whole(job, generation, number, length) then
+    if is_seen(job) then return take(id, job, 'failed', 'log_lost') end
+    redis.call('DEL', key('log', id)) -- the answer begins anew
+    number, job.start, job.best = 0, 0, 0
+  end
   if job.body_bytes ~= '' and not has_body(id, tonumber(job.body_bytes)) then return take(id, job, 'failed', 'record_damaged') end
   local charged = charge_of and charge_of(job)
   if job.claims == 0 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job) end

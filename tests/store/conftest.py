@@ -247,7 +247,7 @@ class Holder:
             entry = pack_entry([(0, 0, [number], text)], [text.encode()])
             entries += [job.id, self.next_id(job), entry]
             frame = pack_frame(frame_head(job.id, job.generation), number + 1, entry)
-            for gateway in job.watchers.split() if job.follows else ():
+            for gateway in job.watchers.split() if job.stream or job.watched else ():
                 messages.setdefault(gateway, []).append(frame)
         acknowledged = [w for job in jobs for w in (job.id, job.generation, job.number)]
         return await self.send(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.job.job import Job, checked_shard
-from shared.job.log import Entry, EventName, read_entries
+from shared.job.log import FIELD, Entry, EventName, Position, read_entry
 from shared.job.record import parse_job
 from shared.store.redis import keys
 from shared.store.servers import Servers
@@ -55,7 +55,8 @@ def _stored(
 ) -> StoredJob | None:
     if not raw:
         return None
-    job, entries = parse_job(job_id, raw), read_entries(log)
+    job = parse_job(job_id, raw)
+    entries = [read_entry(Position.read(entry_id), fields[FIELD]) for entry_id, fields in log]
     numbers = [entry.position.number for entry in entries]
     lacks = job.error_code == "log_lost" or numbers != list(range(1, len(numbers) + 1))
     return StoredJob(job, entries, lacks, ttl_ms, log_ttl_ms)

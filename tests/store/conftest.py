@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +53,7 @@ def kind(request: pytest.FixtureRequest, start_kind: Any) -> RedisServer:
     server: RedisServer = start_kind(request.param)
     with server.client() as client:
         client.flushall()
+        client.function_flush()  # a test may have changed them
     return server
 
 
@@ -247,7 +250,7 @@ class Holder:
             entry = pack_entry([(0, 0, [number], text)], [text.encode()])
             entries += [job.id, self.next_id(job), entry]
             frame = pack_frame(frame_head(job.id, job.generation), number + 1, entry)
-            for gateway in job.watchers.split() if job.follows else ():
+            for gateway in job.watchers.split() if job.stream or job.watched else ():
                 messages.setdefault(gateway, []).append(frame)
         acknowledged = [w for job in jobs for w in (job.id, job.generation, job.number)]
         return await self.send(
@@ -361,6 +364,7 @@ def own_kind(start_kind: Any) -> RedisServer:
     server: RedisServer = start_kind("any")
     with server.client() as client:
         client.flushall()
+        client.function_flush()  # a test may have changed them
     return server
 
 
@@ -392,6 +396,32 @@ def server(kind: RedisServer) -> Iterator[Redis]:
     """A client that reads what it holds."""
     with kind.client() as client:
         yield client
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Iterator[Redis]:
+    """The same, of the Redis that a test has: of each kind, or the shared one."""
+    kind: RedisServer
+    if "kind" in request.fixturenames:
+        kind = request.getfixturevalue("kind")
+    else:
+        request.getfixturevalue("redis_url")
+        kind = request.getfixturevalue("redis_server")
+    with kind.client() as client:
+        yield client
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """Of 127.0.0.1, with its key beside it."""
+    certificate, key = tmp_path / "node.crt", tmp_path / "node.key"
+    subprocess.run(
+        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=node -keyout {key} "
+        f"-out {certificate} -addext subjectAltName=IP:127.0.0.1".split(),
+        check=True,
+        capture_output=True,
+    )
+    return certificate
 
 
 async def submit(queue: Queue, **changes: Any) -> NewJob:

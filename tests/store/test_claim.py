@@ -22,7 +22,7 @@ async def test_a_claimed_job_has_what_its_worker_needs(case: Case) -> None:
     held = await case.worker().claim_one()
     assert (held.id, held.shard, held.number, held.attempt) == (job.id, 0, 1, 1)
     assert (held.stream, held.endpoint, held.body) == (False, job.endpoint, b"\x00\xff")
-    assert (held.watchers, held.watched, held.follows) == (f"{GATEWAY} gw-2", True, True)
+    assert (held.watchers, held.watched) == (f"{GATEWAY} gw-2", True)
     assert (held.tenant, held.origin, held.has_deadline) == (TENANT, origin, True)
     assert (held.share.lane, held.share.weight, held.share.charged) == (DEFAULT, 2.0, 0.0)
     assert held.waited_s == pytest.approx(2, abs=0.001)

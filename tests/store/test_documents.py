@@ -115,13 +115,13 @@ async def test_what_has_expired_is_found_and_counts_until_it_is_deleted(
         await notes.add(note.text, note, expires_at=now_s + left_s)
     assert await notes.expired(1) == [old]
     assert await notes.expired(10) == [old, used]
-    server.sadd(keys.first(keys.DOCUMENT_USERS, "used"), "batch_1")
+    server.sadd(keys.first("document_users", "used"), "batch_1")
     with pytest.raises(InUse):
         await notes.delete("used", lambda _: True)
     assert await notes.expired(10) == [old], "the other is looked at again later"
     await notes.delete("old", lambda _: True)
     assert await notes.used(A) == (2, 7)
-    server.delete(keys.first(keys.DOCUMENT_USERS, "used"))
+    server.delete(keys.first("document_users", "used"))
     assert await notes.delete("used", lambda _: True) == used
 
 

@@ -56,7 +56,7 @@ async def test_what_has_expired_is_deleted(
     kept = [await stored(files), await stored(files, 60)]
     await stored(files, -1)
     used = await stored(files, -1)
-    server.sadd(keys.first(keys.DOCUMENT_USERS, used.id), "batch_1")
+    server.sadd(keys.first("document_users", used.id), "batch_1")
     await sweep.sweep()
     assert blobs(folder) == {file.segments[0].blob for file in (*kept, used)}
     assert await files.records.list(A) == (kept[::-1], False)

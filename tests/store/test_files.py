@@ -59,7 +59,7 @@ async def test_bytes_and_files_have_a_quota(records: FileRecords) -> None:
 async def test_a_file_that_a_batch_reads_stays(records: FileRecords, server: Redis) -> None:
     file = await make_file(records, expires_in_s=-1)
     await records.add(file)
-    server.sadd(keys.first(keys.DOCUMENT_USERS, file.id), "batch_1")
+    server.sadd(keys.first("document_users", file.id), "batch_1")
     with pytest.raises(FileInUse):
         await records.delete(A, file.id)
     assert await records.get(A, file.id) is None

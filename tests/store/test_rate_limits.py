@@ -24,7 +24,7 @@ def of_key(*limits: int, name: str = "k:key_1") -> Limited:
 def rate(store: sync_redis.Redis, name: str = "k:key_1") -> tuple[Any, Any, float]:
     """What a bucket held: requests, tokens, and when."""
     unpacker = msgpack.Unpacker()
-    unpacker.feed(store.get(keys.first(keys.RATE, name)))
+    unpacker.feed(store.get(keys.first("rate", name)))
     requests, tokens, at_us = unpacker
     return requests, tokens, at_us
 
@@ -33,7 +33,7 @@ def go_back(store: sync_redis.Redis, seconds: float, name: str = "k:key_1") -> N
     """As if so much time had passed since the last request."""
     requests, tokens, at_us = rate(store, name)
     packed = b"".join(map(msgpack.packb, (requests, tokens, at_us - seconds * 1e6)))
-    store.set(keys.first(keys.RATE, name), packed)
+    store.set(keys.first("rate", name), packed)
 
 
 @pytest.fixture

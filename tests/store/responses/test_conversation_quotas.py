@@ -20,7 +20,7 @@ from tests.store.responses.test_conversations import Side, answered
 
 SETTINGS = Settings(max_body_bytes=1 << 20)
 KEPT = keys.kept(0, TENANT)
-EXPIRING = keys.base(0) + keys.EXPIRING
+EXPIRING = keys.base(0) + "expiring"
 
 
 def kept_bytes(store: Redis) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.job.job import Job, checked_shard
-from shared.job.log import FIELD, Entry, EventName, Position, read_entry
+from shared.job.log import Entry, EventName, Position, read_entry
 from shared.job.record import parse_job
 from shared.store.redis import keys
 from shared.store.servers import Servers
@@ -61,7 +61,7 @@ def _stored(
     if not raw:
         return None
     job = parse_job(job_id, raw)
-    entries = [read_entry(Position.read(entry_id), fields[FIELD]) for entry_id, fields in log]
+    entries = [read_entry(Position.read(entry_id), fields[b"d"]) for entry_id, fields in log]
     numbers = [entry.position.number for entry in entries]
     lacks = job.error_code == "log_lost" or numbers != list(range(1, len(numbers) + 1))
     return StoredJob(job, entries, lacks, ttl_ms, log_ttl_ms)

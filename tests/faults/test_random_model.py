@@ -38,7 +38,6 @@ STEPS_MS = (15, 45, 45)
 EVENTS = 10
 """Things that happen in one run; each kind of them once, then any."""
 SETTINGS: Mapping[str, Any] = {
-    "lease_s": 600.0,  # what is lost is noticed: no client waits until a lease has expired
     "max_attempts": 20,
     "disconnect_grace_s": 1.0,
     "result_ttl_s": 600.0,
@@ -46,7 +45,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 ENGINE = {"sim_step_us_per_seq": 0, "sim_max_num_seqs": 64}
 PATIENCE_S = 120.0
-"""Of a client. Much less than a lease."""
+"""Of a client."""
 ALL_MODES = {**MODES, Mode.RESUMED: 2, Mode.LEFT: 1, Mode.CANCELLED: 1}
 IN_TIME = {"x-flotilla-run-deadline": "0.6"}
 """Headers of calls of which some take longer."""

@@ -219,7 +219,7 @@ class JobAnswer:
             await self._send_chunk(self._opening)
         while True:
             silence_s = settings.keepalive_s
-            if not self._response.started:
+            if not self._response.started and (had is None or had.complete):
                 silence_s = min(silence_s, settings.stream_status_wait_s)
             events = await self._reader.next(silence_s, writer)
             if self._client_left:

@@ -541,6 +541,7 @@ class Reader:
                 while not self._notified:
                     until = max(began, self.last_write_at) + silence_s
                     if until <= monotonic():
+                        await asyncio.sleep(0)  # a caller that waits for no time lets others run
                         break
                     self._waiter = loop.create_future()
                     if until < self.wake_at:  # else it is woken before, and waits on

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from shared.job.job import Job, checked_shard
-from shared.job.log import Entry, EventName, read_entries
+from shared.job.log import Entry, EventName, Position, read_entry
 from shared.job.record import parse_job
 from shared.store.redis import keys
 from shared.store.servers import Servers
 
 _READS = 4
 """Commands per job."""
+LogEntry = tuple[bytes, dict[bytes, bytes]]
+"""Id and fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ async def read_jobs(servers: Servers, ids: Sequence[str]) -> dict[str, StoredJob
     for job_id in ids:
         shard = checked_shard(job_id)
         pipe.of(shard).hgetall(keys.job(shard, job_id))
-        pipe.of(shard).execute_command("XRANGE", keys.log(shard, job_id), "-", "+")
+        pipe.of(shard).xrange(keys.log(shard, job_id))
         pipe.of(shard).pttl(keys.job(shard, job_id))
         pipe.of(shard).pttl(keys.log(shard, job_id))
     replies = await pipe.execute()
@@ -51,11 +52,16 @@ async def read_jobs(servers: Servers, ids: Sequence[str]) -> dict[str, StoredJob
 
 
 def _stored(
-    job_id: str, raw: dict[bytes, bytes], log: list[Any], ttl_ms: int, log_ttl_ms: int
+    job_id: str,
+    raw: dict[bytes, bytes],
+    log: list[tuple[bytes, dict[bytes, bytes]]],
+    ttl_ms: int,
+    log_ttl_ms: int,
 ) -> StoredJob | None:
     if not raw:
         return None
-    job, entries = parse_job(job_id, raw), read_entries(log)
+    job = parse_job(job_id, raw)
+    entries = [read_entry(Position.read(entry_id), fields[b"d"]) for entry_id, fields in log]
     numbers = [entry.position.number for entry in entries]
     lacks = job.error_code == "log_lost" or numbers != list(range(1, len(numbers) + 1))
     return StoredJob(job, entries, lacks, ttl_ms, log_ttl_ms)

@@ -117,6 +117,8 @@ class HeldJob(NamedTuple):
     share: Share = Share("", 1.0, 0.0)
     has_deadline: bool = False
     """It has a deadline that goes on if it has to wait again."""
+    lost_attempts: int = 0
+    """How many attempts without progress count against it."""
     known_blocks: int | None = None
     """The leading blocks of its prompt that its worker may hold (placement.py); None: no prefix
     of it is noted."""
@@ -490,6 +492,7 @@ class Queue:
         known: int,
         most: int,
         yieldable: int = 0,
+        suspects: int = 0,
         expected_cost: float = EXPECTED_COST,
         charges: Mapping[tuple[str, str], float] | None = None,
     ) -> list[HeldJob] | None:
@@ -497,7 +500,8 @@ class Queue:
         than it knows, `known`, as a reply was lost: it has to `reconcile` first.
 
         With fewer jobs than it has room for it is noted as idle. `yieldable`: how many jobs of the
-        lane flex it would hand over for better ones. Where several tenants wait in a lane, the one
+        lane flex it would hand over for better ones. `suspects`: how many it has with lost attempts
+        and without output: it gets no other one then. Where several tenants wait in a lane, the one
         with the lowest level comes first, and is charged `expected_cost` for each job, over its
         weight (fair_shares.py). `charges`: (lane, tenant) -> what is added to the level.
         """
@@ -505,7 +509,7 @@ class Queue:
         reply = await self.run(
             "claim", shard, pool, worker, room, known, most, yieldable, expected_cost,
             self.share_rules.half_life_us, self.placement.window,
-            int(self.placement.overtake_s * 1e6), pack(flat) if flat else b"",
+            int(self.placement.overtake_s * 1e6), pack(flat) if flat else b"", suspects,
         )  # fmt: skip
         return None if reply is None else _held_jobs(*reply)
 
@@ -633,11 +637,13 @@ def _held_jobs(now_us: bytes, *jobs: Sequence[Any]) -> list[HeldJob]:
             tenant=tenant.decode(),
             share=_share(lane, weight, charged),
             has_deadline=bool(has_deadline),
+            lost_attempts=lost_attempts,
             known_blocks=known_blocks[0] if known_blocks else None,
         )
         for (
             job_id, generation, number, attempt, created_us, stream, endpoint, body, body_bytes,
-            watchers, watched, origin, tenant, lane, weight, charged, has_deadline, *known_blocks,
+            watchers, watched, origin, tenant, lane, weight, charged, has_deadline, lost_attempts,
+            *known_blocks,
         ) in jobs
     ]  # fmt: skip
 

@@ -230,14 +230,13 @@ def test_a_job_whose_log_has_lost_an_entry_is_not_continued(
     job_id = listed["id"]
     wait_for(lambda: states(gateway, [job_id]) == {"queued"}, "the job is queued again")
     lose_first_entry(stack.redis_url, job_id)
-    survivor = stack.worker(**FAST)
+    stack.worker(**FAST)
     mark.join(60)
     shown = job(gateway, job_id)
     assert shown["state"] == outcome
-    assert survivor.metric("flotilla_continuations_refused_total", reason="log") == 1
     if stream:
-        last = mark.body.decode().rstrip().rpartition("\n\n")[2]
-        code = json.loads(last.removeprefix("data: "))["error"]["code"]
+        last = mark.body.decode().rstrip().rpartition("data: ")[2]
+        code = json.loads(last)["error"]["code"]
         assert code in {shown["error"]["code"], "stream_reset"}
         assert b"[DONE]" not in mark.body
     else:
@@ -256,7 +255,7 @@ def test_a_job_that_the_engine_refuses_to_continue(
     mark.join(60)
     shown = job(gateway, mark.job_id)
     assert shown["state"] == outcome
-    assert outcomes(gateway, mark.job_id)[:2] == ["worker_lost", "not_continued"]
+    assert outcomes(gateway, mark.job_id) == ["worker_lost", outcome]
     assert survivor.metric("flotilla_continuations_refused_total", reason="engine") == 1
     if stream:
         assert shown["error"]["code"] == "worker_lost"

@@ -346,13 +346,11 @@ def test_a_worker_whose_connections_are_cut_goes_on(stack: Stack) -> None:
 
 def test_a_worker_that_stands_still_with_open_connections_loses_its_jobs(stack: Stack) -> None:
     """Stopped, as if its machine had lost power: nothing closes its connections."""
-    gateway = stack.gateway(**LONG_LEASE)
-    victim = stack.worker(**LONG_LEASE, **NEVER_BEGINS)
+    gateway = stack.gateway()
+    victim = stack.worker(**NEVER_BEGINS)
     ids = three_jobs(gateway)
     victim.stop(signal.SIGSTOP)
     all_queued(gateway, ids)
-    assert gateway.metric("flotilla_false_alarms_total") == 0
     victim.stop(signal.SIGCONT)
-    wait_for(lambda: gateway.metric("flotilla_false_alarms_total") == 1, "it is counted")
     wait_for(lambda: states(gateway, ids) == {"in_progress"}, "it claims them again")
     victim.check()

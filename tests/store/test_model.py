@@ -185,6 +185,7 @@ class Control:
     """Those of schedules in which all goes well with the rule; Redis loses data in the odd ones."""
 
 
+_FAILS = "\n    take(id, job, 'failed', code)"
 _CLAIMED = "local marker = mark(id, job, generation, number, event_entry('claimed', worker))"
 CONTROLS = {
     "generations": Control({"job.generation = math.max(now_us(), last + 1)": "job.generation = 1"}),
@@ -218,7 +219,7 @@ CONTROLS = {
         {"some_refused and without_refused(ARGV[i + 1]) or ARGV[i + 1]": "ARGV[i + 1]"}
     ),
     "restarts that a client sees": Control(
-        {"if job.stream == '1' or job.watched == '1' then": "if false then"}
+        {f"if is_seen(job) then{_FAILS}": f"if false then{_FAILS}"}
     ),
     "unchanged repeats": Control(world={"worker": Merging}),
     "claims without room": Control(world={"worker": Silent}, seeds=range(_RARE, _RARE + _MOST)),

@@ -461,6 +461,17 @@ async def test_a_slow_client_costs_a_page(relay: Relay, log: Log) -> None:
     assert len(log.reads) < 150
 
 
+async def test_who_waits_for_no_time_lets_others_run(relay: Relay, log: Log) -> None:
+    """Once a stream that was taken up again held all others."""
+    log.mark("claimed")
+    log.write(*stream("a"))
+    reader = relay.open(JOB, CHUNKS)
+    events: list[LogEvent] = []
+    async with asyncio.timeout(LONG_S):
+        while not events:
+            events = await reader.next(0)
+
+
 # --- the relay ---
 
 

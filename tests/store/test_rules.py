@@ -200,8 +200,8 @@ RULES: list[tuple[Rule, tuple[str, str]]] = [
     (
         a_lost_log_is_not_continued,
         (
-            "if not is_whole(job, generation, number, length) then return take",
-            "if false then return take",
+            "if is_seen(job) then return take(id, job, 'failed', 'log_lost') end",
+            "",
         ),
     ),
     (

@@ -371,3 +371,41 @@ async def test_a_damaged_record_fails_where_it_is_needed(case: Case, how: str, f
     assert case.record(held.id)["error_code"] == "record_damaged"
     assert await case.queue.ended(0, [held.id]) == {held.id: "failed"}
     assert (await case.log(held))[-1].event == "failed"
+
+
+async def test_a_worker_gets_one_job_at_a_time_that_was_lost_without_progress(case: Case) -> None:
+    worker, jobs = case.worker(), [await case.submit() for _ in range(3)]
+    held = await worker.claim()
+    assert await case.queue.give_back(held, "requeued", "engine_died")
+    worker.jobs.clear()
+    fresh = await case.submit()
+    (first,) = await worker.claim()
+    assert (first.id, first.lost_attempts) == (jobs[0].id, 1)
+    assert await worker.claim(suspects=1) == []  # the others stay in front
+    await worker.write(first)
+    (second,) = await worker.claim()
+    assert second.id == jobs[1].id
+    others = await case.worker("w-2").claim()
+    assert [job.id for job in others] == [jobs[2].id, fresh.id]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+async def test_an_answer_that_no_client_has_seen_begins_anew_without_its_log(
+    case: Case, seen: bool
+) -> None:
+    worker, job = case.worker(), await case.submit(stream=seen)
+    held = await worker.claim_one()
+    await worker.write(held)
+    assert await case.queue.give_back([held], "handed_over", "drained")
+    worker.jobs.clear()
+    entries = await case.log(job)
+    case.server.xdel(keys.log(0, job.id), str(entries[1].position))
+    claimed = await worker.claim()
+    if seen:
+        assert claimed == []
+        assert case.record(job.id)["error_code"] == "log_lost"
+        return
+    (again,) = claimed
+    assert (again.number, again.generation > held.generation) == (1, True)
+    assert not (await worker.end(again)).refused
+    assert await case.events(job) == ["claimed", "completed"]

@@ -285,6 +285,7 @@ class Claims:
                 known=len(outputs),
                 most=most,
                 yieldable=len(yieldable(self._publisher)),
+                suspects=self._publisher.suspects,
                 charges=self._charges.take(self._shard, outputs.values()),
                 expected_cost=self._charges.expected_cost,
             )
@@ -298,13 +299,15 @@ class Claims:
         return jobs is not None and (len(jobs) < CLAIM_BATCH or not room.free())
 
     async def _wait(self) -> None:
-        """Until `wake`, for `ASK_S` at most, or until there is room again."""
-        had_room = self._room.free() > 0
+        """Until `wake`, for `ASK_S` at most, or until there is room again, or for a suspect."""
+        had_room, suspects = self._room.free() > 0, self._publisher.suspects
         for _ in range(round(ASK_S / _LOOK_S)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._woken.wait()
             if self._woken.is_set() or (not had_room and self._room.free()):
+                return
+            if self._publisher.suspects < suspects:
                 return
 
 

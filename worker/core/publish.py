@@ -71,6 +71,7 @@ class ShardPublisher:
         """Of the jobs that the worker has here as far as it knows, by job id."""
         self.flex: dict[str, Output] = {}
         """Of these: those that may have to make room for better lanes."""
+        self._suspects: dict[str, Output] = {}  # that were lost without progress
         self.wanted = asyncio.Event()
         """There may be something to send now."""
         self._queue = queue
@@ -92,12 +93,21 @@ class ShardPublisher:
         self.outputs[output.id] = output
         if output.job.share.lane == FLEX:
             self.flex[output.id] = output
+        if output.job.lost_attempts:
+            self._suspects[output.id] = output
 
     def remove(self, output: Output) -> None:
         """The worker does not have this job any more."""
         if self.outputs.get(output.id) is output:
             del self.outputs[output.id]
             self.flex.pop(output.id, None)
+            self._suspects.pop(output.id, None)
+
+    @property
+    def suspects(self) -> int:
+        """How many of its jobs may end this worker, as they may have ended others: those that were
+        lost without progress, and have no output yet."""
+        return sum(output.first_output_at is None for output in self._suspects.values())
 
     def taken_away(self, job_id: str, generation: int) -> None:
         """Others have taken this job away, as a message tells: its next entry would be refused."""

@@ -19,9 +19,9 @@ _GONE = {
     keys.JOB,
     keys.LOG,
     keys.BATCH_LINES,
-    keys.BATCH_LOCK,
+    "batch_lock",
     keys.OPEN_BATCHES,
-    keys.DOCUMENT_USERS,
+    "document_users",
 }
 """Kinds of keys that no ended batch has."""
 _EMPTY = {"expiring", keys.JOBS}

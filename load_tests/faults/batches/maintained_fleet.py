@@ -106,7 +106,7 @@ class MaintainedFleet:
                 _signal(pid, signal.SIGCONT)
 
     async def _is_not_renewed(self, batch_id: str) -> bool:
-        lock = keys.first(keys.BATCH_LOCK, batch_id)
+        lock = keys.first("batch_lock", batch_id)
         for _ in range(int(_FIND_S / _POLL_S)):
             await asyncio.sleep(_POLL_S)
             with contextlib.suppress(Exception):  # Redis may be away

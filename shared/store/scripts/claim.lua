@@ -1,12 +1,14 @@
 -- Jobs for a worker with room: interrupted ones first, then by lane and turn. With fewer than it has room for it is noted as idle.
--- ARGV: pool, worker, room, known, most, yields, expected_cost, half_life_us, window, overtake_us, charges
+-- ARGV: pool, worker, room, known, most, yields, expected_cost, half_life_us, window, overtake_us, charges, suspects
 --       known: how many jobs of this shard it knows that it has; most: jobs in this call; yields: jobs of the lane flex that it would
 --       hand over for better ones; expected_cost: of a job, charged for each where several tenants wait (fair_shares.py);
 --       half_life_us: of levels, 0: they never halve; window, overtake_us: see PlacementRules; charges: msgpack of flat lane, tenant,
---       cost to add to its level, '' if there is none.
+--       cost to add to its level, '' if there is none; suspects: how many jobs it has that were lost without progress, and have none
+--       yet: one at a time, so that a job which ends its workers takes no others along each time.
 -- Reply: {now_us, job...}; a job: {id, generation, number of the claim's entry, claims, created_us, stream, endpoint, body, its
 --       bytes if it lies in a key of its own, else '', watchers,
 --       watched, origin, tenant, lane, weight or '', charged or '', 1 if it has a deadline that goes on while it waits again, else 0,
+--       attempts that count against it,
 --       leading blocks of its prompt that the worker may hold, nil: it is short}; nil if the worker has jobs that it does not know, as
 --       a reply was lost: it has to `reconcile` first
 local pool, worker, room, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[3]), tonumber(ARGV[5]))
@@ -17,8 +19,9 @@ local LOWER = 10 -- one of so many claims is for a lower lane
 if count_held(worker) > tonumber(ARGV[4]) then return nil end
 
 local reply, entries, looks, n_flex, growth = {int(now_us())}, {}, 0, 0, nil
+local suspects, is_stuck = tonumber(ARGV[12]), false
 local function free() return most - #entries end
-local function may_look() return free() > 0 and looks - #entries < MOST end
+local function may_look() return free() > 0 and looks - #entries < MOST and not is_stuck end
 local function current_growth()
   growth = growth or charge_growth(half_life_us)
   return growth
@@ -38,7 +41,8 @@ local function start_run_deadline(id, job)
   end
 end
 
--- Hand out a job that leaves its line. `charge_of`: returns what its tenant is charged; `known`: blocks of its prompt, nil: not known.
+-- Hand out a job that leaves its line, unless `is_stuck` is true then: it stays. `charge_of`: returns what its tenant is charged; `known`:
+-- blocks of its prompt, nil: not known.
 local function hand_out(id, charge_of, known)
   looks = looks + 1
   local job = load_job(id, true)
@@ -49,9 +53,17 @@ local function hand_out(id, charge_of, known)
   if job.deadline_us ~= '' and tonumber(job.deadline_us) <= now_us() then
     return take(id, job, 'expired', deadline_code(job))
   end
+  if job.attempts > 0 then
+    is_stuck, suspects = suspects > 0, suspects + 1
+    if is_stuck then return end
+  end
   local generation, number, length = 0, 0, 0
   if job.generation > 0 then generation, number, length = last_of(id) end
-  if not is_whole(job, generation, number, length) then return take(id, job, 'failed', 'log_lost') end
+  if not is_whole(job, generation, number, length) then
+    if is_seen(job) then return take(id, job, 'failed', 'log_lost') end
+    redis.call('DEL', key('log', id)) -- the answer begins anew
+    number, job.start, job.best = 0, 0, 0
+  end
   if job.body_bytes ~= '' and not has_body(id, tonumber(job.body_bytes)) then return take(id, job, 'failed', 'record_damaged') end
   local charged = charge_of and charge_of(job)
   if job.claims == 0 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job) end
@@ -70,7 +82,7 @@ local function hand_out(id, charge_of, known)
   entries[#entries + 1] = job.entry
   reply[#reply + 1] = {id, int(job.generation), job.number, job.claims, job.created_us, job.stream, job.endpoint, job.body, job.body_bytes,
                        job.watchers, job.watched, job.origin, job.tenant, job.lane, job.weight, charged and tostring(charged) or '',
-                       has_deadline, known}
+                       has_deadline, job.attempts, known}
 end
 
 -- Of the first jobs of a line those that this worker takes: first those of whose prompts it may hold most, then the oldest. Also what
@@ -106,13 +118,14 @@ local function take_turn(name, count)
   local charged, done = 0, 0
   for n, id in ipairs(ids) do
     if other and n > 1 and level > limit then break end
-    done = n
     hand_out(id, other and function(job)
       local cost = expected_cost / (tonumber(job.weight) or 1)
       local added = charge_of_claim(level, cost, current_growth(), half_life_us) * current_growth()
       level, charged = level + added, charged + added
       return cost
     end, blocks[id])
+    if is_stuck then break end
+    done = n
   end
   if done > 0 then redis.call('ZREM', line, unpack(ids, 1, done)) end
   if charged > 0 then charge(name, tenant, charged) end

@@ -62,7 +62,7 @@ local function restart(id, entry_id, code)
   local job, generation, number = load_job(id), split(entry_id)
   if not job or job.generation ~= generation or ENDS[job.state] then return refuse(id) end
   if is_repeated(id, entry_id) then return end
-  if job.stream == '1' or job.watched == '1' then
+  if is_seen(job) then
     take(id, job, 'failed', code)
     return refuse(id)
   end

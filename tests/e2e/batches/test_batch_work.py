@@ -76,9 +76,7 @@ async def test_nobody_owns_what_has_ended(batches: Batches) -> None:
     assert await records.open_batches() == [batch.id]
     await batches.run(batch)
     assert await records.own(batch.id, "another", 5.0) is None
-    assert not await batches.context.queue.servers.of(0).exists(
-        keys.first(keys.BATCH_LOCK, batch.id)
-    )
+    assert not await batches.context.queue.servers.of(0).exists(keys.first("batch_lock", batch.id))
 
 
 async def test_cancelled_lines_are_in_the_errors(batches: Batches) -> None:
@@ -164,7 +162,7 @@ async def test_after_a_crash_anywhere_each_line_has_one_result(
             crashes += 1
             batches.crash(monkeypatch)
             # The lock of the one that crashed runs out.
-            await batches.context.queue.servers.of(0).delete(keys.first(keys.BATCH_LOCK, batch.id))
+            await batches.context.queue.servers.of(0).delete(keys.first("batch_lock", batch.id))
     assert crashes
     assert (found.status, found.completed, found.failed) == (BatchStatus.COMPLETED, 392, 8)
     await check_sums(batches, found, set())

@@ -71,6 +71,9 @@ local function drop_pieces(id)
   while redis.call('HDEL', key('job', id), 'result:' .. number) == 1 do number = number + 1 end
 end
 
+-- Whether a client may have seen a part of the answer, so that it can't begin anew.
+local function is_seen(job) return job.stream == '1' or job.watched == '1' end
+
 -- Take a job from whoever has it: the one place where jobs are taken away. `event`: a state that ends it, `requeued` (its worker is
 -- lost) or `handed_over`; `why`: the error code of an end, else the reason. Returns its new state; nil if that can't happen to it.
 local function take(id, job, event, why)
@@ -84,7 +87,7 @@ local function take(id, job, event, why)
     if #attempts > ATTEMPTS_SHOWN then table.remove(attempts, 1) end
     job.history = cmsgpack.pack(attempts)
     job.attempts = has_progress and 0 or job.attempts + (event == 'requeued' and 1 or 0)
-    if not is_whole(job, last, number, length) then
+    if is_seen(job) and not is_whole(job, last, number, length) then
       state, why = 'failed', 'log_lost'
     elseif event == 'requeued' and job.attempts >= tonumber(job.max_attempts) then
       state, why = 'failed', 'too_many_attempts'

@@ -22,7 +22,16 @@ from shared.store.upkeep import Upkeep
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
+from tests.store.conftest import open_queue
 from tests.store.test_registry import INFO
+
+
+@pytest.fixture
+async def queue(redis_url: str) -> AsyncIterator[Queue]:
+    """Of the Redis that the gateway of a test has."""
+    async with open_queue(redis_url) as queue:
+        yield queue
+
 
 NOT_UTF8 = b"\xff\xfe"
 

@@ -69,7 +69,7 @@ async def work(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[W
 
 async def end_a_job(queue: Queue, *endpoints: WebhookEndpoint, kind: str = "job") -> str:
     job = await submit(queue, notify=notify_of(kind, [each.id for each in endpoints]))
-    await queue.cancel(job.id, TENANT)
+    await queue.cancel(TENANT, job.id)
     return job.id
 
 
@@ -278,7 +278,7 @@ async def test_a_burst_is_delivered_once_by_several_processes(
         await create(records, url=there.url)
         for number in range(300):
             job = await submit(queue, notify=notify_of("job") if number % 5 == 0 else "")
-            await queue.cancel(job.id, TENANT)
+            await queue.cancel(TENANT, job.id)
         for work in several:
             await work.keep_working()
 

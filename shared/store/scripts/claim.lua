@@ -181,7 +181,7 @@ end
 if room == 0 and #waiting_lanes() > 0 then woken[pool] = 1 end
 beat(worker)
 if room > #entries then
-  redis.call('ZADD', key('idle', pool), room - #entries, worker)
+  note_idle(pool, worker, room - #entries)
 else
   redis.call('ZREM', key('idle', pool), worker)
 end

@@ -29,8 +29,8 @@ end
 
 -- Room that idle workers have for jobs which wait already or come now.
 local function idle_room(pool)
-  local room, idle = 0, redis.call('ZREVRANGE', key('idle', pool), 0, 63, 'WITHSCORES')
-  for i = 2, #idle, 2 do room = room + idle[i] end
+  local room = 0
+  for _, each in ipairs(idle_workers(pool)) do room = room + each[2] end
   return room
 end
 

@@ -1,6 +1,16 @@
 -- Idle workers are told, at the end of the call, of jobs that wait: `idle:<pool>` has their room. A worker with room is in there, or is
 -- about to claim. Those of which no worker is told wait for the next claim; one of the lane flex may make room for a better one.
 
+-- A fraction behind the room, another one with each claim, spreads jobs over workers with as much room.
+local function note_idle(pool, worker, room) redis.call('ZADD', key('idle', pool), room + now_us() % 1000 / 2000, worker) end
+
+-- Idle workers, most room first: {worker, room}...
+local function idle_workers(pool)
+  local flat, found = redis.call('ZREVRANGE', key('idle', pool), 0, 63, 'WITHSCORES'), {}
+  for i = 1, #flat, 2 do found[#found + 1] = {flat[i], math.floor(flat[i + 1])} end
+  return found
+end
+
 -- One more job waits in a pool.
 local function wake_for(pool, lane)
   woken[pool] = (woken[pool] or 0) + 1
@@ -10,9 +20,9 @@ end
 -- One more job waits for which this idle worker is warm. Returns whether there is such a worker.
 local function wake_warm(pool, prefixes)
   local idle, best, most_blocks = key('idle', pool), nil, 0
-  local most = tonumber(redis.call('ZREVRANGE', idle, 0, 0, 'WITHSCORES')[2] or '') or 0
+  local most = math.floor(redis.call('ZREVRANGE', idle, 0, 0, 'WITHSCORES')[2] or 0)
   for worker, blocks in pairs(most >= 1 and warm_of(pool, prefixes) or {}) do
-    local room = tonumber(redis.call('ZSCORE', idle, worker) or '') or 0
+    local room = math.floor(redis.call('ZSCORE', idle, worker) or 0)
     if room >= 1 and blocks > most_blocks and prefers(blocks, room, most) then best, most_blocks = worker, blocks end
   end
   if not best then return false end
@@ -24,20 +34,20 @@ end
 
 -- Tell idle workers of so many jobs, so that their rooms are even. Returns of how many jobs nobody was told.
 local function wake_idle(pool, count)
-  local idle = redis.call('ZREVRANGE', key('idle', pool), 0, 63, 'WITHSCORES')
+  local idle = idle_workers(pool)
   local level, n, total, lost = -1, 0, 0, false
-  while 2 * n < #idle and level < tonumber(idle[2 * n + 2]) do
-    n, total = n + 1, total + idle[2 * n + 2]
+  while n < #idle and level < idle[n + 1][2] do
+    n, total = n + 1, total + idle[n + 1][2]
     level = math.max(0, (total - count) / n)
   end
-  for i = 1, 2 * n, 2 do
-    local share = math.min(count, math.ceil(idle[i + 1] - level))
+  for i = 1, n do
+    local worker, share = idle[i][1], math.min(count, math.ceil(idle[i][2] - level))
     if share > 0 then
-      if control(idle[i], CONTROL.claim, share) then
-        redis.call('ZINCRBY', key('idle', pool), -share, idle[i])
+      if control(worker, CONTROL.claim, share) then
+        redis.call('ZINCRBY', key('idle', pool), -share, worker)
         count = count - share
       else
-        redis.call('ZREM', key('idle', pool), idle[i])
+        redis.call('ZREM', key('idle', pool), worker)
         lost = true
       end
     end

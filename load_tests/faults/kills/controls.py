@@ -10,6 +10,7 @@ from __future__ import annotations
 from shared.store import scripts
 
 _GENERATION = "job.generation = math.max(now_us(), last + 1)"
+_APPENDED = "'NOMKSTREAM', entry_id, 'd', entry"
 _QUEUED = "job.state, job.worker = 'queued', ''"
 _IS_HEARD = "local function is_heard(worker)"
 
@@ -25,8 +26,9 @@ def _replace_in_scripts(old: str, new: str) -> None:
 
 
 def fencing() -> None:
-    """All workers write in one generation."""
+    """All workers write in one generation, each behind what the others have written."""
     _replace_in_scripts(_GENERATION, "job.generation = 1")
+    _replace_in_scripts(_APPENDED, "'NOMKSTREAM', '1-*', 'd', entry")
 
 
 def log() -> None:

@@ -175,9 +175,9 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, batches: Batches, draw: random.Ran
     for where, name in (
         (context.records, "change"),
         (context.files.storage, "write_bytes"),
-        (context.queue, "submit_all"),
+        (context.queue, "submit"),
         (context.queue, "delete"),
-        (context.queue, "get_all"),
+        (context.queue, "get"),
         (context.records, "read"),
     ):
         original = getattr(where, name)

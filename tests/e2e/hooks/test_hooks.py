@@ -165,7 +165,7 @@ def test_an_answer_does_not_go_on_with_another_passage(
     lost = job(gateway, answers[True].headers["x-flotilla-job-id"])
     assert (lost["state"], lost["error"]["code"]) == ("failed", "context_changed")
     outcomes = [attempt["outcome"] for attempt in lost["attempts"]]
-    assert outcomes == ["worker_lost", "not_continued"]
+    assert outcomes == ["worker_lost", "failed"]
     assert survivor.metric("flotilla_continuations_refused_total", reason="context") >= 1
 
 

@@ -1,5 +1,5 @@
--- Idle workers are told, at the end of the call, of jobs that wait: `idle:<pool>` has their room. A worker with room is in there, or is
--- about to claim. Those of which no worker is told wait for the next claim; one of the lane flex may make room for a better one.
+-- At its end a call sends idle workers a message to claim waiting jobs: `idle:<pool>` has the workers' room. A worker with room is in
+-- there, or is about to claim. Jobs without a message wait for the next claim; a worker may give back a flex job for a better lane.
 
 -- One more job waits in a pool.
 local function wake_for(pool, lane)
@@ -22,7 +22,7 @@ local function wake_warm(pool, prefixes)
   return true
 end
 
--- Tell idle workers of so many jobs, so that their rooms are even. Returns of how many jobs nobody was told.
+-- Send idle workers messages to claim `count` jobs, most room first. Returns for how many jobs no worker got a message.
 local function wake_idle(pool, count)
   local idle = redis.call('ZREVRANGE', key('idle', pool), 0, 63, 'WITHSCORES')
   local level, n, total, lost = -1, 0, 0, false

@@ -6,7 +6,7 @@
 --       ms for which it is kept (else false, false, false); origin (job.py) or false; of a response in a conversation
 --       its turn, else false: {conversation, version that was read, msgpack of its input (flat id, JSON, ...), bytes of the
 --       body before the input, ttl_ms of the conversation}; weight of its tenant, if it is not 1, or false; hashes of its
---       prompt's prefixes, or false; whom its end is told to (webhook_delivery.py)}; max_depth: jobs that may wait
+--       prompt's prefixes, or false; the webhook endpoints that get its end (webhook_delivery.py)}; max_depth: jobs that may wait
 --       in a lane; lease_id_seed: 12 characters, 4 are added for each job; max_jobs, max_kept_bytes: that one tenant may
 --       have here, 0: no limit; lift: see ShareRules; max_waiting: its jobs that may wait in a lane, 0: no limit; batch, epoch: whose lines the jobs are, and that of its owner (fence_batch.lua).
 -- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there),

@@ -14,7 +14,7 @@ from shared.job.errors import BlobMissing, StorageUnavailable
 from shared.job.replies import Fenced
 from shared.platform.logs import RareWarning
 from shared.platform.tasks import run_together
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 
 log = logging.getLogger("flotilla.batches")
 

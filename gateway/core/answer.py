@@ -53,7 +53,7 @@ from shared.job.job import Job, NewJob
 from shared.job.states import JobState
 from shared.platform import logs, request_span
 from shared.store.answers import Body, read_again
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.queue import Queue
 
 _REPLAYED = (b"idempotent-replayed", b"true")

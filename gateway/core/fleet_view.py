@@ -21,7 +21,7 @@ from shared.job.errors import BadRequest, ModelNotFound, NoWorker
 from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
 from shared.platform.tasks import run_together
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.operators import DesiredPools, PoolSwitches, ScaleStore
 from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry

@@ -15,8 +15,8 @@ from gateway.core.fleet_view import FleetView
 from shared.job.errors import DeadlineUnreachable, FlotillaError, TooManyWaiting
 from shared.job.job import NewJob
 from shared.platform.durations import duration
+from shared.store.errors import StoreError
 from shared.store.health import Health
-from shared.store.interface import StoreError
 from shared.store.queue import Queue
 from shared.store.views import QueuePlace, next_place
 

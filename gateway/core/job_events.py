@@ -30,7 +30,7 @@ from shared.job.job import Job, shard_in
 from shared.job.log import START, Delta
 from shared.job.states import JobState
 from shared.store.answers import read_again
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.queue import LOG_LOST, Queue
 from shared.store.views import places
 

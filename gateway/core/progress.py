@@ -11,7 +11,7 @@ from shared.fleet.wait_estimate import WaitEstimate
 from shared.job.errors import StreamReset
 from shared.job.states import JobState
 from shared.platform.durations import duration
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.views import places
 
 _LEAST_TOLD_S: Final = 2.0

@@ -33,7 +33,7 @@ from shared.job.log import (
     Position,
     read_journal,
 )
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 
 if TYPE_CHECKING:
     from gateway.core.relay import Relay

@@ -18,7 +18,7 @@ from shared.job.errors import FlotillaError, QueueFull, TooManyWaiting
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
 from shared.platform.metrics.gateway import GatewayMetrics
-from shared.store.interface import StoreTimeout, StoreUnavailable
+from shared.store.errors import StoreTimeout, StoreUnavailable
 from shared.store.queue import Queue
 
 _SUBSCRIBE_S = 1.0

@@ -22,7 +22,7 @@ from shared.job.errors import (
 )
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.gateway import GatewayMetrics
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 
 log = logging.getLogger("flotilla.gateway")
 _warn = RareWarning(log)

@@ -15,8 +15,8 @@ from gateway.launcher.service import Service
 from shared.fleet.pool import Pool
 from shared.platform.redis_url import without_password
 from shared.platform.settings import SettingsError, to_environment
+from shared.store.errors import StoreError
 from shared.store.health import FORMAT_VERSION, FormatMismatch, refuse_unfit
-from shared.store.interface import StoreError
 from shared.store.queue import Queue
 from shared.store.servers import Servers
 from shared.store.upkeep import forget_idle_models

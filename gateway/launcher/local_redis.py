@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from gateway.launcher.child import Command
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.servers import connect
 
 _PING_TIMEOUT_S = 2.0

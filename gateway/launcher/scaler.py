@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.worker_children import Workers
 from gateway.ops.autoscaler.reconcile import Plan, instance, reconcile
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.operators import ScaleStore
 from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry

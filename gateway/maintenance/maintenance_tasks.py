@@ -24,8 +24,8 @@ from shared.fleet.pools import Pools
 from shared.job.errors import StorageUnavailable
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.losses import UpkeepMetrics
+from shared.store.errors import StoreError, StoreUnavailable
 from shared.store.health import Health
-from shared.store.interface import StoreError, StoreUnavailable
 from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry
 from shared.store.redis.maintenance_runs import MaintenanceRuns

@@ -21,8 +21,8 @@ from shared.fleet.pools import load_pools
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
+from shared.store.errors import StoreError
 from shared.store.health import refuse_unfit
-from shared.store.interface import StoreError
 
 log = logging.getLogger("flotilla.maintenance")
 

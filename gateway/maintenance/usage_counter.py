@@ -8,7 +8,7 @@ import logging
 from shared.job.log import START, EventName, prompt_tokens_in, tokens_in
 from shared.platform.logs import RareWarning
 from shared.store.ended import Ended, EndedStreams, Reader, delete_used
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.queue import Queue
 from shared.store.usage import UsageRecords
 

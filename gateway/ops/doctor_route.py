@@ -25,7 +25,7 @@ from shared.job.errors import OverviewFailed, StorageNotConfigured, StorageUnava
 from shared.platform.durations import duration
 from shared.platform.tasks import run_together
 from shared.store.deliveries import Deliveries
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.redis.batch_records import BatchRecords, OpenBatch
 from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.usage import UsageRecords

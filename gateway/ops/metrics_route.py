@@ -17,7 +17,7 @@ from shared.platform.logs import RareWarning
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import run_together
 from shared.store.deliveries import OUTCOMES, Backlog, Deliveries
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.redis.batch_records import BatchRecords
 from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.usage import UsageBacklog, UsageRecords

@@ -20,7 +20,7 @@ from shared.platform.tasks import end, run_together
 from shared.store.answers import final_response
 from shared.store.deliveries import MOST_PENDING, Address, Deliveries, Taken
 from shared.store.ended import Ended, EndedStreams, Reader
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.queue import Queue
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.retry_schedule import next_delay_s

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from load_tests.oracle.observation import Observation
 from load_tests.oracle.stored_job import StoredJob, read_jobs
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.servers import Servers
 
 _EVERY_S = 0.5

@@ -25,7 +25,7 @@ from shared.job.log import (
 )
 from shared.job.result import n_pieces, piece_size
 from shared.job.states import JobState
-from shared.store.interface import StoreTimeout, StoreUnavailable
+from shared.store.errors import StoreTimeout, StoreUnavailable
 from shared.store.queue import Queue
 
 LONGEST_S = 5.0

@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from shared.platform.redis_url import Address, RedisUrl, checks_host_name
-from shared.store.interface import (
+from shared.store.errors import (
     StoreError,
     StoreRefused,
     StoreTimeout,
@@ -271,7 +271,7 @@ class _Link(asyncio.Protocol):
 def _fail(reply: asyncio.Future[Any], error: StoreError) -> None:
     if not reply.done():
         reply.set_exception(error)
-        reply.exception()  # seen: asyncio would log it where nobody awaits the reply
+        reply.exception()  # else asyncio logs the error if the reply is never awaited
 
 
 class Connection:

@@ -40,7 +40,7 @@ class Kind(Generic[T]):
     bytes: Callable[[T], int] = lambda _: 0
     """What it counts in the tenant's sum."""
     channel: str = ""
-    """Who keeps a copy of all is told of changes here."""
+    """Changes are published here for processes that keep a copy of all; empty: not published."""
     owns: Sequence[str] = ()
     """Words of further keys with its id, which are deleted with it."""
 

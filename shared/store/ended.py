@@ -39,7 +39,7 @@ class Ended(NamedTuple):
     owner: Owner
     state: str
     notify: str
-    """Whom it is told to, as `notify_of` made it; empty: nobody."""
+    """The webhook endpoints that get the event, as `notify_of` made it; empty: none."""
     reserved: str
     """The tokens that were taken from token limits for it; empty: none."""
     prompt_tokens: int | None

@@ -15,7 +15,7 @@ from shared.fleet.scale_decisions import Scale, ScalingEvent, WorkerRange
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.platform.malformed import MalformedValues
 from shared.store.documents import Documents, Kind
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.queue import Queue
 from shared.store.redis import keys
 from shared.store.servers import Servers

@@ -178,7 +178,7 @@ class Watched(NamedTuple):
 
     state: JobState
     holder: int | None
-    """Generation of the worker that has it; None: nobody has it."""
+    """Generation of the worker that has it; None: no worker has it."""
     has_log: bool
     """It was claimed some time."""
     start: int = 0
@@ -587,8 +587,8 @@ class Queue:
     # --- upkeep ---
 
     async def tick(self, shard: int) -> Ticked:
-        """Take the jobs of lost workers, end those whose time is over or that nobody follows, and
-        look for jobs that are in no line. Five times a second for each shard."""
+        """Requeue the jobs of lost workers, expire jobs past their deadline, cancel jobs without a
+        watcher, and requeue jobs that are in no line. Called five times a second for each shard."""
         more, lost, *taken = await self.run("tick", shard)
         names = [worker.decode(errors="replace") for worker in lost]
         return Ticked(bool(more), names, _states(taken))

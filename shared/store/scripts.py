@@ -24,7 +24,7 @@ from shared.job.record import Request
 from shared.job.responses import CONVERSATION_PREFIX
 from shared.platform.tasks import end
 from shared.store.connection import Argument, Connection, ScriptsMissing, SlotUnavailable
-from shared.store.interface import StoreRefused, StoreUnavailable
+from shared.store.errors import StoreRefused, StoreUnavailable
 from shared.store.redis import keys
 from shared.store.servers import once_served
 from shared.store.subscription import channel_commands

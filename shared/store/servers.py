@@ -22,7 +22,7 @@ from shared.platform import redis_url
 from shared.platform.redis_url import Address, RedisUrl
 from shared.platform.tasks import end, run_together
 from shared.store.connection import Client, Connection, Server, SlotUnavailable
-from shared.store.interface import StoreError, StoreTimeout, StoreUnavailable
+from shared.store.errors import StoreError, StoreTimeout, StoreUnavailable
 from shared.store.redis import keys
 
 FLEET_TAG = "fleet"

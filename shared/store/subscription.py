@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from shared.platform.backoff import Backoff
 from shared.store.connection import Connection
-from shared.store.interface import StoreError, StoreTimeout
+from shared.store.errors import StoreError, StoreTimeout
 from shared.store.redis import keys
 from shared.store.servers import Servers
 

@@ -14,7 +14,7 @@ from shared.job.states import JobState
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.losses import UpkeepMetrics
 from shared.platform.tasks import run_together
-from shared.store.interface import StoreError, StoreRefused, StoreUnavailable
+from shared.store.errors import StoreError, StoreRefused, StoreUnavailable
 from shared.store.operators import ScaleStore
 from shared.store.queue import Queue, Ticked
 from shared.store.redis import keys

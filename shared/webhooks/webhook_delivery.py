@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 def notify_of(kind: str, endpoints: Sequence[str] = ()) -> str:
-    """What the record of a job or batch has: whom its end is told to."""
+    """The field of a job's or batch's record that names the webhook endpoints which get its end."""
     return " ".join((kind, *endpoints))
 
 

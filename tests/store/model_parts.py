@@ -68,8 +68,11 @@ def is_answer(tokens: Iterable[Token]) -> bool:
 
 
 def tokens_of(chunks: bytes) -> list[Token]:
-    """The tokens in the chunks of a stream."""
-    return [Token.read(part.split('"')[3]) for part in chunks.decode().split("\n\n") if part]
+    """The tokens in the chunks of a stream. Raises Broken if one is no chunk of this model."""
+    try:
+        return [Token.read(part.split('"')[3]) for part in chunks.decode().split("\n\n") if part]
+    except (IndexError, ValueError) as error:
+        raise Broken(f"a chunk is damaged: {chunks!r}") from error
 
 
 # --- Redis ---

@@ -6,7 +6,7 @@ import pytest
 
 from shared.store import answers as module
 from shared.store.answers import read_again
-from shared.store.interface import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
+from shared.store.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from gateway.ops.autoscaler.tick import tick
 from shared.fleet.registry import LOADING_EXPIRY_S
 from shared.fleet.scale_decisions import Scale
 from shared.job.states import WorkerState
-from shared.store.interface import StoreUnavailable
+from shared.store.errors import StoreUnavailable
 from shared.store.operators import HISTORY, ScaleStore
 from shared.store.queue import Queue
 from shared.store.redis import keys

@@ -17,8 +17,8 @@ from redis import Redis
 
 from shared.store import connection as module
 from shared.store.connection import Connection, OnReplica, ScriptsMissing, SlotUnavailable, refused
-from shared.store.interface import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
-from shared.store.interface import StoreUnwritable as Unwritable
+from shared.store.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
+from shared.store.errors import StoreUnwritable as Unwritable
 from shared.store.servers import connect
 from tests.harness.servers import RedisServer, free_port, one_redis_only
 from tests.harness.waiting import eventually, wait_for

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from redis import Redis
 
 from shared.store.documents import Documents, InUse, Kind, LimitReached
-from shared.store.interface import StoreUnwritable
+from shared.store.errors import StoreUnwritable
 from shared.store.queue import Queue
 from shared.store.redis import keys
 

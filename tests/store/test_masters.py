@@ -15,7 +15,7 @@ from redis.crc import key_slot
 from shared.platform import redis_url
 from shared.store import servers as module
 from shared.store.connection import Client, Connection, SlotUnavailable
-from shared.store.interface import StoreTimeout, StoreUnavailable
+from shared.store.errors import StoreTimeout, StoreUnavailable
 from shared.store.servers import Master, Masters, connect, once_served, parse_slots
 from tests.harness.servers import (
     RedisCluster,

@@ -18,7 +18,7 @@ from gateway.core.reader import Reader
 from shared.job.log import DeltaEncoder, Entry, Position, Record
 from shared.store.queue import HeldJob
 from shared.store.scripts import library
-from tests.harness.servers import RedisServer, embedded_binary
+from tests.harness.servers import RedisServer, embedded_binary, one_redis_only
 from tests.store.model import CLOCK, World
 from tests.store.model_parts import Broken, Wire
 from tests.store.model_processes import ModelWorker
@@ -238,6 +238,7 @@ CONTROLS = {
 """By the name of the rule that is missing."""
 
 
+@one_redis_only
 @pytest.mark.parametrize("wires", ["any"], indirect=True)
 @pytest.mark.parametrize("rule", CONTROLS)
 def test_the_model_finds_that_a_rule_is_missing(wires: tuple[Wire, Wire], rule: str) -> None:

@@ -18,7 +18,7 @@ from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.log import Delta, Prompt, make_journal
 from shared.job.states import JobState
 from shared.platform.metrics.gateway import GatewayMetrics
-from shared.store.interface import StoreTimeout, StoreUnavailable
+from shared.store.errors import StoreTimeout, StoreUnavailable
 from shared.store.servers import Servers
 from tests.harness.waiting import eventually
 from tests.store.reader_support import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from shared.store.interface import StoreUnavailable, StoreUnwritable
+from shared.store.errors import StoreUnavailable, StoreUnwritable
 from shared.store.queue import Emitted, Queue, Step
 from shared.store.redis import keys
 from shared.store.servers import Servers

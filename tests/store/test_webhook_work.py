@@ -15,7 +15,7 @@ from gateway.webhooks import webhook_sender, webhook_work
 from gateway.webhooks.webhook_sender import WebhookSender
 from gateway.webhooks.webhook_work import WebhookWork
 from shared.store.deliveries import CLAIM_S, Deliveries
-from shared.store.interface import StoreUnavailable
+from shared.store.errors import StoreUnavailable
 from shared.store.queue import Queue
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks import retry_schedule

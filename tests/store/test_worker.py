@@ -16,7 +16,7 @@ from shared.job.result import PIECE_BYTES, n_pieces
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
-from shared.store.interface import StoreTimeout
+from shared.store.errors import StoreTimeout, StoreUnavailable
 from shared.store.queue import HeldJob, pack_operation
 from shared.store.redis import keys
 from shared.store.subscription import Subscription
@@ -158,7 +158,10 @@ async def logged(case: Case, job: Any, *events: str) -> None:
     """Returns when the job's log is this."""
 
     async def are_there() -> bool:
-        return await case.events(job) == list(events)
+        try:
+            return await case.events(job) == list(events)
+        except StoreUnavailable:  # Redis was a replica a moment ago
+            return False
 
     await eventually(are_there, f"{events} in the log of {job.id}")
 

@@ -21,7 +21,7 @@ from shared.job.fair_shares import FIRST_TOKENS, OUTPUT_COST, ShareRules, cost
 from shared.job.states import WorkerState
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
-from shared.store.interface import TRANSIENT
+from shared.store.errors import TRANSIENT
 from shared.store.queue import HeldJob
 from worker.core.membership import Membership
 from worker.core.output import Charged, Output

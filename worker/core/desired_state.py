@@ -11,7 +11,7 @@ import logging
 
 from shared.fleet.registry import HEARTBEAT_S
 from shared.platform.logs import RareWarning
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.operators import DesiredPools
 from worker.core.adapters import Adapters
 from worker.core.membership import Membership

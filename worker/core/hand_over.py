@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from shared.platform.logs import RareWarning
-from shared.store.interface import TRANSIENT, StoreError
+from shared.store.errors import TRANSIENT, StoreError
 from shared.store.queue import HeldJob
 from worker.core.claim import Claims, Room, cheapest, yieldable
 from worker.core.membership import Membership

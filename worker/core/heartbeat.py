@@ -13,7 +13,7 @@ import threading
 import time
 
 from shared.platform.tasks import end
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.queue import Queue
 from shared.store.servers import Servers
 

@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection
 
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.redis.fleet_registry import Registry
 from worker.core.membership import Membership
 

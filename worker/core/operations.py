@@ -31,7 +31,7 @@ from shared.api.operator_actions import (
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.job.errors import BadRequest
 from shared.platform.tasks import run_together
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.operators import OperationAnswers
 from worker.core.adapters import Adapters
 from worker.core.claim import cheapest

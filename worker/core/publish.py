@@ -31,7 +31,7 @@ from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import run_together
-from shared.store.interface import TRANSIENT
+from shared.store.errors import TRANSIENT
 from shared.store.queue import Emitted, Queue, Step
 from worker.core.output import Kind, Output
 

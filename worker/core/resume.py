@@ -17,7 +17,7 @@ from shared.job.log import START, Entry, EventName, Position
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
-from shared.store.interface import TRANSIENT
+from shared.store.errors import TRANSIENT
 from shared.store.queue import HeldJob, Queue
 from worker.core.output import EditedOutput, Output
 from worker.core.sent_output import (

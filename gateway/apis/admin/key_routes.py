@@ -25,7 +25,7 @@ from gateway.core.operator_body import optional_body, taken_reason
 from gateway.description.schema import errors_in, shows, takes
 from gateway.http.query import known_only
 from shared.job import errors
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.operators import AuditTrail
 from shared.tenants.api_key import ApiKey, digest_of, hint_of, new_key_id, new_secret
 from shared.tenants.rate_limits import key_name

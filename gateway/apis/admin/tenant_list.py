@@ -17,7 +17,7 @@ from gateway.core.limits_object import LimitsObject, UsedObject, limits_object, 
 from gateway.description.schema import errors_in
 from gateway.http.query import known_only
 from shared.job.errors import KeysNotConfigured
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 from shared.store.operators import AuditTrail
 from shared.store.views import kept_of
 from shared.tenants.rate_limits import NO_LIMITS, tenant_name

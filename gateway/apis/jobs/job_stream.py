@@ -19,7 +19,7 @@ from gateway.description.schema import TEXT, Schema, errors_in
 from gateway.http.body import has_body
 from gateway.http.wrong_fields import sent
 from shared.job.errors import BadRequest
-from shared.store.interface import StoreUnavailable
+from shared.store.errors import StoreUnavailable
 
 _REDIS_PATIENCE_S, _RETRY_S = 5.0, 0.1
 _AFTER, _CRC32 = r"^[0-9]{1,15}$", r"^[0-9A-Fa-f]{1,8}$"

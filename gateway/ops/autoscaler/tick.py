@@ -19,7 +19,7 @@ from shared.fleet.pools import Pools
 from shared.fleet.registry import Heartbeat, ModelInfo, without_failed
 from shared.fleet.scale_decisions import Scale, ScalingEvent
 from shared.platform.settings import SettingsError
-from shared.store.interface import StoreUnavailable
+from shared.store.errors import StoreUnavailable
 from shared.store.operators import ScaleStore
 from shared.store.queue import Queue
 from shared.store.redis.fleet_registry import Registry

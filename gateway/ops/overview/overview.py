@@ -13,7 +13,7 @@ from gateway.ops.overview.problems import find_problems
 from gateway.ops.overview.rates import WorkerRates
 from gateway.ops.overview.reading import Reading
 from gateway.ops.overview.verdict import ProblemLog, verdict
-from shared.store.interface import StoreError
+from shared.store.errors import StoreError
 
 _SIMULATED = "simulated"
 _READ_S = 2.0

@@ -4,7 +4,7 @@
 --       answer or '', and with an idempotency key: its name, the body's hash, time in ms for which it is kept (else false, false,
 --       false); origin (job.py) or false; of a response in a conversation its turn, else false: {conversation, version that was read,
 --       msgpack of its input (flat id, JSON, ...), bytes of the body before the input, ttl_ms of the conversation}; weight of its
---       tenant, if it is not 1, or false; hashes of its prompt's prefixes, or false; whom its end is told to}
+--       tenant, if it is not 1, or false; hashes of its prompt's prefixes, or false; the webhook endpoints that get its end}
 --       A body of so many bytes lies in a key of its own already, which expires unless the job is made.
 --       max_depth: jobs that may wait in a lane; max_jobs, max_kept_bytes: that one tenant may have here, 0: no limit; lift: see
 --       ShareRules; max_waiting: its jobs that may wait in a lane, 0: no limit; batch, epoch: whose lines the jobs are, and that of

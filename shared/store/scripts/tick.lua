@@ -1,8 +1,9 @@
--- What is due: lost workers, deadlines, jobs that nobody follows, jobs that are in no list. Several processes may call it, about five
--- times a second.
--- Reply: {1 if more is due: at most MOST jobs are taken away in one call, workers that were lost, flat id, new state, ... of those jobs}
--- A worker is lost if its lease has run out, or nobody has heard its control channel for a while. That while is longer when Redis stood
--- still, and when most workers have lost their connections at once.
+-- Requeue the jobs of lost workers, expire jobs past their deadline, cancel jobs without a watcher, requeue jobs that are in no list.
+-- Several processes may call it, about five times a second.
+-- Reply: {1 if more is due: at most MOST jobs are taken away in one call, workers that were lost,
+-- flat id, new state, ... of those jobs}
+-- A worker is lost if its lease has run out, or its control channel has had no subscriber for UNHEARD_US; for longer after Redis has
+-- stood still, and when most workers have lost their connections at once.
 local UNHEARD_US = 200000
 note_alive()
 local now, left, reply = now_us(), MOST, {0, {}}
@@ -13,7 +14,7 @@ local function note(id, state)
   left = left - 1
 end
 
--- A script that failed halfway, or a person, may have left a job where nobody looks.
+-- A script that failed halfway, or a person, may have removed a job from the list that it belongs to.
 local function look_at(id, pool, entry)
   local job = load_job(id)
   if not job or ENDS[job.state] or job.entry ~= entry then

@@ -1,6 +1,6 @@
--- A gateway follows a job; then it reads the log. The holder learns it with its next emit.
+-- A gateway follows a job; then it reads the log. The reply to the next emit of the job's worker tells it.
 -- ARGV: id, gateway, follow ('1' if a client of the gateway sees the answer grow: the job can't begin anew then)
--- Reply: {state, generation of the worker that has it ('': nobody has it), 1 if it has a log, else 0, number
+-- Reply: {state, generation of the worker that has it ('': no worker has it), 1 if it has a log, else 0, number
 --        of the last entry of answers that are void, 0: it has never begun anew}; nil: there is no such job
 local id, gateway, follow = ARGV[1], ARGV[2], ARGV[3] == '1'
 local job = load_job(id)

@@ -15,7 +15,7 @@ from shared.job.job import NewJob
 from shared.job.replies import JoinedJob, SubmitReply
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.connection import ScriptsMissing
-from shared.store.interface import StoreTimeout, StoreUnavailable
+from shared.store.errors import StoreTimeout, StoreUnavailable
 
 DEPTH = 7
 UNSENDABLE = b"unsendable"

@@ -11,7 +11,7 @@ from gateway.core.reader import LogEvent
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.job import Job
 from shared.job.states import JobState
-from shared.store.interface import StoreError, StoreTimeout, StoreUnavailable
+from shared.store.errors import StoreError, StoreTimeout, StoreUnavailable
 from tests.unit.gateway.jobs import job
 
 END = LogEvent(7, "completed", b"", (3, 0))

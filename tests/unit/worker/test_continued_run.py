@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from shared.job.log import Entry, Position, Transcript, read_journal
 from shared.job.states import JobEvent
-from shared.store.interface import StoreUnavailable
+from shared.store.errors import StoreUnavailable
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 from tests.unit.worker.bench import CHAT, Bench

@@ -1,6 +1,6 @@
 -- The stream `ended`: an entry for each end of a job or batch, in the call that ends it. Maintenance reads it for the sums of
 -- use and for webhooks, each from its own position. It has no text of the request or of the answer.
--- An entry is a msgpack array in the field `e` (ended.py): id, tenant, key, model, state, whom its end is told to, reserved
+-- An entry is a msgpack array in the field `e` (ended.py): id, tenant, key, model, state, the webhook endpoints that get its end, reserved
 -- tokens, tokens of the prompt, those of it that were cached, tokens of the answer (all three false: no worker has reported
 -- them, the job's log tells), microseconds in the queue, with an engine, and of these wasted.
 

@@ -1,5 +1,5 @@
--- Idle workers are told, at the end of the call, of jobs that wait: `idle:<pool>` has their room. A worker with room is in there, or is
--- about to claim. Those of which no worker is told wait for the next claim; one of the lane flex may make room for a better one.
+-- At its end a call sends idle workers a message to claim waiting jobs: `idle:<pool>` has the workers' room. A worker with room is in
+-- there, or is about to claim. Jobs without a message wait for the next claim; a worker may give back a flex job for a better lane.
 
 -- A fraction behind the room, another one with each claim, spreads jobs over workers with as much room.
 local function note_idle(pool, worker, room) redis.call('ZADD', key('idle', pool), room + now_us() % 1000 / 2000, worker) end
@@ -32,7 +32,7 @@ local function wake_warm(pool, prefixes)
   return true
 end
 
--- Tell idle workers of so many jobs, so that their rooms are even. Returns of how many jobs nobody was told.
+-- Send idle workers messages to claim `count` jobs, most room first. Returns for how many jobs no worker got a message.
 local function wake_idle(pool, count)
   local idle = idle_workers(pool)
   local level, n, total, lost = -1, 0, 0, false

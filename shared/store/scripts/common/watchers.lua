@@ -1,5 +1,5 @@
--- Watchers: the gateways that pass a job's frames on to clients. A worker is told with its next emit which of its jobs have others:
--- `followed:<worker>` has them, by a number that counts all changes.
+-- Watchers: the gateways that pass a job's frames on to clients. The reply to a worker's next emit
+-- has the jobs whose watchers have changed: `followed:<worker>` lists them, scored by the number of the change.
 
 local function is_watcher(watchers, gateway) return string.find(' ' .. watchers .. ' ', ' ' .. gateway .. ' ', 1, true) ~= nil end
 

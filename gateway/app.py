@@ -57,7 +57,7 @@ from shared.platform.tasks import TaskSupervisor
 from shared.store.health import Health
 from shared.store.operators import AuditTrail
 from shared.store.queue import Queue
-from shared.store.redis.rate_limit_records import RateLimitRecords
+from shared.store.rate_limit_records import RateLimitRecords
 from shared.store.servers import Servers
 from shared.store.upkeep import Upkeep
 

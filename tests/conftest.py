@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from shared.store.redis import keys
+from shared.store import keys
 from shared.store.servers import shard_tags
 from tests.harness.fleet import Stack
 from tests.harness.servers import KINDS, RedisServer, redis_of_kind

@@ -14,9 +14,9 @@ from gateway.gateway_settings import GatewaySettings
 from shared.batches.line_check import MOST_LINE_BYTES
 from shared.fleet.pools import load_pools
 from shared.platform.malformed import MalformedValues
+from shared.store.batch_records import BatchRecords
 from shared.store.health import Health
 from shared.store.queue import Queue
-from shared.store.redis.batch_records import BatchRecords
 from shared.store.servers import Servers
 
 

@@ -15,9 +15,9 @@ from gateway.batches.owner import Owner
 from gateway.batches.window import NOTHING_NEW, Share, Window
 from shared.batches.batch import BatchStatus, LineError, file_id_of
 from shared.job.errors import BlobMissing
+from shared.store.batch_fields import pack_errors
+from shared.store.batch_records import Change, OwnedBatch, Which
 from shared.store.files import Purpose, StoredFile
-from shared.store.redis.batch_fields import pack_errors
-from shared.store.redis.batch_records import Change, OwnedBatch, Which
 
 _NOTHING: Mapping[str, str] = {}
 _IDLE_S = 0.05

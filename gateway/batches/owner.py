@@ -7,7 +7,7 @@ import time
 
 from shared.batches.batch import BatchStatus
 from shared.job.replies import Fenced
-from shared.store.redis.batch_records import BatchRecords, Change, OwnedBatch
+from shared.store.batch_records import BatchRecords, Change, OwnedBatch
 
 LOCK_S = 5.0
 """An owner that does not renew its lock for so long may be replaced."""

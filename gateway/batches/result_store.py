@@ -9,7 +9,7 @@ from gateway.batches.line_result import LineResult
 from gateway.batches.owner import Owner
 from shared.batches.batch import Usage
 from shared.storage import Segment
-from shared.store.redis.batch_records import Change
+from shared.store.batch_records import Change
 
 
 class ResultStore:

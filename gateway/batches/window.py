@@ -27,8 +27,8 @@ from gateway.batches.owner import Owner
 from gateway.batches.result_store import ResultStore
 from shared.batches.line_check import parse_line
 from shared.job.job import NewJob, checked_shard
+from shared.store.batch_records import Change, LinePlace, OwnedBatch
 from shared.store.files import StoredFile
-from shared.store.redis.batch_records import Change, LinePlace, OwnedBatch
 
 _MOST_LINES = 8192
 MOST_BYTES = 32 << 20

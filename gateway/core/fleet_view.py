@@ -22,9 +22,9 @@ from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
 from shared.platform.tasks import run_together
 from shared.store.errors import StoreError
+from shared.store.fleet_registry import Registry
 from shared.store.operators import DesiredPools, PoolSwitches, ScaleStore
 from shared.store.queue import Queue
-from shared.store.redis.fleet_registry import Registry
 from shared.store.views import alive
 
 _REFRESH_S = HEARTBEAT_S

@@ -10,11 +10,11 @@ import time
 from gateway.http.known_keys import KnownKeys
 from shared.platform.malformed import MalformedValues
 from shared.platform.tasks import run_together
+from shared.store import keys
 from shared.store.api_keys import KeyRecords
 from shared.store.documents import SHARD
 from shared.store.errors import StoreError
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.store.subscription import Subscription
 
 log = logging.getLogger("flotilla.keys")

@@ -21,7 +21,7 @@ from gateway.core.incoming import Answer, WrappedAnswer
 from shared.job.errors import BudgetExceeded, RateLimited
 from shared.job.job import NewJob
 from shared.store.errors import StoreError
-from shared.store.redis.rate_limit_records import LEASE_S, RateLimitRecords
+from shared.store.rate_limit_records import LEASE_S, RateLimitRecords
 from shared.tenants.api_key import ApiKey
 from shared.tenants.rate_limits import (
     Limit,

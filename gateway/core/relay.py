@@ -27,8 +27,8 @@ from shared.job.log import frames
 from shared.platform import logs
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import run_together
+from shared.store import keys
 from shared.store.errors import StoreError, StoreUnavailable
-from shared.store.redis import keys
 from shared.store.servers import Servers
 from shared.store.subscription import Subscription
 

@@ -13,9 +13,9 @@ from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.worker_children import Workers
 from gateway.ops.autoscaler.reconcile import Plan, instance, reconcile
 from shared.store.errors import StoreError
+from shared.store.fleet_registry import Registry
 from shared.store.operators import ScaleStore
 from shared.store.queue import Queue
-from shared.store.redis.fleet_registry import Registry
 
 _INTERVAL_S = 1.0
 _TRY_AGAIN_S = 300.0

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.launcher.worker_children import Workers
 from shared.job.states import WorkerState
 from shared.store.errors import StoreError
-from shared.store.redis.fleet_registry import Registry
+from shared.store.fleet_registry import Registry
 
 _INTERVAL_S = 1.0
 _GAP_S = 5.0

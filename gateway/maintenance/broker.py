@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from shared.platform import redis_url
+from shared.store import keys
 from shared.store.errors import StoreError, StoreRefused
-from shared.store.redis import keys
 from shared.store.servers import connect
 
 

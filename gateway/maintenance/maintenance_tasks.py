@@ -25,10 +25,10 @@ from shared.job.errors import StorageUnavailable
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.losses import UpkeepMetrics
 from shared.store.errors import StoreError, StoreUnavailable
+from shared.store.fleet_registry import Registry
 from shared.store.health import Health
+from shared.store.maintenance_runs import MaintenanceRuns
 from shared.store.queue import Queue
-from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.servers import Servers
 from shared.store.upkeep import Upkeep, prune, rewrite_logs
 

@@ -24,10 +24,10 @@ from shared.fleet.limits import Level
 from shared.job.errors import OverviewFailed, StorageNotConfigured, StorageUnavailable
 from shared.platform.durations import duration
 from shared.platform.tasks import run_together
+from shared.store.batch_records import BatchRecords, OpenBatch
 from shared.store.deliveries import Deliveries
 from shared.store.errors import StoreError
-from shared.store.redis.batch_records import BatchRecords, OpenBatch
-from shared.store.redis.maintenance_runs import MaintenanceRuns
+from shared.store.maintenance_runs import MaintenanceRuns
 from shared.store.usage import UsageRecords
 from shared.tenants.rate_limits import key_name, tenant_name
 

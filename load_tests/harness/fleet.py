@@ -19,7 +19,7 @@ from gateway.launcher.local_redis import appendfsync
 from load_tests.harness.preload import generated_tokens
 from load_tests.systems.engine import MODEL, EngineTiming
 from shared.job.states import WorkerState
-from shared.store.redis import keys
+from shared.store import keys
 from tests.harness.fleet import Stack
 from tests.harness.fork import START_AFTER_S, ForkServer
 from tests.harness.processes import Process

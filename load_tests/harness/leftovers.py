@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from shared.store.redis import keys
+from shared.store import keys
 
 _SETTLE_S = 10.0
 _EXPIRING = {keys.JOB, keys.LOG, keys.BODY}

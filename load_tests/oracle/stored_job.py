@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shared.job.job import Job, checked_shard
 from shared.job.log import Entry, EventName, Position, read_entry
 from shared.job.record import parse_job
-from shared.store.redis import keys
+from shared.store import keys
 from shared.store.servers import Servers
 
 _READS = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.harness.fleet import Fleet
-from shared.store.redis import keys
+from shared.store import keys
 from tests.harness.processes import metric, process_tree
 
 TENANTS = {"red": "key-red", "green": "key-green", "blue": "key-blue"}

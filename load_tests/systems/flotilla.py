@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from load_tests.harness.errors import RunError
 from load_tests.systems.direct import Direct
 from load_tests.systems.system import System
-from shared.store.redis import keys
+from shared.store import keys
 from tests.harness.servers import RedisServer
 
 

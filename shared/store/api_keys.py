@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 
 from shared.job.errors import NotFound, QuotaExceeded
 from shared.platform.malformed import MalformedValues
+from shared.store import keys
 from shared.store.documents import Documents, Kind, LimitReached
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.tenants.api_key import MOST_KEYS, ApiKey
 from shared.tenants.rate_limits import RateLimits
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from shared.job.errors import BadRequest, ConversationLocked, NotFound, QuotaExceeded
 from shared.job.job import checked_shard
 from shared.job.responses import StoredItem, pack_items, response_id, shard_of_conversation
+from shared.store import keys
 from shared.store.queue import Queue
-from shared.store.redis import keys
 
 
 class Conversation(NamedTuple):

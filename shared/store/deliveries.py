@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shared.store import keys
 from shared.store.documents import SHARD
 from shared.store.ended import EndedStreams, Reader
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Event, Try, TryResult
 from shared.webhooks.webhook_endpoint import WebhookEndpoint

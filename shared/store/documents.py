@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 
 from shared.job.errors import RedisUnavailable
 from shared.platform.malformed import MalformedValues
+from shared.store import keys
 from shared.store.queue import Queue
-from shared.store.redis import keys
 
 SHARD = 0
 _AT_ONCE = 250

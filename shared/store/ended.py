@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgpack
 
+from shared.store import keys
 from shared.store.queue import Queue
-from shared.store.redis import keys
 
 _SHARD = 0
 

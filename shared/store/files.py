@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 
 from shared.job.errors import BadRequest, FileInUse, StorageQuotaExceeded
 from shared.storage import Segment
+from shared.store import keys
 from shared.store.documents import Documents, InUse, Kind, LimitReached
 from shared.store.queue import Queue
-from shared.store.redis import keys
 
 
 class Purpose(StrEnum):

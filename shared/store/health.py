@@ -20,10 +20,10 @@ from shared.job.job import NewJob
 from shared.platform.redis_url import is_cluster
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import run_together
+from shared.store import keys
 from shared.store.connection import TIMEOUT_S
 from shared.store.errors import StoreError, StoreRefused
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.store.servers import Servers
 
 log = logging.getLogger("flotilla.redis")

@@ -14,10 +14,10 @@ from pydantic import TypeAdapter
 from shared.fleet.scale_decisions import Scale, ScalingEvent, WorkerRange
 from shared.fleet.worker_answer import WorkerAnswer
 from shared.platform.malformed import MalformedValues
+from shared.store import keys
 from shared.store.documents import Documents, Kind
 from shared.store.errors import StoreError
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.store.servers import Servers
 from shared.tenants.api_key import ApiKey
 

@@ -50,8 +50,8 @@ from shared.job.result import JobResult, piece_field
 from shared.job.states import TRANSITIONS, JobState
 from shared.job.trace_context import trace_id
 from shared.platform.tasks import run_together
+from shared.store import keys
 from shared.store.connection import Argument
-from shared.store.redis import keys
 from shared.store.scripts import PIECE_BYTES, Scripts
 from shared.store.servers import Servers
 

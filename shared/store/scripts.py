@@ -23,9 +23,9 @@ from shared.job.lanes import CLIENT_LANES
 from shared.job.record import Request
 from shared.job.responses import CONVERSATION_PREFIX
 from shared.platform.tasks import end
+from shared.store import keys
 from shared.store.connection import Argument, Connection, ScriptsMissing, SlotUnavailable
 from shared.store.errors import StoreRefused, StoreUnavailable
-from shared.store.redis import keys
 from shared.store.servers import once_served
 from shared.store.subscription import channel_commands
 

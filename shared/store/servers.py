@@ -21,9 +21,9 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from shared.platform import redis_url
 from shared.platform.redis_url import Address, RedisUrl
 from shared.platform.tasks import end, run_together
+from shared.store import keys
 from shared.store.connection import Client, Connection, Server, SlotUnavailable
 from shared.store.errors import StoreError, StoreTimeout, StoreUnavailable
-from shared.store.redis import keys
 
 FLEET_TAG = "fleet"
 """The hash tag of what belongs to no shard."""

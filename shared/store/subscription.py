@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from shared.platform.backoff import Backoff
+from shared.store import keys
 from shared.store.connection import Connection
 from shared.store.errors import StoreError, StoreTimeout
-from shared.store.redis import keys
 from shared.store.servers import Servers
 
 log = logging.getLogger("flotilla.subscription")

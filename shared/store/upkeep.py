@@ -14,13 +14,13 @@ from shared.job.states import JobState
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.losses import UpkeepMetrics
 from shared.platform.tasks import run_together
+from shared.store import keys
+from shared.store.batch_records import BatchRecords
 from shared.store.errors import StoreError, StoreRefused, StoreUnavailable
+from shared.store.fleet_registry import Registry
+from shared.store.maintenance_runs import MaintenanceRuns
 from shared.store.operators import ScaleStore
 from shared.store.queue import Queue, Ticked
-from shared.store.redis import keys
-from shared.store.redis.batch_records import BatchRecords
-from shared.store.redis.fleet_registry import Registry
-from shared.store.redis.maintenance_runs import MaintenanceRuns
 from shared.store.servers import Servers
 from shared.store.views import depths, pool_names
 

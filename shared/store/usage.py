@@ -14,9 +14,9 @@ import msgpack
 
 from shared.job.packing import pack
 from shared.job.states import JobState
+from shared.store import keys
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.tenants.rate_limits import UsedTokens, key_name, tenant_name
 
 OTHER = "(other)"

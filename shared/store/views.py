@@ -16,8 +16,8 @@ from shared.job.lanes import CLIENT_LANES
 from shared.job.place import Place
 from shared.job.record import SUMMARY, read_job
 from shared.job.result import INLINE_RESULT_BYTES
+from shared.store import keys
 from shared.store.queue import Queue
-from shared.store.redis import keys
 
 _MOST_WORKERS = 64
 """Whose room is read, in each shard: those with most."""

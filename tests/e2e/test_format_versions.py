@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from gateway.maintenance.maintenance_tasks import REPAIR
+from shared.store import keys
 from shared.store.health import FORMAT_VERSION
-from shared.store.redis import keys
 from tests.harness.client import CHAT, Call, chat, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer, free_port

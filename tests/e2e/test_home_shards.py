@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shared.job.job import shard_in
-from shared.store.redis import keys
+from shared.store import keys
 from shared.store.servers import shard_tags
 from tests.api.test_placement import CACHE, Conversation, cached
 from tests.harness.client import CHAT, chat, http

@@ -21,7 +21,7 @@ import redis
 from gateway.maintenance.broker import broker
 from gateway.maintenance.celery_app import CONTENT_TYPE
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, REPAIR
-from shared.store.redis import keys
+from shared.store import keys
 from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisCluster, RedisServer, fleet_on_one_node
 from tests.harness.settings import ROOT, Settings, child_environment

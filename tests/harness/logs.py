@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from load_tests.faults.kills.ledger_check import Logged
 from load_tests.oracle.stored_job import read_jobs
-from shared.store.redis import keys
+from shared.store import keys
 from shared.store.servers import Servers
 
 Owner = tuple[str, str, str]

@@ -7,7 +7,7 @@ from typing import Literal
 import redis
 
 from shared.job.job import shard_in
-from shared.store.redis import keys
+from shared.store import keys
 
 
 def lose(redis_url: str, job_id: str, what: Literal["log", "record", "all"]) -> bool:

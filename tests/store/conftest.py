@@ -20,8 +20,8 @@ from shared.job.quotas import NO_QUOTAS, Quotas
 from shared.job.replies import JoinedJob
 from shared.job.result import JobResult
 from shared.job.states import JobEvent
+from shared.store import keys
 from shared.store.queue import Control, Emitted, HeldJob, Queue, Step, pack_end, parse_control
-from shared.store.redis import keys
 from shared.store.scripts import library
 from shared.store.servers import Servers
 from shared.store.subscription import channel_commands

@@ -23,10 +23,10 @@ import msgpack
 from gateway.core.reader import Reader, ReadMode
 from shared.job.job import NewJob
 from shared.job.log import ENDS, Entry, EventName, read_entries, read_journal
+from shared.store import keys
 from shared.store import queue as queue_module
 from shared.store.errors import StoreUnavailable
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from tests.store.model_parts import ModelQueue, Pending, Token, Wire, ensure, in_order, is_answer
 from tests.store.model_processes import POOL, ModelClient, ModelRelay, ModelWorker
 from worker.core import output as output_module

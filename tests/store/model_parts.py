@@ -11,9 +11,9 @@ from unittest import mock
 
 import hiredis
 
+from shared.store import keys
 from shared.store import queue as queue_module
 from shared.store.queue import Queue
-from shared.store.redis import keys
 
 
 class Broken(Exception):

@@ -14,10 +14,9 @@ from gateway.http.known_keys import KnownKeys
 from shared.job.errors import QuotaExceeded, Unauthorized
 from shared.platform.malformed import MalformedValues
 from shared.platform.tasks import end
-from shared.store import api_keys
+from shared.store import api_keys, keys
 from shared.store.api_keys import KeyRecords
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.tenants.api_key import ApiKey, digest_of, new_key_id, new_secret
 from shared.tenants.rate_limits import NO_LIMITS, RateLimits
 from shared.tenants.scopes import ALL_SCOPES

@@ -12,11 +12,11 @@ from gateway.ops.autoscaler.tick import tick
 from shared.fleet.registry import LOADING_EXPIRY_S
 from shared.fleet.scale_decisions import Scale
 from shared.job.states import WorkerState
+from shared.store import keys
 from shared.store.errors import StoreUnavailable
+from shared.store.fleet_registry import Registry
 from shared.store.operators import HISTORY, ScaleStore
 from shared.store.queue import Queue
-from shared.store.redis import keys
-from shared.store.redis.fleet_registry import Registry
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.store.conftest import POOL, claim, open_queue, submit

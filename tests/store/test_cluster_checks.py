@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from redis.crc import key_slot
 
+from shared.store import keys
 from shared.store.errors import StoreError
-from shared.store.redis import keys
 from shared.store.servers import Servers, shard_tags
 from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node
 

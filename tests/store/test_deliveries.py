@@ -9,10 +9,10 @@ import pytest
 from redis import Redis
 
 from shared.store import deliveries as module
+from shared.store import keys
 from shared.store.deliveries import Address, Deliveries, Taken
 from shared.store.ended import EndedStreams, Reader
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Try, TryResult
 from shared.webhooks.webhook_endpoint import WebhookEndpoint

@@ -9,10 +9,10 @@ import pytest
 from pydantic import TypeAdapter
 from redis import Redis
 
+from shared.store import keys
 from shared.store.documents import Documents, InUse, Kind, LimitReached
 from shared.store.errors import StoreUnwritable
 from shared.store.queue import Queue
-from shared.store.redis import keys
 
 A, B = "a", "b"
 

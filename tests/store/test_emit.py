@@ -11,8 +11,8 @@ import pytest
 from shared.job.log import DeltaDecoder, DeltaEncoder, Position, frame_head, pack_entry, pack_frame
 from shared.job.result import INLINE_RESULT_BYTES, n_pieces
 from shared.job.states import JobEvent
+from shared.store import keys
 from shared.store.queue import Step
-from shared.store.redis import keys
 from tests.store.conftest import GATEWAY, POOL, TENANT, Case, beat, make_job
 
 

@@ -10,10 +10,10 @@ from redis import Redis
 
 from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.states import JobEvent
+from shared.store import keys
 from shared.store.deliveries import Deliveries
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.store.usage import UsageRecords
 from shared.webhooks.webhook_delivery import notify_of
 from tests.store.conftest import (

@@ -11,9 +11,9 @@ from redis import Redis
 from gateway.files.files import Files
 from gateway.maintenance.file_sweep import FileSweep
 from shared.job.errors import StorageUnavailable
+from shared.store import keys
 from shared.store.files import StoredFile
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from tests.store.test_files import A, make_file
 
 LONG_AGO = 1_000_000_000

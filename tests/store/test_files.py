@@ -7,6 +7,7 @@ from redis import Redis
 
 from shared.job.errors import BadRequest, FileInUse, StorageQuotaExceeded
 from shared.storage import Segment
+from shared.store import keys
 from shared.store.files import (
     FileRecords,
     Purpose,
@@ -16,7 +17,6 @@ from shared.store.files import (
     new_file_id,
 )
 from shared.store.queue import Queue
-from shared.store.redis import keys
 
 A, B = "a", "b"
 

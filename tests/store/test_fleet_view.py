@@ -13,9 +13,9 @@ from shared.fleet.limits import Limit
 from shared.fleet.pools import load_pools
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
 from shared.platform.tasks import TaskSupervisor
+from shared.store import keys
+from shared.store.fleet_registry import Registry
 from shared.store.queue import Queue
-from shared.store.redis import keys
-from shared.store.redis.fleet_registry import Registry
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 

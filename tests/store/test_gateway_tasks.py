@@ -14,10 +14,10 @@ from gateway.app import create_app
 from gateway.core import fleet_view
 from gateway.core.fleet_view import FleetView
 from gateway.core.relay import Relay
+from shared.store import keys
+from shared.store.fleet_registry import Registry
 from shared.store.health import Health
 from shared.store.queue import Queue
-from shared.store.redis import keys
-from shared.store.redis.fleet_registry import Registry
 from shared.store.upkeep import Upkeep
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings

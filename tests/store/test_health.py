@@ -12,7 +12,7 @@ from redis import Redis
 
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
-from shared.store import health
+from shared.store import health, keys
 from shared.store.health import (
     FORMAT_VERSION,
     FormatMismatch,
@@ -21,7 +21,6 @@ from shared.store.health import (
     refuse_unfit,
     write_problems,
 )
-from shared.store.redis import keys
 from shared.store.servers import Servers
 from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node, free_port
 from tests.harness.settings import Settings

@@ -25,10 +25,10 @@ from shared.job.idempotency import IdempotencyKey
 from shared.job.quotas import Quotas
 from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
+from shared.store import keys
+from shared.store.fleet_registry import Registry
 from shared.store.health import Health
 from shared.store.queue import Queue
-from shared.store.redis import keys
-from shared.store.redis.fleet_registry import Registry
 from tests.store.conftest import (
     POOL,
     TENANT,

@@ -12,8 +12,8 @@ from gateway.core import job_object
 from gateway.core.fleet_view import FleetView
 from shared.fleet.wait_estimate import WaitEstimate
 from shared.job.log import make_journal, pack_entry
+from shared.store import keys
 from shared.store.queue import HeldJob, Queue, Step
-from shared.store.redis import keys
 from tests.store.conftest import Case, Holder
 
 FLEET = cast(FleetView, SimpleNamespace(wait_estimate=lambda *_: WaitEstimate(None, "")))

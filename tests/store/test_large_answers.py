@@ -16,9 +16,9 @@ from shared.job.job import NewJob
 from shared.job.log import DeltaEncoder, Entry, Position, make_journal, pack_entry
 from shared.job.result import INLINE_RESULT_BYTES, PIECE_BYTES, n_pieces
 from shared.job.states import JobState
+from shared.store import keys
 from shared.store.answers import log_parts
 from shared.store.queue import HeldJob, Queue, Step
-from shared.store.redis import keys
 from tests.harness.servers import RedisServer
 from tests.store.conftest import (
     TENANT,

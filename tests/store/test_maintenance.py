@@ -14,8 +14,8 @@ from redis import Redis
 from gateway.maintenance import broker, liveness_file, process
 from gateway.maintenance import maintenance_tasks as tasks_module
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
+from shared.store import keys
 from shared.store.errors import StoreUnavailable
-from shared.store.redis import keys
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually

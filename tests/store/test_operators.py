@@ -5,6 +5,7 @@ from __future__ import annotations
 from redis import Redis
 
 from shared.fleet.worker_answer import WorkerAnswer
+from shared.store import keys
 from shared.store.operators import (
     MOST_CHANGES,
     AuditTrail,
@@ -14,7 +15,6 @@ from shared.store.operators import (
     PoolSwitches,
 )
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.tenants.api_key import ApiKey
 
 

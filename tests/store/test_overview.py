@@ -20,9 +20,9 @@ from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.errors import StoreUnavailable
+from shared.store.fleet_registry import Registry
 from shared.store.health import Health
 from shared.store.queue import Queue
-from shared.store.redis.fleet_registry import Registry
 from tests.store.conftest import (
     POOL,
     WORKER,

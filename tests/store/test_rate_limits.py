@@ -9,9 +9,9 @@ import msgpack
 import pytest
 import redis as sync_redis
 
+from shared.store import keys
 from shared.store.queue import Queue
-from shared.store.redis import keys
-from shared.store.redis.rate_limit_records import RateLimitRecords
+from shared.store.rate_limit_records import RateLimitRecords
 from shared.tenants.rate_limits import Limit, Limited, RateLimits, Taken, TooMuch
 
 NOW_S = datetime(2026, 11, 28, 1, tzinfo=UTC).timestamp()

@@ -12,9 +12,9 @@ from shared.fleet.pool import pool_name
 from shared.fleet.registry import ModelInfo, WorkerInfo, unknown_card
 from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
+from shared.store import keys
+from shared.store.fleet_registry import Registry
 from shared.store.queue import Queue
-from shared.store.redis import keys
-from shared.store.redis.fleet_registry import Registry
 from tests.harness.waiting import eventually
 
 INFO = WorkerInfo(

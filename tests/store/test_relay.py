@@ -15,8 +15,8 @@ from shared.job.errors import StreamReset
 from shared.job.log import Delta, frame_head, pack_entry, pack_frame
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import end
+from shared.store import keys
 from shared.store.queue import HeldJob, Step
-from shared.store.redis import keys
 from tests.harness.waiting import eventually
 from tests.store.conftest import GATEWAY, TENANT, Case, Holder, make_job
 

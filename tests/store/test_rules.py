@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shared.store.redis import keys
+from shared.store import keys
 from tests.harness.servers import RedisServer
 from tests.store.conftest import POOL, TENANT, Case, beat, make_job, open_case
 

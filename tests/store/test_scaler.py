@@ -16,10 +16,10 @@ from gateway.launcher.worker_children import Workers
 from shared.fleet.scale_decisions import Limits, Observation, Scale
 from shared.job.states import WorkerState
 from shared.platform.tasks import end
+from shared.store import keys
+from shared.store.fleet_registry import Registry
 from shared.store.operators import ScaleStore
 from shared.store.queue import Queue
-from shared.store.redis import keys
-from shared.store.redis.fleet_registry import Registry
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 from tests.store.conftest import POOL

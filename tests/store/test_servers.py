@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from shared.store import keys
 from shared.store.errors import StoreUnavailable, StoreUnwritable
 from shared.store.queue import Emitted, Queue, Step
-from shared.store.redis import keys
 from shared.store.servers import Servers
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import eventually

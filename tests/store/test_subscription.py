@@ -10,8 +10,8 @@ import pytest
 from redis import Redis
 
 from shared.platform.tasks import end
+from shared.store import keys
 from shared.store import subscription as module
-from shared.store.redis import keys
 from shared.store.servers import Servers
 from shared.store.subscription import Subscription, listening, send
 from tests.harness.proxy import StallingProxy

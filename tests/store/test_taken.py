@@ -6,8 +6,8 @@ import pytest
 
 from shared.job.lanes import FLEX
 from shared.job.states import JobState
+from shared.store import keys
 from shared.store.queue import LOG_LOST, Control, HeldJob, Step, Watched
-from shared.store.redis import keys
 from shared.store.views import page
 from tests.store.conftest import GATEWAY, POOL, TENANT, Case, beat, make_job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NO_ORIGIN, Origin
 from shared.job.trace_context import new_trace
-from shared.store.redis import keys
+from shared.store import keys
 from tests.store.conftest import Case
 
 TRACED = Origin(new_trace().traceparent, "req-7")

@@ -14,10 +14,9 @@ from redis import Redis
 from shared.job.job import NewJob
 from shared.platform.metrics.losses import UpkeepMetrics
 from shared.platform.tasks import end
-from shared.store import upkeep
+from shared.store import keys, upkeep
+from shared.store.fleet_registry import Registry
 from shared.store.queue import Queue
-from shared.store.redis import keys
-from shared.store.redis.fleet_registry import Registry
 from shared.store.servers import Servers
 from shared.store.upkeep import KEPT_S, Upkeep, prune, rewrite_logs
 from tests.harness.servers import RedisServer

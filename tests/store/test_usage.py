@@ -14,9 +14,9 @@ from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.job import NewJob, new_job_id_in
 from shared.job.log import START, make_journal, prompt_tokens_in, tokens_in
 from shared.job.states import JobState
+from shared.store import keys
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.queue import HeldJob, Queue
-from shared.store.redis import keys
 from shared.store.usage import OTHER, UsageRecords, UsageSums
 from tests.store.conftest import (
     TENANT,

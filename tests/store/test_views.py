@@ -13,8 +13,8 @@ from shared.job.job import NewJob
 from shared.job.lanes import CLIENT_LANES, DEFAULT, FLEX, PRIORITY
 from shared.job.place import Place
 from shared.job.states import JobEvent
+from shared.store import keys
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.store.views import LaneDepth, alive, depths, next_place, page, places, with_errors
 from tests.harness.servers import RedisServer
 from tests.store.conftest import (

@@ -16,9 +16,9 @@ from shared.job.result import PIECE_BYTES, n_pieces
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
+from shared.store import keys
 from shared.store.errors import StoreTimeout, StoreUnavailable
 from shared.store.queue import HeldJob, pack_operation
-from shared.store.redis import keys
 from shared.store.subscription import Subscription
 from tests.harness.waiting import eventually
 from tests.store.conftest import POOL, TENANT, Case, make_answer

@@ -18,7 +18,7 @@ from shared.job.log import Transcript, read_journal
 from shared.platform import logs
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
-from shared.store.redis import keys
+from shared.store import keys
 from shared.store.subscription import Subscription
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually

@@ -9,7 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 
 from shared.store.errors import StoreError
-from shared.store.redis.fleet_registry import Registry
+from shared.store.fleet_registry import Registry
 from worker.core.membership import Membership
 
 log = logging.getLogger("flotilla.worker")

@@ -27,10 +27,10 @@ from shared.platform import logs, tracing
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
+from shared.store import keys
+from shared.store.fleet_registry import Registry
 from shared.store.health import Health
 from shared.store.queue import Queue
-from shared.store.redis import keys
-from shared.store.redis.fleet_registry import Registry
 from shared.store.servers import Servers
 from shared.store.subscription import Subscription
 from worker.core.adapters import Adapters

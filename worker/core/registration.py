@@ -20,7 +20,7 @@ from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, Worke
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.errors import StoreError
-from shared.store.redis.fleet_registry import Registry
+from shared.store.fleet_registry import Registry
 from worker.core.health import HealthServer
 from worker.core.loop import WorkerLoop
 from worker.engines.interface import Engine

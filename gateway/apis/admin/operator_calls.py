@@ -25,8 +25,8 @@ from shared.job.errors import (
     NoWorker,
     WorkerNotReady,
 )
+from shared.store.fleet_registry import Registry
 from shared.store.operators import AuditTrail, DesiredPool, DesiredPools
-from shared.store.redis.fleet_registry import Registry
 from shared.store.upkeep import in_use
 from shared.tenants.api_key import ApiKey
 

@@ -20,8 +20,8 @@ from gateway.files.files import Files
 from gateway.http.content_response import content_response
 from shared.batches.batch import MAX_OPEN, Batch, BatchStatus, is_batch_id, new_batch_id
 from shared.job import errors
+from shared.store.batch_records import BatchRecords, Which
 from shared.store.files import Purpose, total_bytes
-from shared.store.redis.batch_records import BatchRecords, Which
 from shared.store.webhooks import WebhookRecords
 
 

@@ -20,9 +20,9 @@ from shared.fleet.registry import Heartbeat, ModelInfo, without_failed
 from shared.fleet.scale_decisions import Scale, ScalingEvent
 from shared.platform.settings import SettingsError
 from shared.store.errors import StoreUnavailable
+from shared.store.fleet_registry import Registry
 from shared.store.operators import ScaleStore
 from shared.store.queue import Queue
-from shared.store.redis.fleet_registry import Registry
 from shared.store.views import LaneDepth, depths
 
 log = logging.getLogger("flotilla.autoscale")

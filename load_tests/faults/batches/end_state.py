@@ -13,7 +13,7 @@ from load_tests.faults.batches.maintained_fleet import MaintainedFleet
 from load_tests.faults.batches.sums import several_of_an_owner
 from load_tests.harness.leftovers import leftovers
 from shared.storage import Storage
-from shared.store.redis import keys
+from shared.store import keys
 
 _GONE = {
     keys.JOB,

@@ -14,7 +14,7 @@ from load_tests.faults.batches.fault_schedule import BatchFault, PlannedFault
 from load_tests.faults.batches.history import keep
 from load_tests.faults.batches.storages import RunStorage
 from load_tests.harness.fleet import Fleet, FleetShape
-from shared.store.redis import keys
+from shared.store import keys
 from tests.harness.processes import Process, process_tree
 
 MAINTENANCE = 2

@@ -23,7 +23,7 @@ from load_tests.harness.errors import WrongAnswerError
 from load_tests.harness.fleet import FleetShape
 from load_tests.harness.session import Progress
 from load_tests.oracle.undisturbed import Undisturbed
-from shared.store.redis import keys
+from shared.store import keys
 from tests.harness.fleet import Stack
 
 STORAGES = ("folder", "s3")

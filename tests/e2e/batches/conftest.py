@@ -15,9 +15,9 @@ from gateway.batches.batch_context import BatchContext
 from gateway.batches.batch_work import BatchWork
 from shared.batches.batch import Batch, new_batch_id
 from shared.storage import Segment
+from shared.store import keys
+from shared.store.batch_records import Which
 from shared.store.files import Purpose, StoredFile
-from shared.store.redis import keys
-from shared.store.redis.batch_records import Which
 from shared.store.servers import Servers
 from tests.harness.client import CHAT
 from tests.harness.fleet import Stack

@@ -14,7 +14,7 @@ from shared.batches.batch import BatchStatus
 from shared.batches.line_check import BadLine, check_line
 from shared.job.errors import StorageUnavailable
 from shared.storage import Storage
-from shared.store.redis import keys
+from shared.store import keys
 from tests.e2e.batches.conftest import TENANT, Batches, Crash, check_sums
 from tests.harness.client import batch_line as line
 from tests.harness.servers import RedisServer

@@ -12,8 +12,8 @@ from gateway.apis.responses.stored_response import stored_response
 from shared.job.errors import QuotaExceeded, RedisMemoryFull
 from shared.job.quotas import Quotas
 from shared.job.responses import response_id
+from shared.store import keys
 from shared.store.queue import HeldJob, Queue
-from shared.store.redis import keys
 from tests.harness.settings import Settings
 from tests.store.conftest import TENANT, claim, finish, make_answer, make_job, open_queue
 from tests.store.responses.test_conversations import Side, answered

@@ -37,10 +37,10 @@ from shared.job.job import NewJob, shard_in
 from shared.job.replies import JoinedJob
 from shared.job.responses import response_id, shard_of_conversation
 from shared.job.states import JobEvent
+from shared.store import keys
 from shared.store.conversations import Conversation
 from shared.store.health import Health
 from shared.store.queue import HeldJob, Queue
-from shared.store.redis import keys
 from tests.harness.settings import Settings
 from tests.store.conftest import POOL, TENANT, claim, finish, make_answer, open_queue
 

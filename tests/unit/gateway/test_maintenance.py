@@ -18,7 +18,7 @@ from gateway.maintenance import liveness_file
 from gateway.maintenance.broker import broker, celery_redis_url
 from gateway.maintenance.celery_app import CONTENT_TYPE, create_app
 from shared.platform.settings import drop_variables
-from shared.store.redis import keys
+from shared.store import keys
 from tests.harness.settings import ROOT, Settings, child_environment
 
 # The fleet's Redis -> the maintenance process's, and how Celery writes that.

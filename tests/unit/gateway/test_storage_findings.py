@@ -8,7 +8,7 @@ from gateway.maintenance import maintenance_tasks
 from gateway.ops import doctor_route
 from gateway.ops.doctor_route import StorageState, storage_findings
 from shared.batches.batch import BatchStatus
-from shared.store.redis.batch_records import OpenBatch
+from shared.store.batch_records import OpenBatch
 
 GIB = 2**30
 GOOD = StorageState(

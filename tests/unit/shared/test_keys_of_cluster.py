@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.store.redis import keys
+from shared.store import keys
 from shared.store.scripts import library
 from shared.store.servers import shard_tags
 from shared.store.subscription import channel_commands

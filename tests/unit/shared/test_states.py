@@ -9,7 +9,7 @@ import pytest
 
 from shared.job.states import TRANSITIONS, IllegalTransition, JobEvent, JobState, after
 
-PROTOCOL = Path(__file__).parents[3] / "shared" / "store" / "redis" / "PROTOCOL.md"
+PROTOCOL = Path(__file__).parents[3] / "shared" / "store" / "PROTOCOL.md"
 
 LEADS_TO = {
     ("queued", "claim"): "in_progress",

@@ -15,9 +15,9 @@ from shared.job.errors import NotFound, TooManyBatches
 from shared.job.packing import pack
 from shared.job.replies import Fenced
 from shared.storage import Segment
+from shared.store import keys
+from shared.store.batch_fields import fields_of, parse_batch, parse_segment
 from shared.store.queue import Queue
-from shared.store.redis import keys
-from shared.store.redis.batch_fields import fields_of, parse_batch, parse_segment
 
 Which = Literal["output", "errors"]
 

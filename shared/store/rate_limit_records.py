@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from shared.job.packing import pack
+from shared.store import keys
 from shared.store.queue import Queue
-from shared.store.redis import keys
 from shared.tenants.rate_limits import Left, Limit, Limited, Taken, TooMuch, least
 
 SHARD = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from shared.store.redis import keys
+from shared.store import keys
 from shared.store.servers import Servers
 
 

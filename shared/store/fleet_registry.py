@@ -21,7 +21,7 @@ from shared.fleet.registry import (
     without_failed,
 )
 from shared.platform.malformed import MalformedValues
-from shared.store.redis import keys
+from shared.store import keys
 
 
 class Registry:

@@ -1,1 +1,0 @@
-"""The job queue on Redis: keys, scripts, connections, and what finds lost workers."""

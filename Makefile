@@ -32,7 +32,7 @@ test-vllm: install ## all that needs real vLLM; small models are made on the spo
 	.venv/bin/pytest -m 'vllm and not main_path' $(or $(ARGS),tests/vllm tests/e2e tests/unit)
 
 test-cluster: install ## the tests of the queue again, on a node of a Redis Cluster (ARGS: pytest's)
-	.venv/bin/pytest $(PARALLEL) --redis=cluster tests/redis tests/store $(ARGS)
+	.venv/bin/pytest $(PARALLEL) --redis=cluster tests/store $(ARGS)
 
 # The browser itself is the system's: Debian's chromium-headless-shell or chromium.
 PAGE_TOOLS = .venv/bin/python -c 'import axe_playwright_python, playwright' 2>/dev/null || \

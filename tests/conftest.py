@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _start_late(item: pytest.Item) -> int:
     folder = item.nodeid.split("/")[1]
-    return 0 if item.nodeid.startswith(_WITH_VLLM) else {"unit": 3, "redis": 2}.get(folder, 1)
+    return 0 if item.nodeid.startswith(_WITH_VLLM) else {"unit": 3, "store": 2}.get(folder, 1)
 
 
 @pytest.fixture(autouse=True)

@@ -262,6 +262,7 @@ class Claims:
                 await asyncio.sleep(backoff.next_delay_s())
             else:
                 backoff.reset()
+                self._warn.over("Redis answers claims of shard %s again", self._shard)
                 if is_done:
                     await self._wait()
 

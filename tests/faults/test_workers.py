@@ -46,6 +46,11 @@ def busy(worker: Process) -> float:
     return worker.metric("flotilla_worker_slots", use="busy")
 
 
+def completed(worker: Process) -> float:
+    """Jobs that it has completed."""
+    return worker.metric("flotilla_jobs_finished_total", state="completed")
+
+
 def drains(worker: Process) -> bool:
     """Whether it takes no more jobs, or has ended."""
     try:
@@ -121,8 +126,7 @@ def test_two_workers_share_a_queue(stack: Stack) -> None:
         http.post(f"{gateway.url}/jobs/{job_id}/cancel")
     join(calls)
     assert all(call.lines[-1] == "data: [DONE]" for call in calls)
-    completed = "flotilla_jobs_finished_total"
-    assert sum(worker.metric(completed, state="completed") for worker in workers) == 16
+    wait_for(lambda: sum(map(completed, workers)) == 16, "the workers know that all have ended")
     ran_at = Counter(job(gateway, job_id)["attempts"][0]["worker"] for job_id in first)
     assert sorted(ran_at.values()) == [4, 4]
 

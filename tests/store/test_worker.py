@@ -25,9 +25,9 @@ from tests.store.conftest import POOL, TENANT, Case, make_answer
 from worker.core import claim as claim_module
 from worker.core import publish as publish_module
 from worker.core.claim import Charges, Claims, Room
-from worker.core.control import ControlChannel
 from worker.core.hand_over import HandOver
 from worker.core.heartbeat import Heartbeat
+from worker.core.loop import ControlChannel
 from worker.core.membership import Membership
 from worker.core.output import Output
 from worker.core.publish import Publisher

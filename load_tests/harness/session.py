@@ -36,7 +36,7 @@ def session() -> Iterator[Stack]:
     """
     signal.signal(signal.SIGTERM, _exit)
     folder = Path(tempfile.mkdtemp(prefix="flotilla-load-"))
-    processes = Stack("", folder, settings={}, fork=False, end_s=_END_S)
+    processes = Stack("", folder, fork=False, end_s=_END_S)
     try:
         yield processes
     except (RunError, ProcessError) as error:

@@ -21,6 +21,8 @@ MEMORY = 26 << 20
 """Beside what Redis uses when nothing is stored; gateways leave 20 MB of it free."""
 SMALL, LARGE = 200, 40_000
 """Bytes of the bodies: at first few, as lanes fill, then many, as Redis does."""
+UNLIMITED = httpx.Limits(keepalive_expiry=None)
+"""A pool that closes surplus connections may close one that another thread begins to use."""
 EXPECTED = {"queue_full", "too_many_waiting", "redis_memory_full"}
 
 
@@ -32,7 +34,7 @@ def test_what_is_accepted_is_done_and_what_is_refused_says_why(
     with (
         own_redis.client() as redis,
         closing(Stack(own_redis.url, tmp_path)) as stack,
-        httpx.Client(timeout=60) as http,
+        httpx.Client(timeout=60, limits=UNLIMITED) as http,
     ):
         info: Any = redis.info("memory")
         redis.config_set("maxmemory", int(info["used_memory"]) + MEMORY)

@@ -65,7 +65,7 @@ def fleet(module_stack: Stack) -> Fleet:
     workers = {
         name: module_stack.worker(wait=False, worker_id=name, **settings) for name in ("w-1", "w-2")
     }
-    gateway = module_stack.gateway(lease_s=LEASE_S)
+    gateway = module_stack.gateway()
     for name, worker in workers.items():
         wait_for(worker.ready, f"{name} is ready", LOADED_S)
     return Fleet(gateway, workers)

@@ -40,7 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fleet(folder: Path) -> Iterator[LocalFleet]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLOTILLA_SIM_STEP_MS", "2")
-        patch.setenv("FLOTILLA_LEASE_S", "2")
         patch.setenv("FLOTILLA_SIM_MAX_NUM_SEQS", "8")
         patch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
         with LocalFleet(engine="simulated", workers=2, folder=folder) as started:

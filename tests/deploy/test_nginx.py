@@ -82,13 +82,12 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(module_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("nginx")
-    # A long lease: a worker that a test stops for a while is not lost.
     values: dict[str, Any] = {
         "api_keys": "team:s3cret",
         "keepalive_s": COMMENT_S,
         "storage_url": str(folder / "files"),
-        "lease_s": 60,
     }
+    # A long lease: a worker that a test stops for a while is not lost.
     worker = module_stack.worker(sim_step_ms=5, sim_step_us_per_seq=0, lease_s=60)
     first, second, doomed = (module_stack.gateway(**values) for _ in range(3))
     silent = module_stack.gateway(**values | {"keepalive_s": 600})

@@ -63,13 +63,12 @@ def fleet(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """It runs, and has done one of everything."""
     stack = Stack(redis.url, tmp_path_factory.mktemp("fleet"))
     try:
-        # A long lease: on a machine that is busy with other things no worker must look lost.
-        lease = {"lease_s": 15}
         scaling = {"autoscale": "simulated=1:3", "autoscale_tick_s": 0.5}
-        maintenance = stack.start("gateway.maintenance", **lease, **scaling)
+        maintenance = stack.start("gateway.maintenance", **scaling)
         slow = {"sim_step_ms": 5, "sim_step_us_per_seq": 0, "sim_max_num_seqs": 2}
-        worker = stack.worker(**lease, **slow)
-        fleet = Fleet(stack, stack.gateway(**lease), worker, maintenance)
+        # A long lease: on a machine that is busy with other things no worker must look lost.
+        worker = stack.worker(lease_s=15, **slow)
+        fleet = Fleet(stack, stack.gateway(), worker, maintenance)
         use(fleet, "simulated")
         yield fleet
     finally:

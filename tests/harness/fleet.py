@@ -21,8 +21,6 @@ from tests.harness.servers import free_port
 from tests.harness.settings import child_environment
 from tests.harness.waiting import DEADLINE_S, wait_for
 
-LEASE_S = 2.0
-"""Shorter than the default, so that tests of lost workers are fast."""
 _END_S = 2.0
 
 
@@ -51,7 +49,7 @@ class Stack:
         self.processes: list[Process] = []
         self.afterwards = contextlib.ExitStack()
         """What ends when all processes have ended, as their Redis."""
-        self._settings = {"lease_s": LEASE_S} if settings is None else settings
+        self._settings = settings or {}
         self._launcher = launcher
         self._fork = fork
         self._python = python

@@ -25,7 +25,6 @@ SETTINGS: Mapping[str, Any] = {
     "redis_url": "redis://127.0.0.1:1/0",
     "maintenance_redis_url": "redis://127.0.0.1:1/1",
     "api_keys": "other-key",
-    "lease_s": 2,
     "sim_step_ms": 5,
     "sim_step_us_per_seq": 0,
     "sim_max_num_seqs": 8,

@@ -19,7 +19,7 @@ def refusal(program: str, redis_url: str, folder: Path, **settings: object) -> s
     """What one of PROGRAMS says that does not start with this Redis."""
     settings = {"engine": "simulated", "port": 0, **settings}
     if program in MODULES:
-        with contextlib.closing(Stack(redis_url, folder, settings={})) as stack:
+        with contextlib.closing(Stack(redis_url, folder)) as stack:
             process = stack.start(program, **settings)
             status, said = process.popen.wait(_END_S), process.log.read_text()
     else:

@@ -117,8 +117,8 @@ class HeldJob(NamedTuple):
     share: Share = Share("", 1.0, 0.0)
     has_deadline: bool = False
     """It has a deadline that goes on if it has to wait again."""
-    lost_attempts: int = 0
-    """How many attempts without progress count against it."""
+    is_suspect: bool = False
+    """Its last two workers were lost without progress: it may have ended them."""
     known_blocks: int | None = None
     """The leading blocks of its prompt that its worker may hold (placement.py); None: no prefix
     of it is noted."""
@@ -637,12 +637,12 @@ def _held_jobs(now_us: bytes, *jobs: Sequence[Any]) -> list[HeldJob]:
             tenant=tenant.decode(),
             share=_share(lane, weight, charged),
             has_deadline=bool(has_deadline),
-            lost_attempts=lost_attempts,
+            is_suspect=bool(is_suspect),
             known_blocks=known_blocks[0] if known_blocks else None,
         )
         for (
             job_id, generation, number, attempt, created_us, stream, endpoint, body, body_bytes,
-            watchers, watched, origin, tenant, lane, weight, charged, has_deadline, lost_attempts,
+            watchers, watched, origin, tenant, lane, weight, charged, has_deadline, is_suspect,
             *known_blocks,
         ) in jobs
     ]  # fmt: skip

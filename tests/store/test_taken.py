@@ -373,14 +373,18 @@ async def test_a_damaged_record_fails_where_it_is_needed(case: Case, how: str, f
     assert (await case.log(held))[-1].event == "failed"
 
 
-async def test_a_worker_gets_one_job_at_a_time_that_was_lost_without_progress(case: Case) -> None:
+async def test_a_worker_gets_one_job_at_a_time_that_was_lost_twice_without_progress(
+    case: Case,
+) -> None:
     worker, jobs = case.worker(), [await case.submit() for _ in range(3)]
-    held = await worker.claim()
-    assert await case.queue.give_back(held, "requeued", "engine_died")
-    worker.jobs.clear()
+    for _ in range(2):
+        held = await worker.claim()
+        assert [(each.id, each.is_suspect) for each in held] == [(job.id, False) for job in jobs]
+        assert await case.queue.give_back(held, "requeued", "engine_died")
+        worker.jobs.clear()
     fresh = await case.submit()
     (first,) = await worker.claim()
-    assert (first.id, first.lost_attempts) == (jobs[0].id, 1)
+    assert (first.id, first.is_suspect) == (jobs[0].id, True)
     assert await worker.claim(suspects=1) == []  # the others stay in front
     await worker.write(first)
     (second,) = await worker.claim()

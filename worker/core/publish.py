@@ -71,7 +71,7 @@ class ShardPublisher:
         """Of the jobs that the worker has here as far as it knows, by job id."""
         self.flex: dict[str, Output] = {}
         """Of these: those that may have to make room for better lanes."""
-        self._suspects: dict[str, Output] = {}  # that were lost without progress
+        self._suspects: dict[str, Output] = {}
         self.wanted = asyncio.Event()
         """There may be something to send now."""
         self._queue = queue
@@ -93,7 +93,7 @@ class ShardPublisher:
         self.outputs[output.id] = output
         if output.job.share.lane == FLEX:
             self.flex[output.id] = output
-        if output.job.lost_attempts:
+        if output.job.is_suspect:
             self._suspects[output.id] = output
 
     def remove(self, output: Output) -> None:
@@ -106,7 +106,7 @@ class ShardPublisher:
     @property
     def suspects(self) -> int:
         """How many of its jobs may end this worker, as they may have ended others: those that were
-        lost without progress, and have no output yet."""
+        lost twice without progress, and have no output yet."""
         return sum(output.first_output_at is None for output in self._suspects.values())
 
     def taken_away(self, job_id: str, generation: int) -> None:

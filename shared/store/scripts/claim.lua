@@ -3,12 +3,12 @@
 --       known: how many jobs of this shard it knows that it has; most: jobs in this call; yields: jobs of the lane flex that it would
 --       hand over for better ones; expected_cost: of a job, charged for each where several tenants wait (fair_shares.py);
 --       half_life_us: of levels, 0: they never halve; window, overtake_us: see PlacementRules; charges: msgpack of flat lane, tenant,
---       cost to add to its level, '' if there is none; suspects: how many jobs it has that were lost without progress, and have none
---       yet: one at a time, so that a job which ends its workers takes no others along each time.
+--       cost to add to its level, '' if there is none; suspects: how many jobs it has that were lost twice without progress, and
+--       have none yet: one at a time, so that a job which ends its workers takes no others along the third time.
 -- Reply: {now_us, job...}; a job: {id, generation, number of the claim's entry, claims, created_us, stream, endpoint, body, its
 --       bytes if it lies in a key of its own, else '', watchers,
 --       watched, origin, tenant, lane, weight or '', charged or '', 1 if it has a deadline that goes on while it waits again, else 0,
---       attempts that count against it,
+--       1 if it is such a suspect, else 0,
 --       leading blocks of its prompt that the worker may hold, nil: it is short}; nil if the worker has jobs that it does not know, as
 --       a reply was lost: it has to `reconcile` first
 local pool, worker, room, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[3]), tonumber(ARGV[5]))
@@ -53,7 +53,8 @@ local function hand_out(id, charge_of, known)
   if job.deadline_us ~= '' and tonumber(job.deadline_us) <= now_us() then
     return take(id, job, 'expired', deadline_code(job))
   end
-  if job.attempts > 0 then
+  local is_suspect = job.attempts > 1
+  if is_suspect then
     is_stuck, suspects = suspects > 0, suspects + 1
     if is_stuck then return end
   end
@@ -82,7 +83,7 @@ local function hand_out(id, charge_of, known)
   entries[#entries + 1] = job.entry
   reply[#reply + 1] = {id, int(job.generation), job.number, job.claims, job.created_us, job.stream, job.endpoint, job.body, job.body_bytes,
                        job.watchers, job.watched, job.origin, job.tenant, job.lane, job.weight, charged and tostring(charged) or '',
-                       has_deadline, job.attempts, known}
+                       has_deadline, is_suspect and 1 or 0, known}
 end
 
 -- Of the first jobs of a line those that this worker takes: first those of whose prompts it may hold most, then the oldest. Also what

@@ -75,11 +75,6 @@ class FleetShape:
         return "vLLM, demo model, float32" if self.vllm else "simulated engine"
 
     @property
-    def lost_after_s(self) -> float:
-        """Seconds after which a worker that stands still loses its jobs."""
-        return self.lease_s
-
-    @property
     def all_settings(self) -> dict[str, Any]:
         """The settings of its processes, beside the address of Redis."""
         settings = {

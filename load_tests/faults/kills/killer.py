@@ -109,7 +109,7 @@ class Killer:
             fleet.kill_engine(n)
         else:
             for_good = planned.kind is KillKind.SILENT
-            seconds = self._silent_s if for_good else planned.stop_times * fleet.shape.lost_after_s
+            seconds = self._silent_s if for_good else planned.stop_times * fleet.shape.lease_s
             stop = self._stop_worker(n, seconds, for_good=for_good)
             self._background.add(asyncio.create_task(stop))
 

@@ -98,7 +98,6 @@ def summary_table(result: RunResult) -> Table:
         "refused before acceptance": _counts(tally.refused),
         "left over in Redis": _counts(tally.leftovers),
         "lease": f"{fleet.lease_s:g} s (default {usual.lease_s:g} s)",
-        "silence of a lost worker": f"{fleet.lost_after_s:g} s",
         "lost workers without progress": f"{fleet.max_attempts} (default {usual.max_attempts})",
         "client's attempts": f"{shape.client_attempts} (default {Limits().attempts})",
         "appendfsync": f"{fleet.appendfsync} (default {usual.appendfsync})",
@@ -122,7 +121,7 @@ def as_json(result: RunResult) -> dict[str, Any]:
         "settings": {
             **asdict(shape),
             "engine": shape.fleet.engine,
-            "lost_after_s": shape.fleet.lost_after_s,
+            "lease_s": shape.fleet.lease_s,
         },
         "seconds": result.seconds,
         **counted,

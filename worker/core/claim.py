@@ -46,6 +46,8 @@ _REPORT_S = 0.25
 """Between two reports of the jobs that run, where levels never halve."""
 _SHARED_S = 1.0
 """So long after a claim of one of several tenants' jobs they count as several."""
+_ADAPTER_TURN_S = 2.0
+"""So long a job may wait for its adapter's place in the engine while others go past it."""
 _BYTES_PER_TOKEN = 4
 """Of a body whose prompt the engine has not counted yet: about."""
 
@@ -63,11 +65,14 @@ class SlotSnapshot(NamedTuple):
     """Above this share of the KV cache nothing is claimed, 0 to 1."""
     kv_per_prompt: float = 0.0
     """What the mean prompt takes of the KV cache, 0 to 1; 0: not known."""
+    passed_over: bool = False
+    """A job waits for its adapter's place. New jobs of the adapters that run would keep it waiting
+    without an end: vLLM starts those first."""
 
 
 def free_slots(now: SlotSnapshot) -> int:
     """How many jobs may be claimed."""
-    if now.kv_usage > now.kv_high_watermark:
+    if now.kv_usage > now.kv_high_watermark or now.passed_over:
         return 0
     free = max(0, now.slots - now.taken)
     if not now.kv_per_prompt:
@@ -161,6 +166,7 @@ class Room:
         self._capacity: Capacity = engine.capacity
         self._kv_high_watermark = kv_high_watermark
         self._starting: list[Output] = []  # claimed, and without output
+        self._latest_start = 0.0  # of those with output
         self.requested = 0
         """How many jobs the claims in flight may bring."""
         self.exchanged = 0
@@ -192,6 +198,8 @@ class Room:
         free, slots = free_slots(now), max(0, now.slots - now.taken)
         if not slots:
             return WorkerState.BUSY, f"all {now.slots} slots are taken"
+        if now.passed_over:
+            return WorkerState.BUSY, "a job waits for other adapters' jobs to end"
         if not free:
             return WorkerState.BUSY, f"KV cache {now.kv_usage:.0%} full"
         if free < slots:
@@ -202,7 +210,11 @@ class Room:
         load, capacity = self._engine.load(), self._capacity
         mean = min(self._charges.prompt_tokens, capacity.max_model_len)
         taken, prompt_tokens = load.unfinished + requested, requested * mean
+        for output in self._starting:
+            if output.new_tokens:
+                self._latest_start = max(self._latest_start, output.started)
         self._starting = starting = [each for each in self._starting if each.is_starting]
+        due = min(self._latest_start, time.monotonic() - _ADAPTER_TURN_S)
         for output in starting:
             taken += not output.reached_engine
             body_bytes = output.job.body_bytes or len(output.job.body)
@@ -215,6 +227,8 @@ class Room:
             kv_usage=load.kv_usage + prompt_tokens * per_token,
             kv_high_watermark=self._kv_high_watermark,
             kv_per_prompt=mean * per_token,
+            passed_over=capacity.max_loras > 0
+            and any(each.reached_engine and each.started < due for each in starting),
         )
 
 

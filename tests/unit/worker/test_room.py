@@ -23,8 +23,10 @@ from worker.engines.interface import Capacity, Load
 class Engine:
     """An engine whose load the test sets."""
 
-    def __init__(self, kv_tokens: int = 0) -> None:
-        self.capacity = Capacity(max_num_seqs=8, max_model_len=1000, kv_tokens=kv_tokens)
+    def __init__(self, kv_tokens: int = 0, max_loras: int = 0) -> None:
+        self.capacity = Capacity(
+            max_num_seqs=8, max_model_len=1000, kv_tokens=kv_tokens, max_loras=max_loras
+        )
         self.dead = False
         self.sequences = 0
         self.kv_usage = 0.0
@@ -124,6 +126,23 @@ def test_a_prompt_takes_room_in_the_kv_cache_until_the_first_token() -> None:
     assert room.free() == 6
     output.delta(0, 0, (1,), "a")
     assert room.free() == 7
+
+
+@pytest.mark.parametrize("max_loras", [0, 1])
+def test_nothing_is_claimed_while_a_job_waits_for_its_adapters_place(max_loras: int) -> None:
+    room = make_room(Engine(max_loras=max_loras))
+    running, waiting, later = (make_output(number) for number in range(3))
+    for before_s, output in zip((10, 9, 8), (running, waiting, later), strict=True):
+        output.started -= before_s
+        output.prompt(0, 5)
+        room.started(output)
+    running.delta(0, 0, (1,), "a")
+    assert room.free() == 8
+    later.delta(0, 0, (1,), "a")  # it has gone past the one that waits
+    assert room.free() == (0 if max_loras else 8)
+    assert room.state[0] is (WorkerState.BUSY if max_loras else WorkerState.READY)
+    waiting.delta(0, 0, (1,), "a")
+    assert room.free() == 8
 
 
 def test_claims_in_flight_and_exchanged_jobs_count() -> None:

@@ -114,7 +114,7 @@ def pack_entry(
     journal: Journal, items: Sequence[Item] | None, event: Sequence[Any] | None = None
 ) -> bytes:
     """An entry, as the log and a frame have it."""
-    return pack(journal) + pack(items or None) + pack(event)
+    return pack((journal, items or None, event))[1:]  # without the head of the array
 
 
 def frame_head(job_id: str, generation: int) -> bytes:

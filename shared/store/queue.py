@@ -12,6 +12,7 @@ import asyncio
 import json
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
@@ -139,23 +140,24 @@ class HeldJob(NamedTuple):
         return fields
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """What a worker sends at once: the output of one engine step, and more after a lost connection.
 
     The id of an entry is `str(Position(...))`.
     """
 
-    entries: Sequence[Any] = ()
+    entries: list[Any] = field(default_factory=list)
     """Flat job, id, entry."""
-    restarts: Sequence[Any] = ()
+    restarts: list[Any] = field(default_factory=list)
     """Flat job, id, error code: answers that begin anew. If a client may have seen output of the
     job it fails with this code, and is refused."""
-    ends: Sequence[Any] = ()
+    ends: list[Any] = field(default_factory=list)
     """Of `pack_end`."""
-    acknowledged: Sequence[Any] = ()
+    acknowledged: list[Any] = field(default_factory=list)
     """After a lost connection, of each job that the worker has: flat job, generation, number of the
     last entry that was acknowledged. The call repeats what was in flight, unchanged."""
-    messages: Mapping[str, Sequence[bytes]] = {}  # of a NamedTuple
+    messages: dict[str, list[bytes]] = field(default_factory=dict)
     """Gateway -> the frames that it gets, of `entries` and `restarts`."""
 
 

@@ -29,7 +29,6 @@ from shared.store.errors import StoreUnavailable
 from shared.store.queue import Queue
 from tests.store.model_parts import ModelQueue, Pending, Token, Wire, ensure, in_order, is_answer
 from tests.store.model_processes import POOL, ModelClient, ModelRelay, ModelWorker
-from worker.core import output as output_module
 from worker.core import publish as publish_module
 
 GATEWAYS = ("gw-0", "gw-1", "gw-2")
@@ -467,7 +466,7 @@ class World:
         """Let things happen, then let all end without faults, and look at the result."""
         with (
             mock.patch.object(publish_module, "time", self),
-            mock.patch.object(output_module, "KEPT_S", 0.0),
+            mock.patch.object(publish_module, "KEPT_S", 0.0),
             mock.patch.object(queue_module, "run_together", in_order),
         ):
             self.submit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -94,7 +95,7 @@ async def test_a_repeated_call_changes_nothing(case: Case) -> None:
     known = [word for job in held for word in (job.id, job.generation, job.number)]
     entries = [held[1].id, worker.next_id(held[1]), pack_entry(5, [b"a"])]
     step = Step(entries, [held[0].id, worker.next_id(held[0]), "worker_lost"])
-    again = step._replace(acknowledged=known, ends=[worker.last(held[1], "b")])
+    again = replace(step, acknowledged=known, ends=[worker.last(held[1], "b")])
     for each in (step, again, again):
         assert (await worker.send(each)).refused == {}
     assert await case.events(jobs[0]) == ["claimed", "restarted"]

@@ -16,14 +16,14 @@ import pytest
 
 from gateway.core.reader import Reader
 from shared.job.log import DeltaEncoder, Entry, Position, Record
-from shared.store.queue import HeldJob
+from shared.store.queue import HeldJob, Step
 from shared.store.scripts import library
 from tests.harness.servers import RedisServer, embedded_binary, one_redis_only
 from tests.store.model import CLOCK, World
 from tests.store.model_parts import Broken, Wire
 from tests.store.model_processes import ModelWorker
 from worker.core.claim import Claims
-from worker.core.output import Kind, Output
+from worker.core.output import Output
 from worker.core.publish import ShardPublisher
 
 REAL_CLOCK = (
@@ -72,34 +72,24 @@ def test_all_rules_hold(wires: tuple[Wire, Wire], seed: int) -> None:
 
 
 class MergingOutput(Output):
-    """Knows what the entries in flight were made of."""
+    """Knows what its latest entry was made of."""
 
     __slots__ = ("raw",)
 
     def __init__(self, job: HeldJob, notify: Callable[[Output], None]) -> None:
         super().__init__(job, notify)
-        self.raw: list[tuple[list[bytes], list[Record], DeltaEncoder]] = []
+        self.raw: tuple[list[bytes], list[Record], DeltaEncoder] = ([], [], self._encoder)
 
-    def take(self) -> None:
-        raw = self._chunks, self._records, copy(self._encoder)
-        before = len(self.in_flight)
-        super().take()
-        if len(self.in_flight) > before:
-            self.raw.append(raw)
-
-    def acknowledge(self, now: float) -> None:
-        self.raw.clear()
-        super().acknowledge(now)
+    def take(self, step: Step, claim: bytes) -> bool:
+        self.raw = self._chunks, self._records, copy(self._encoder)
+        return super().take(step, claim)
 
     def merge(self) -> None:
-        """Make what is in flight anew, with what comes."""
-        if self.raw and all(made.kind is Kind.OUTPUT for made in self.in_flight):
-            self._chunks = [each for raw in self.raw for each in raw[0]] + self._chunks
-            self._records = [each for raw in self.raw for each in raw[1]] + self._records
-            self._encoder = self.raw[0][2]
-            self._number, self.in_flight = self.acknowledged, []
-            self.raw.clear()
-            self._notify(self)
+        """Make the latest entry anew, with what comes."""
+        chunks, records, self._encoder = self.raw
+        self._chunks, self._records = chunks + self._chunks, records + self._records
+        self.number -= 1
+        self._notify(self)
 
 
 class MergingPublisher(ShardPublisher):
@@ -107,9 +97,18 @@ class MergingPublisher(ShardPublisher):
 
     def disconnected(self) -> None:
         super().disconnected()
-        for output in self.outputs.values():
-            assert isinstance(output, MergingOutput)
-            output.merge()
+        if self._in_flight is None:
+            return
+        step, outputs = self._in_flight
+        latest = {output.entry_prefix + str(output.number): output for output in outputs}
+        entry_ids = step.entries[1::3]
+        if not (step.restarts or step.ends) and latest.keys() >= set(entry_ids):
+            self._in_flight = None
+            for entry_id in entry_ids:
+                output = latest[entry_id]
+                if self.outputs.get(output.id) is output:
+                    assert isinstance(output, MergingOutput)
+                    output.merge()
 
 
 class SilentClaims(Claims):
@@ -119,11 +118,12 @@ class SilentClaims(Claims):
         return await super().claim() if self._room.free() or self._must_reconcile else True
 
 
-class ForgettingOutput(Output):
+class ForgettingPublisher(ShardPublisher):
     """Sends only what it keeps of the entries that Redis has lost."""
 
-    def fall_back(self, number: int) -> bool:
-        super().fall_back(number)
+    def _put_again(self, step: Step, output: Output, after: int, ends: Sequence[Any]) -> bool:
+        while not super()._put_again(step, output, after, ends) and after < output.number:
+            after += 1
         return True
 
 
@@ -142,7 +142,7 @@ class Silent(ModelWorker):
 class Forgetting(ModelWorker):
     """Sends only what it keeps of the entries that Redis has lost."""
 
-    output_class = ForgettingOutput
+    publisher_class = ForgettingPublisher
 
 
 class Exclusive(Reader):

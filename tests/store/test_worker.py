@@ -320,10 +320,7 @@ async def test_entries_that_redis_has_lost_are_sent_again(case: Case, worker: Wo
     worker.step(output, text="b")
     await logged(case, job, "claimed", "a", "b")
 
-    async def acknowledged() -> bool:
-        return output.acknowledged == 3
-
-    await eventually(acknowledged, "the worker knows")
+    await eventually_sent(worker)
     case.server.restore(keys.log(0, job.id), 0, older, replace=True)
     case.queue.give_up(0, "the server was another one")
     worker.step(output, text="c")
@@ -334,16 +331,13 @@ async def test_entries_that_redis_has_lost_are_sent_again(case: Case, worker: Wo
 async def test_a_job_whose_lost_entries_are_not_kept_goes_to_others(
     case: Case, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.core.output.KEPT_S", -1)
+    monkeypatch.setattr("worker.core.publish.KEPT_S", -1)
     job, output = await case.submit(), await worker.claim_one()
     older = case.server.dump(keys.log(0, job.id))
     worker.step(output, text="a")
     await logged(case, job, "claimed", "a")
 
-    async def acknowledged() -> bool:
-        return output.acknowledged == 2
-
-    await eventually(acknowledged, "the worker knows")
+    await eventually_sent(worker)
     case.server.restore(keys.log(0, job.id), 0, older, replace=True)
     case.queue.give_up(0, "the server was another one")
     worker.step(output, text="b")
@@ -380,8 +374,7 @@ async def eventually_sent(worker: Worker) -> None:
     """Returns when Redis has acknowledged all output."""
 
     async def are_sent() -> bool:
-        outputs = worker.outputs.values()
-        return not any(each.in_flight or each._records or each._chunks for each in outputs)
+        return not any(each._unsent or each._in_flight for each in worker.publisher.shards)
 
     await eventually(are_sent, "all output is sent")
 

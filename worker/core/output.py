@@ -1,5 +1,5 @@
-"""The output of one job, until Redis has it: what the engine has generated becomes entries of the
-job's log, and the last of these are kept in case that Redis loses them.
+"""The output of one job, until it is sent: what the engine has generated becomes entries of the
+job's log.
 
 Token path: `worker/engines/vllm/journal.py` and `stream_chunks.py` -> here ->
 `worker/core/publish.py`.
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from asyncio import Future
-from collections import deque
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 from shared.job.log import (
     DeltaDecoder,
     DeltaEncoder,
+    EventName,
     Item,
     Journal,
     Record,
@@ -24,37 +23,17 @@ from shared.job.log import (
     frame_head,
     make_journal,
     pack_entry,
+    pack_frame,
     token_of,
 )
 from shared.job.result import JobResult
-from shared.store.queue import HeldJob, pack_end
+from shared.store.queue import HeldJob, Step, pack_end
 from worker.core.answer_edits import AnswerEdit
 from worker.core.asgi import is_error
 from worker.engines.interface import Logprobs, Past
 from worker.engines.prompt_context import Context
 
-KEPT_S = 10.0
-"""So long an entry is kept that Redis has acknowledged."""
-
-
-class Kind(IntEnum):
-    """What an entry is; `data` of the entry accordingly."""
-
-    OUTPUT = 0
-    """The packed entry."""
-    RESTART = 1
-    """What was generated before does not count any more; the error code of a job whose client may
-    have seen it."""
-    END = 2
-    """The arguments that end the job."""
-
-
-class Made(NamedTuple):
-    """An entry that was made; it never changes."""
-
-    number: int
-    kind: Kind
-    data: Any
+_RESTARTED = pack_entry(None, None, (EventName.RESTARTED,))
 
 
 class Charged(NamedTuple):
@@ -78,29 +57,29 @@ class Output:
         "__weakref__",
         "_chunks",
         "_encoder",
-        "_kept",
+        "_head",
         "_notified",
         "_notify",
-        "_number",
         "_records",
         "_restart",
-        "acknowledged",
         "cached_tokens",
         "charged",
         "completion_tokens",
         "discarded",
         "edit",
+        "entry_prefix",
         "first_output_at",
         "has_begun",
-        "head",
+        "has_ended",
         "id",
-        "in_flight",
         "job",
         "movable",
+        "number",
         "outcome",
         "prompt_tokens",
         "reached_engine",
         "result",
+        "shard",
         "started",
         "subscribers",
         "taken_over",
@@ -109,8 +88,11 @@ class Output:
     def __init__(self, job: HeldJob, notify: Callable[[Output], None]) -> None:
         self.job = job
         self.id = job.id
-        self.head = frame_head(job.id, job.generation)
-        """Of its frames."""
+        self.shard = job.shard
+        self.entry_prefix = f"{job.generation}-"
+        """Of the ids of its entries; their numbers follow."""
+        self.number = job.number
+        """Of the last entry that was made; at first that of the claim."""
         self.subscribers: Sequence[str] = ()
         """The gateways that get each step."""
         self.set_watchers(job.watchers, watched=job.watched)
@@ -135,15 +117,12 @@ class Output:
         """The job was aborted, or is this worker's no more: nothing more of it is sent."""
         self.first_output_at: float | None = None
         """When this attempt's first entry was made, on the monotonic clock; None: none was."""
-        self.acknowledged = job.number
-        """Number of the last entry that Redis has; at first that of the claim."""
-        self.in_flight: list[Made] = []
-        """Entries that Redis has not acknowledged."""
         self.result: JobResult | None = None
         """How the job ends, once it does."""
+        self.has_ended = False
+        """Its end is made; nothing follows."""
         self.outcome: Future[str] | None = None
-        self._kept: deque[tuple[float, Made]] = deque()  # when each was acknowledged
-        self._number = job.number  # of the last entry that was made
+        self._head = frame_head(job.id, job.generation)  # of its frames
         self._chunks: list[bytes] = []
         self._records: list[Record] = []
         self._restart: str | None = None
@@ -151,12 +130,7 @@ class Output:
         self._encoder = DeltaEncoder()
         self._notify = notify
 
-    # --- what Redis has of it ---
-
-    @property
-    def has_ended(self) -> bool:
-        """Its end is made; nothing follows."""
-        return bool(self.in_flight) and self.in_flight[-1].kind is Kind.END
+    # --- what is sent of it ---
 
     @property
     def is_starting(self) -> bool:
@@ -172,36 +146,54 @@ class Output:
         """`watchers`: the gateways that wait for the end; `watched`: for each step, too."""
         self.subscribers = watchers.split() if self.job.stream or watched else ()
 
-    def take(self) -> None:
-        """Make an entry of all that is new, if anything is."""
+    def take(self, step: Step, claim: bytes) -> bool:
+        """Put what is new into a step, as an entry; whether anything was. `claim`: as in `put`."""
         self._notified = False
         if self.discarded or self.has_ended:
-            return
+            return False
+        before = self.number
         if self._restart is not None:
-            self._number += 1
-            self.in_flight.append(Made(self._number, Kind.RESTART, self._restart))
+            self.number += 1
+            self.put(step, step.restarts, self.number, self._restart, claim)
             self._restart = None
         chunks, records, result = self._chunks, self._records, self.result
-        if not (chunks or records or result):
+        if chunks or records or result:
+            items: list[Item]
+            journal: Journal
+            if len(chunks) == len(records) == 1 and (
+                (text := self._encoder.text(chunks[0])) is not None
+            ):
+                items, token = [text], token_of(records[0], text)
+                journal = (records[0],) if token is None else token
+            else:
+                items = self._encoder.encode(chunks)
+                journal = make_journal(records, items)
+            self._chunks, self._records = [], []
+            self.number = number = self.number + 1
+            if self.first_output_at is None:
+                self.first_output_at = time.monotonic()
+            if result is None:
+                self.put(step, step.entries, number, pack_entry(journal, items), claim)
+            else:  # the script publishes it
+                step.ends.append(
+                    pack_end(self.job, number, journal, items, self.completion_tokens, result)
+                )
+                self.has_ended = True
+        return self.number > before
+
+    def put(self, step: Step, flat: list[Any], number: int, data: Any, claim: bytes) -> None:
+        """Put one of the step's `entries` or `restarts` into it, and its frame.
+
+        `claim`: the entry of this worker's claim, whose frame goes before its first one.
+        """
+        flat += (self.id, self.entry_prefix + str(number), data)
+        if not self.subscribers:
             return
-        items: list[Item]
-        journal: Journal
-        if len(chunks) == len(records) == 1 and (text := self._encoder.text(chunks[0])) is not None:
-            items, token = [text], token_of(records[0], text)
-            journal = (records[0],) if token is None else token
-        else:
-            items = self._encoder.encode(chunks)
-            journal = make_journal(records, items)
-        self._chunks, self._records = [], []
-        self._number = number = self._number + 1
-        if self.first_output_at is None:
-            self.first_output_at = time.monotonic()
-        if result is None:
-            made = Made(number, Kind.OUTPUT, pack_entry(journal, items or None))
-        else:
-            end = pack_end(self.job, number, journal, items or None, self.completion_tokens, result)
-            made = Made(number, Kind.END, end)
-        self.in_flight.append(made)
+        frame = pack_frame(self._head, number, data if flat is step.entries else _RESTARTED)
+        if number == self.job.number + 1:
+            frame = pack_frame(self._head, self.job.number, claim) + frame
+        for gateway in self.subscribers:
+            step.messages.setdefault(gateway, []).append(frame)
 
     def take_over(self, decoder: DeltaDecoder, prompt_tokens: int, completion_tokens: int) -> None:
         """Go on behind what earlier attempts have generated; `decoder` has decoded its chunks."""
@@ -217,26 +209,6 @@ class Output:
         self.reached_engine = False
         self._restart = code
         self._notify(self)
-
-    def acknowledge(self, now: float) -> None:
-        """Redis has what was in flight. `now`: on the monotonic clock."""
-        kept = self._kept
-        for made in self.in_flight:
-            kept.append((now, made))
-        self.in_flight = []
-        self.acknowledged = self._number
-        while kept and kept[0][0] < now - KEPT_S:
-            kept.popleft()
-
-    def fall_back(self, number: int) -> bool:
-        """Redis has lost the entries behind this number: they are in flight again. False if they
-        are not all kept."""
-        lost = []
-        while self._kept and self._kept[-1][1].number > number:
-            lost.append(self._kept.pop()[1])
-        self.in_flight = [*reversed(lost), *self.in_flight]
-        self.acknowledged = number
-        return bool(self.in_flight) and self.in_flight[0].number == number + 1
 
     def resolve(self, outcome: str) -> None:
         """The end of the job was sent, or is not sent."""

@@ -20,11 +20,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from shared.job.lanes import FLEX
-from shared.job.log import EventName, pack_entry, pack_frame
+from shared.job.log import EventName, pack_entry
 from shared.job.result import PIECE_BYTES, JobResult, n_pieces
 from shared.job.states import JobState
 from shared.platform.backoff import Backoff
@@ -33,7 +35,7 @@ from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import run_together
 from shared.store.errors import TRANSIENT
 from shared.store.queue import Emitted, Queue, Step
-from worker.core.output import Kind, Output
+from worker.core.output import Output
 
 log = logging.getLogger("flotilla.publisher")
 
@@ -47,17 +49,15 @@ _RETRY_BASE_S, _RETRY_CAP_S = 0.05, 0.25
 _CALL_BYTES = 1 << 20
 """Results of more bytes than this are spread over several calls."""
 
-_RESTARTED = pack_entry(None, None, (EventName.RESTARTED,))
+KEPT_S = 10.0
+"""So long entries are kept that Redis has acknowledged."""
 
 
-class _NewStep(NamedTuple):
-    """A Step that is being made."""
+class _Call(NamedTuple):
+    """What is sent in one call, and whose output it is."""
 
-    entries: list[Any]
-    restarts: list[Any]
-    ends: list[Any]
-    acknowledged: list[Any]
-    messages: dict[str, list[bytes]]
+    step: Step
+    outputs: dict[Output, None]
 
 
 class ShardPublisher:
@@ -78,8 +78,10 @@ class ShardPublisher:
         self._shard = shard
         self._worker = worker
         self._on_lost = on_lost
-        self._claimed = pack_entry(None, None, (EventName.CLAIMED, worker))
+        self._claim = pack_entry(None, None, (EventName.CLAIMED, worker))
         self._unsent: dict[Output, None] = {}
+        self._in_flight: _Call | None = None
+        self._kept: deque[tuple[float, Step]] = deque()  # when each was acknowledged
         self._losses = queue.losses(shard)
         self._repeats = False
         self._version = b""  # of the followers that it knows; empty: none
@@ -151,23 +153,27 @@ class ShardPublisher:
         """Send what there is, in one call. Raises StoreError."""
         if self._losses != self._queue.losses(self._shard):
             self.disconnected()
-        step, sent = self._collect()
-        if not sent:
+        repeated = self._in_flight
+        call = repeated or self._collect()
+        if self._repeats:
+            self._tell_acknowledged(call)
+        if not call.outputs:
             return
+        self._in_flight = call
         try:
-            reply = await self._queue.emit(self._shard, self._worker, self._version, step)
+            reply = await self._queue.emit(self._shard, self._worker, self._version, call.step)
         except TRANSIENT:
             self.disconnected()
             raise
-        self._emitted(sent, Queue.parse_emit(reply))
+        self._emitted(call, Queue.parse_emit(reply))
+        if repeated or self._in_flight:
+            self.wanted.set()
 
-    def _collect(self) -> tuple[Step, list[Output]]:
-        """The next call, and the outputs that are in it."""
+    def _collect(self) -> _Call:
+        """What is new."""
         unsent, self._unsent = self._unsent, {}
-        if self._repeats:
-            unsent = dict.fromkeys(self.outputs.values()) | unsent
-        step = _NewStep([], [], [], [], {})
-        sent: list[Output] = []
+        call, claim = _Call(Step(), {}), self._claim
+        step, outputs = call
         size = 0
         for output in unsent:
             if output.result is not None and not output.has_ended:
@@ -175,59 +181,76 @@ class ShardPublisher:
                     output.resolve(DISCARDED)
                 # Redis limits the size of one argument, so long results must not add up in a call.
                 size += len(output.result.inline)
-            if size > _CALL_BYTES and sent and not output.has_ended:
-                self._unsent[output] = None
-                self.wanted.set()
-            else:
-                output.take()
-            if self._repeats or output.in_flight:
-                sent.append(output)
-                self._put(step, output)
-        return Step(*step), sent
+                if size > _CALL_BYTES and outputs:
+                    self._unsent[output] = None
+                    self.wanted.set()
+                    continue
+            if output.take(step, claim):
+                outputs[output] = None
+        return call
 
-    def _put(self, step: _NewStep, output: Output) -> None:
-        """Add what is in flight. Called for each job and step."""
-        job_id, generation, head = output.id, output.job.generation, output.head
-        if self._repeats:
-            step.acknowledged.extend((job_id, generation, output.acknowledged))
-        frames = []
-        for number, kind, data in output.in_flight:
-            if kind is Kind.OUTPUT:
-                step.entries.extend((job_id, f"{generation}-{number}", data))
-                if output.subscribers:
-                    frames.append(pack_frame(head, number, data))
-            elif kind is Kind.RESTART:
-                step.restarts.extend((job_id, f"{generation}-{number}", data))
-                frames.append(pack_frame(head, number, _RESTARTED))
-            else:  # the script publishes it
-                step.ends.append(data)
-        if frames and output.acknowledged == output.job.number:
-            frames.insert(0, pack_frame(head, output.job.number, self._claimed))
-        for gateway in output.subscribers if frames else ():
-            step.messages.setdefault(gateway, []).extend(frames)
+    def _tell_acknowledged(self, call: _Call) -> None:
+        """Put into a call up to where Redis has acknowledged each job that the worker has."""
+        step, outputs = call
+        ended = (end[0] for end in step.ends)
+        new = Counter(chain(step.entries[::3], step.restarts[::3], ended))
+        step.acknowledged = []
+        for output in self.outputs.values():
+            number = output.number - (new[output.id] if output in outputs else 0)
+            step.acknowledged += (output.id, output.job.generation, number)
+        outputs.update(dict.fromkeys(self.outputs.values()))
 
-    def _emitted(self, sent: list[Output], reply: Emitted) -> None:
+    def _emitted(self, call: _Call, reply: Emitted) -> None:
         """The call was carried out."""
-        self._repeats = bool(reply.short)
+        step, outputs = call
+        refused, short = reply.refused, reply.short
         known = all(job_id in self.outputs for job_id in reply.followers)
         self._version = reply.version if known else b""  # else one is being claimed
-        now = time.monotonic()
-        for output in sent:
-            if output.id in reply.refused:
-                self._lose(output, reply.refused[output.id])
-            elif output.id in reply.short:  # Redis has lost entries
-                if not output.fall_back(reply.short[output.id]):
+        self._kept.append((time.monotonic(), Step(step.entries, step.restarts)))
+        again = _Call(Step(), {})
+        for output in outputs:
+            if output.id in refused:
+                self._lose(output, refused[output.id])
+            elif output.id in short:  # Redis has lost entries
+                if self._put_again(again.step, output, short[output.id], step.ends):
+                    again.outputs[output] = None
+                else:
                     self._lose(output, JobState.QUEUED)  # the next claim hands it to others
             elif output.has_ended:
                 self.remove(output)
                 output.resolve("ok")
-            else:
-                output.acknowledge(now)
-        if self._repeats:
-            self.wanted.set()
+        self._repeats, self._in_flight = bool(short), again if again.outputs else None
+        while self._kept and self._kept[0][0] < time.monotonic() - KEPT_S:
+            self._kept.popleft()
         for job_id, (watchers, watched) in reply.followers.items():
             if (watching := self.outputs.get(job_id)) is not None:
                 watching.set_watchers(watchers, watched=watched)
+
+    def _put_again(self, step: Step, output: Output, after: int, ends: Sequence[Any]) -> bool:
+        """Put the entries of a job behind this number into a step; False if they are not all kept.
+        `ends`: of the latest call."""
+        found: list[tuple[list[Any], Any]] = []
+
+        def is_next(job_id: str, entry_id: str) -> bool:
+            next_id = f"{output.entry_prefix}{after + len(found) + 1}"
+            return job_id == output.id and entry_id == next_id
+
+        for _, kept in self._kept:
+            for before, into in ((kept.restarts, step.restarts), (kept.entries, step.entries)):
+                for job_id, entry_id, data in zip(*[iter(before)] * 3, strict=True):
+                    if is_next(job_id, entry_id):
+                        found.append((into, data))
+        found += [(step.ends, end) for end in ends if is_next(*end[:2])]
+        # A call restarts jobs before it adds entries.
+        restarts_late = any(into is step.restarts for into, _ in found[1:])
+        if restarts_late or after + len(found) != output.number:
+            return False
+        for number, (into, data) in enumerate(found, after + 1):
+            if into is step.ends:
+                into.append(data)
+            else:
+                output.put(step, into, number, data, self._claim)
+        return True
 
     def _lose(self, output: Output, state: str) -> None:
         self.remove(output)
@@ -265,11 +288,11 @@ class Publisher:
 
     def of(self, output: Output) -> ShardPublisher:
         """That of the job's shard."""
-        return self.shards[output.job.shard]
+        return self.shards[output.shard]
 
     def notify(self, output: Output) -> None:
         """The output has something to send."""
-        self.of(output).notify(output)
+        self.shards[output.shard].notify(output)
         if self._no_step is None and not self._flush_is_due:
             self._no_step = self._loop.call_later(_NO_STEP_S, self._flush)
 

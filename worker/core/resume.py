@@ -18,7 +18,7 @@ from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.errors import TRANSIENT
-from shared.store.queue import HeldJob, Queue
+from shared.store.queue import HeldJob, Queue, Step
 from worker.core.output import EditedOutput, Output
 from worker.core.sent_output import (
     Continuation,
@@ -170,10 +170,9 @@ class ContinuedOutput(EditedOutput):
             if unsent is not None:
                 Output.chunk(self, unsent)
 
-    def take(self) -> None:
+    def take(self, step: Step, claim: bytes) -> bool:
         """See `Output.take`; nothing of an answer that is refused."""
-        if not self.refusal:
-            super().take()
+        return not self.refusal and super().take(step, claim)
 
 
 async def read_past(queue: Queue, job: HeldJob) -> Sequence[Entry] | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shared.job.log import START, Delta, read_entry, read_journal
+from shared.store.queue import Step
 from tests.unit.worker.bench import make_job
 from worker.core.output import Output
 from worker.engines.interface import JOURNAL, Journal
@@ -82,9 +83,10 @@ async def test_the_journal_of_a_whole_answer_keeps_each_delta_as_it_came(n: int)
     params = SamplingParams(n=n, max_tokens=3, output_kind=RequestOutputKind.FINAL_ONLY)
     whole = [o async for o in JournalledEngine(StubEngine()).generate({}, params, "cmpl-x-0")]
     assert [part.token_ids for part in whole[0].outputs] == [[0, 1, 2]] * n
-    buffer.take()
-    (made,) = buffer.in_flight
-    entry = read_entry(START, made.data)
+    step = Step()
+    buffer.take(step, b"")
+    (_, _, packed) = step.entries
+    entry = read_entry(START, packed)
     deltas = [record for record in read_journal(entry.journal) if isinstance(record, Delta)]
     assert [(d.choice, d.token_ids, d.text) for d in deltas] == [
         (index, (number,), text) for number, text in enumerate(texts) for index in range(n)

@@ -28,7 +28,7 @@ log = logging.getLogger("flotilla.upkeep")
 maintenance_log = logging.getLogger("flotilla.maintenance")
 
 _INTERVAL_S = 0.15
-"""Between two rounds: with the 0.2 s of tick.lua a worker that was killed is found soon."""
+"""Between two rounds: with the 0.1 s of tick.lua a worker that was killed is found soon."""
 _LOCK = 0.7
 """Share of the interval that the lock lasts; it ends before the same process' next round."""
 _SWEEP_S = 10.0

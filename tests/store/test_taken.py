@@ -170,8 +170,8 @@ async def test_a_worker_without_a_connection_loses_its_jobs_soon(case: Case) -> 
     held = await dead.claim_one()
     for worker in others:
         await worker.claim()
-    assert await beat(case, dead, *others, seconds=0.2) == {}
-    assert await beat(case, dead, *others, seconds=0.2) == {job.id: "queued"}
+    assert await beat(case, dead, *others, seconds=0.1) == {}
+    assert await beat(case, dead, *others, seconds=0.1) == {job.id: "queued"}
     assert (await dead.write(held)).refused == {job.id: "queued"}
 
 

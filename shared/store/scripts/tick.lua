@@ -1,10 +1,10 @@
 -- Requeue the jobs of lost workers, expire jobs past their deadline, cancel jobs without a watcher, requeue jobs that are in no list.
--- Several processes may call it, about five times a second.
+-- Several processes may call it, about seven times a second.
 -- Reply: {1 if more is due: at most MOST jobs are taken away in one call, workers that were lost,
 -- flat id, new state, ... of those jobs}
 -- A worker is lost if its lease has run out, or its control channel has had no subscriber for UNHEARD_US; for longer after Redis has
 -- stood still, and when most workers have lost their connections at once.
-local UNHEARD_US = 200000
+local UNHEARD_US = 100000
 note_alive()
 local now, left, reply = now_us(), MOST, {0, {}}
 local is_patient = (tonumber(redis.call('GET', base .. 'patient') or '') or 0) > now

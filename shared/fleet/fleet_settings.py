@@ -36,13 +36,14 @@ class PlacementEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    patience_s: float = Field(_PLACEMENT.patience_s, ge=0, le=60)
     overtake_s: float = Field(_PLACEMENT.overtake_s, ge=0, le=600)
     window: int = Field(_PLACEMENT.window, ge=0, le=256)
 
     @property
     def rules(self) -> PlacementRules:
         """As the queue has them."""
-        return PlacementRules(self.overtake_s, self.window)
+        return PlacementRules(self.patience_s, self.overtake_s, self.window)
 
 
 class FleetSettings(ProcessSettings):
@@ -91,8 +92,8 @@ class FleetSettings(ProcessSettings):
     placement: PlacementEntry = Field(
         PlacementEntry(),
         description="how jobs find the worker whose prefix cache may hold the beginning of their "
-        "prompt: `overtake_s`, `window`, the waiting jobs of a tenant that a claim chooses from; "
-        "0: any worker takes any job",
+        "prompt: `patience_s`, `overtake_s`, `window`, the waiting jobs of a tenant that a claim "
+        "chooses from; 0: any worker takes any job",
     )
 
     @field_validator("redis_url")

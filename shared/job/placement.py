@@ -1,8 +1,8 @@
 """Placement: a job goes to a worker whose prefix cache may hold the beginning of its prompt.
 
 The queue notes which worker has run a prefix last: its warm worker. That one is told of a submitted
-job if it has room; a claim takes, of the first waiting jobs of a tenant, the one for whose prompt
-its worker is warm, else the oldest.
+job if it has room, and for a moment no other one takes it; a claim takes, of the first waiting jobs
+of a tenant, the one for whose prompt its worker is warm, else the oldest.
 `scripts/common/placement.lua` keeps the map. A prefix is known by a hash of its text and of its
 tenant, since the caches of tenants are apart.
 """
@@ -25,8 +25,8 @@ MOST_PREFIXES: Final = 32_768
 KEPT_S: Final = 86_400
 """For so long a generation is kept."""
 SLOT_BLOCKS: Final = 0.5
-"""A warm worker with one free slot less than another one has to hold so many blocks more of the
-prompt. Without it all jobs with a common system prompt would go to one worker."""
+"""A warm worker with one job more, and one free slot less, than another one has to hold so many
+blocks more of the prompt. Without it all jobs with one system prompt would go to one worker."""
 ALL_SLOTS_BLOCKS: Final = 8
 """One that is full where another one is idle has to hold so many at most: workers have 8 slots, or
 256."""
@@ -35,8 +35,10 @@ ALL_SLOTS_BLOCKS: Final = 8
 class PlacementRules(NamedTuple):
     """How a claim chooses among waiting jobs."""
 
+    patience_s: float = 0.05
+    """For so long a new job is left to an idle worker that is warm for it."""
     overtake_s: float = 10.0
-    """A job overtakes no job of its tenant that came earlier by more than this. """
+    """A job overtakes no job of its tenant that came earlier by more than this."""
     window: int = 32
     """How many of a tenant's waiting jobs a claim looks at; 0: there is no placement."""
 

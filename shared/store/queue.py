@@ -495,6 +495,7 @@ class Queue:
         most: int,
         yieldable: int = 0,
         suspects: int = 0,
+        at_home: bool = True,
         expected_cost: float = EXPECTED_COST,
         charges: Mapping[tuple[str, str], float] | None = None,
     ) -> list[HeldJob] | None:
@@ -505,13 +506,15 @@ class Queue:
         lane flex it would hand over for better ones. `suspects`: how many it has with lost attempts
         and without output: it gets no other one then. Where several tenants wait in a lane, the one
         with the lowest level comes first, and is charged `expected_cost` for each job, over its
-        weight (fair_shares.py). `charges`: (lane, tenant) -> what is added to the level.
+        weight (fair_shares.py). `charges`: (lane, tenant) -> what is added to the level. `at_home`:
+        the shard is one of its home shards; of another one it gets jobs whose workers are full.
         """
         flat = [word for account, cost in (charges or {}).items() for word in (*account, cost)]
+        rules = self.placement
         reply = await self.run(
             "claim", shard, pool, worker, room, known, most, yieldable, expected_cost,
-            self.share_rules.half_life_us, self.placement.window,
-            int(self.placement.overtake_s * 1e6), pack(flat) if flat else b"", suspects,
+            self.share_rules.half_life_us, rules.window, int(rules.overtake_s * 1e6),
+            int(rules.patience_s * 1e6), pack(flat) if flat else b"", suspects, int(at_home),
         )  # fmt: skip
         return None if reply is None else _held_jobs(*reply)
 
@@ -572,7 +575,8 @@ class Queue:
         await self.run("heartbeat", shard, worker, int(lease_s * 1e6))
 
     async def free_room(self, pool: str, *, but_of: str) -> FreeRoom:
-        """The room of all idle workers but one. Raises StoreError if a server is away."""
+        """The room of all idle workers but one, in their home shards. Raises StoreError if a
+        server is away."""
         pipeline, waiting, room = self.servers.pipeline(), 0, 0
         for shard in range(self.shards):
             idle = keys.idle(shard, pool)
@@ -581,7 +585,7 @@ class Queue:
                 pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
         for reply in await pipeline.execute():
             if isinstance(reply, list):
-                room += sum(int(score) for name, score in reply if name.decode() != but_of)
+                room += sum(max(0, int(score)) for name, score in reply if name.decode() != but_of)
             else:
                 waiting += reply
         return FreeRoom(room, waiting)

@@ -195,7 +195,7 @@ async def next_place(queue: Queue, pool: str, lane: str, tenant: str) -> QueuePl
         *before, in_lane, of_tenant, turns = counts
         better, waiting, own = better + sum(before), waiting + in_lane, own + of_tenant
         tenants = max(tenants, turns)
-        free += sum(int(room) for _, room in idle)
+        free += sum(max(0, int(room)) for _, room in idle)
     waiting, own, tenants = waiting + 1, own + 1, max(1, tenants + (not own))
     return QueuePlace(better, waiting, waiting, own, tenants, free)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.client import CHAT, http
 from tests.harness.fleet import Process, Stack
-from tests.harness.inner_settings import PATIENT
+from tests.harness.inner_settings import PATIENT, WARM_ONLY
 from tests.harness.waiting import wait_for
 
 RESPONSES = "/v1/responses"
@@ -51,9 +51,9 @@ def cached(usage: dict[str, Any]) -> float:
 def test_the_turns_of_a_conversation_run_where_it_is_cached(
     stack: Stack, path: str, blocks: int
 ) -> None:
-    gateway = stack.gateway(**PATIENT)
+    gateway = stack.gateway()
     for _ in range(3):
-        stack.worker(**CACHE, **PATIENT)
+        stack.worker(**CACHE, **WARM_ONLY)
     conversations = [Conversation(gateway, f"conversation {n}", path) for n in range(6)]
     for turn in range(4):
         for each in conversations:

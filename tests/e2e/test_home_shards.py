@@ -14,7 +14,7 @@ from shared.store.servers import shard_tags
 from tests.api.test_placement import CACHE, Conversation, cached
 from tests.harness.client import CHAT, chat, http
 from tests.harness.fleet import Process, Stack
-from tests.harness.inner_settings import PATIENT
+from tests.harness.inner_settings import WARM_ONLY
 from tests.harness.servers import RedisCluster, call, fleet_on_one_node
 from tests.harness.waiting import wait_for
 
@@ -104,9 +104,9 @@ def test_an_idle_worker_takes_jobs_of_a_shard_whose_own_is_full(
 
 
 def test_a_conversation_has_one_shard_and_worker(cluster: RedisCluster, stack: Stack) -> None:
-    gateway = stack.gateway(shards=4, **PATIENT)
+    gateway = stack.gateway(shards=4)
     for _ in range(3):
-        stack.worker(shards=4, **CACHE, **PATIENT)
+        stack.worker(shards=4, **CACHE, **WARM_ONLY)
     wait_for(lambda: settled(cluster, 3, 4), "the shards have workers")
     talks = [Conversation(gateway, f"conversation {n}") for n in range(8)]
     for turn in range(4):

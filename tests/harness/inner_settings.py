@@ -7,6 +7,8 @@ from typing import Any
 
 PATIENT: dict[str, Any] = {"lease_s": 60}
 """No worker counts as lost, neither on a busy machine nor while it is stopped."""
+WARM_ONLY: dict[str, Any] = {"placement": json.dumps({"patience_s": 60}), **PATIENT}
+"""A warm worker may be late on a busy machine, but no other one takes its jobs."""
 NO_CREDIT: dict[str, Any] = {"fair_shares": json.dumps({"lift": 1})}
 """A tenant that comes back begins where the one that was served least is."""
 IMPATIENT_OF_BODIES: dict[str, Any] = {"body_timeout_s": 1}

@@ -24,6 +24,7 @@ from tests.store.model_parts import (
     tokens_of,
 )
 from worker.core.claim import Charges, Claims, Room
+from worker.core.home_shards import HomeShards
 from worker.core.membership import Membership
 from worker.core.output import Output
 from worker.core.publish import ShardPublisher
@@ -131,8 +132,9 @@ class ModelWorker:
         charges = Charges(ShareRules())
         self.room = Room(Engine(self), 0.9, charges)  # type: ignore[arg-type]
         self.publisher = self.publisher_class(self.queue, 0, name, self._lost)
+        member = Membership(self.queue, POOL, name)
         self.claims = self.claims_class(
-            Membership(self.queue, POOL, name), 0, self.room, charges, self.publisher, self._start
+            member, 0, self.room, charges, HomeShards(member), self.publisher, self._start
         )
         self.is_claiming = self.is_sending = False
 

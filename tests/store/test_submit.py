@@ -152,6 +152,30 @@ async def test_idle_workers_are_told_of_jobs_so_that_their_rooms_are_even(case: 
     assert [worker.told_to(Control.CLAIM) for worker in workers] == [3, 3, 1]  # all their room
 
 
+async def test_jobs_one_after_the_other_are_spread_over_idle_workers(case: Case) -> None:
+    workers = [case.worker(f"w-{n}") for n in range(3)]
+    for worker in workers:
+        await worker.claim()
+    for turn in range(6):
+        await case.submit()
+        assert [worker.told_to(Control.CLAIM) for worker in workers].index(1) == turn % 3
+        await workers[turn % 3].end(await workers[turn % 3].claim_one())
+        await workers[turn % 3].claim()
+
+
+async def test_a_worker_away_from_home_is_told_of_what_those_at_home_have_no_room_for(
+    case: Case,
+) -> None:
+    home, away = case.worker("w-1", room=2), case.worker("w-2", room=5)
+    await home.claim()
+    await away.claim(at_home=False)
+    assert (await case.queue.free_room(POOL, but_of="")).room == 2
+    await case.submit_all([make_job() for _ in range(2)])
+    assert (home.told_to(Control.CLAIM), away.told_to(Control.CLAIM)) == (2, 0)
+    await case.submit_all([make_job() for _ in range(3)])
+    assert (home.told_to(Control.CLAIM), away.told_to(Control.CLAIM)) == (0, 3)
+
+
 async def test_a_worker_that_does_not_hear_is_passed_over(case: Case) -> None:
     await case.worker("w-1", room=9, heard=False).claim()
     heard = case.worker("w-2", room=1)

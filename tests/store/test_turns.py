@@ -230,9 +230,9 @@ async def test_a_submitted_job_wakes_the_idle_worker_that_is_warm(case: Case) ->
     await other.claim()
     await case.submit_all([make_job(prefixes=LONG), make_job(prefixes=LONG)])
     assert (plain.told_to(Control.CLAIM), other.told_to(Control.CLAIM)) == (0, 2)
-    await case.submit_all([make_job(prefixes=SHORT) for _ in range(4)])
+    await case.submit_all([make_job(prefixes=SHORT) for _ in range(8)])
     # A short prefix is not worth many slots.
-    assert other.told_to(Control.CLAIM) < 4
+    assert other.told_to(Control.CLAIM) < 6
     assert plain.told_to(Control.CLAIM) > 0
 
 
@@ -246,11 +246,45 @@ async def test_a_warm_worker_that_does_not_hear_is_passed_over(case: Case) -> No
     assert plain.told_to(Control.CLAIM) == 1
 
 
+async def test_an_idle_warm_worker_gets_its_job_however_much_room_others_have(case: Case) -> None:
+    plain = case.worker("w-1", room=256)
+    other = await warm(case, "w-2", SHORT, room=8)
+    await plain.claim()
+    await other.claim()
+    await case.submit(prefixes=SHORT)
+    assert (plain.told_to(Control.CLAIM), other.told_to(Control.CLAIM)) == (0, 1)
+
+
+async def test_a_new_job_is_left_to_an_idle_warm_worker_for_a_moment(case: Case) -> None:
+    other = await warm(case, "w-2", LONG)
+    plain = case.worker("w-1", room=1)
+    for worker in (other, plain):
+        await worker.claim()
+    job = await case.submit(prefixes=LONG)
+    behind = await case.submit(tenant="b")
+    assert [each.id for each in await plain.claim()] == [behind.id]
+    assert other.told_to(Control.CLAIM) == 2  # once more
+    late = case.worker("w-3")
+    assert await late.claim() == []
+    case.sleep(PlacementRules().patience_s)
+    assert (await late.claim_one()).id == job.id
+
+
+async def test_a_new_job_is_not_left_to_a_warm_worker_that_is_full(case: Case) -> None:
+    other = await warm(case, "w-2", LONG, room=1)
+    await other.claim()
+    job = await case.submit(prefixes=LONG)
+    assert await case.worker("w-1").claim() == []
+    assert await other.claim(room=0) == []
+    assert (await case.worker("w-1").claim_one()).id == job.id
+
+
 async def test_a_requeued_job_makes_its_next_worker_warm(case: Case) -> None:
     one, two = case.worker("w-1"), case.worker("w-2")
     await case.submit(prefixes=LONG)
     held = await one.claim_one()
     await case.queue.give_back([held], "handed_over", "drain")
+    case.sleep(PlacementRules().patience_s)
     await two.claim_one()
     await case.submit_all([make_job(), make_job(prefixes=LONG)])
     assert (await two.claim(1))[0].known_blocks == 128

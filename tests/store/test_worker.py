@@ -27,6 +27,7 @@ from worker.core import publish as publish_module
 from worker.core.claim import Charges, Claims, Room
 from worker.core.hand_over import HandOver
 from worker.core.heartbeat import Heartbeat
+from worker.core.home_shards import HomeShards
 from worker.core.loop import ControlChannel
 from worker.core.membership import Membership
 from worker.core.output import Output
@@ -62,7 +63,8 @@ class Worker:
         charges, member = Charges(ShareRules()), Membership(queue, POOL, name)
         self.room = Room(Engine(self, slots), 0.9, charges)  # type: ignore[arg-type]
         self.publisher = Publisher(queue, name, metrics, self._on_lost)
-        self.claims = Claims(member, 0, self.room, charges, self.publisher.shards[0], self._start)
+        publisher, homes = self.publisher.shards[0], HomeShards(member)
+        self.claims = Claims(member, 0, self.room, charges, homes, publisher, self._start)
         self.hand_over = HandOver(member, self.publisher, self._abort)
         self.malformed = metrics.malformed
         self.control = ControlChannel(

@@ -23,6 +23,7 @@ from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
 from shared.store.errors import TRANSIENT
 from shared.store.queue import HeldJob
+from worker.core.home_shards import HomeShards
 from worker.core.membership import Membership
 from worker.core.output import Charged, Output
 from worker.core.publish import ShardPublisher
@@ -242,6 +243,7 @@ class Claims:
         shard: int,
         room: Room,
         charges: Charges,
+        homes: HomeShards,
         publisher: ShardPublisher,
         start: Callable[[HeldJob], None],
     ) -> None:
@@ -252,6 +254,7 @@ class Claims:
         self._shard = shard
         self._room = room
         self._charges = charges
+        self._homes = homes
         self._publisher = publisher
         self._start = start
         self._must_reconcile = False
@@ -301,6 +304,7 @@ class Claims:
                 most=most,
                 yieldable=len(yieldable(self._publisher)),
                 suspects=self._publisher.suspects,
+                at_home=self._shard in self._homes.shards,
                 charges=self._charges.take(self._shard, outputs.values()),
                 expected_cost=self._charges.expected_cost,
             )

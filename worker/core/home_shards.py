@@ -1,4 +1,6 @@
-"""Home shards: where a worker claims as soon as it has room. It asks the others each second."""
+"""Home shards: where a worker claims as soon as it has room, and is told of jobs before others. It
+asks the others each second, and is told of their jobs if none of their own workers has room.
+"""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class WorkerLoop:
         self.progress = EngineProgress(engine, self.runs, self.room)
         self._homes = HomeShards(member)
         self._claims = [
-            Claims(member, number, self.room, self._charges, publisher, self._start)
+            Claims(member, number, self.room, self._charges, self._homes, publisher, self._start)
             for number, publisher in enumerate(self.publisher.shards)
         ]
         self.control = ControlChannel(

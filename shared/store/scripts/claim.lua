@@ -1,10 +1,11 @@
 -- Jobs for a worker with room: interrupted ones first, then by lane and turn. With fewer than it has room for it is noted as idle.
--- ARGV: pool, worker, room, known, most, yields, expected_cost, half_life_us, window, overtake_us, charges, suspects
+-- ARGV: pool, worker, room, known, most, yields, expected_cost, half_life_us, window, overtake_us, patience_us, charges, suspects, home
 --       known: how many jobs of this shard it knows that it has; most: jobs in this call; yields: jobs of the lane flex that it would
 --       hand over for better ones; expected_cost: of a job, charged for each where several tenants wait (fair_shares.py);
---       half_life_us: of levels, 0: they never halve; window, overtake_us: see PlacementRules; charges: msgpack of flat lane, tenant,
---       cost to add to its level, '' if there is none; suspects: how many jobs it has that were lost twice without progress, and
---       have none yet: one at a time, so that a job which ends its workers takes no others along the third time.
+--       half_life_us: of levels, 0: they never halve; window, overtake_us, patience_us: see PlacementRules; charges: msgpack of flat
+--       lane, tenant, cost to add to its level, '' if there is none; suspects: how many jobs it has that were lost twice without
+--       progress, and have none yet: one at a time, so that a job which ends its workers takes no others along the third time; home:
+--       '1' if the shard is one of its home shards.
 -- Reply: {now_us, job...}; a job: {id, generation, number of the claim's entry, claims, created_us, stream, endpoint, body, its
 --       bytes if it lies in a key of its own, else '', watchers,
 --       watched, origin, tenant, lane, weight or '', charged or '', 1 if it has a deadline that goes on while it waits again, else 0,
@@ -13,13 +14,13 @@
 --       a reply was lost: it has to `reconcile` first
 local pool, worker, room, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[3]), tonumber(ARGV[5]))
 local expected_cost, half_life_us = tonumber(ARGV[7]), tonumber(ARGV[8])
-local window, overtake_us = tonumber(ARGV[9]), tonumber(ARGV[10])
+local window, overtake_us, patience_us = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local MOST_AT_ONCE = 4 -- of one tenant, where others wait
 local LOWER = 10 -- one of so many claims is for a lower lane
 if count_held(worker) > tonumber(ARGV[4]) then return nil end
 
 local reply, entries, looks, n_flex, growth = {int(now_us())}, {}, 0, 0, nil
-local suspects, is_stuck = tonumber(ARGV[12]), false
+local suspects, is_stuck = tonumber(ARGV[13]), false
 local function free() return most - #entries end
 local function may_look() return free() > 0 and looks - #entries < MOST and not is_stuck end
 local function current_growth()
@@ -86,6 +87,16 @@ local function hand_out(id, charge_of, known)
                        has_deadline, is_suspect and 1 or 0, known}
 end
 
+-- Whether a new job is left to an idle worker that is warm for it. That one is told once more: its claim may have come before.
+local function is_left(prefixes, created_us)
+  if created_us <= now_us() - patience_us then return false end
+  local other = idle_warm(pool, prefixes, 0)
+  if not other or other == worker then return false end
+  tell_warm(pool, other)
+  looks = looks + 1
+  return true
+end
+
 -- Of the first jobs of a line those that this worker takes: first those of whose prompts it may hold most, then the oldest. Also what
 -- it may hold of each.
 local some_have_prefixes = window > 0 and redis.call('EXISTS', key('prefixes', pool)) == 1
@@ -97,21 +108,26 @@ local function choose(line, count)
   local known = all and known_blocks(pool, worker, all)
   if not known then return {unpack(ids, 1, math.min(count, #ids))}, blocks end
   local latest = tonumber(flat[2]) + overtake_us
-  while #chosen < math.min(count, #ids) do
+  while #chosen < count do
     local best
     for n = 1, #ids do
       if known[n] and (not best or known[n] > known[best] and tonumber(flat[2 * n]) <= latest) then best = n end
     end
-    chosen[#chosen + 1], blocks[ids[best]] = ids[best], all[best] and known[best]
+    if not best then break end
+    if not all[best] or known[best] > 0 or not is_left(all[best], tonumber(flat[2 * best])) then
+      chosen[#chosen + 1], blocks[ids[best]] = ids[best], all[best] and known[best]
+    end
     known[best] = false
   end
   return chosen, blocks
 end
 
+local passed = {} -- of each lane: so many tenants, those with the lowest levels, have only jobs that are left to others
+
 -- A turn: some jobs of the tenant with the lowest level in a lane. Returns false if no tenant waits.
 local function take_turn(name, count)
-  local turns = key('turns', name)
-  local tenant, level, other, limit = unpack(redis.call('ZRANGE', turns, 0, 1, 'WITHSCORES'))
+  local turns, first = key('turns', name), passed[name] or 0
+  local tenant, level, other, limit = unpack(redis.call('ZRANGE', turns, first, first + 1, 'WITHSCORES'))
   if not tenant then return false end
   level, limit = tonumber(level), tonumber(limit or '')
   local line = key('line', name .. ':' .. tenant)
@@ -130,7 +146,7 @@ local function take_turn(name, count)
   end
   if done > 0 then redis.call('ZREM', line, unpack(ids, 1, done)) end
   if charged > 0 then charge(name, tenant, charged) end
-  if redis.call('EXISTS', line) == 0 then redis.call('ZREM', turns, tenant) end
+  if redis.call('EXISTS', line) == 0 then redis.call('ZREM', turns, tenant) elseif #ids == 0 then passed[name] = first + 1 end
   return true
 end
 
@@ -139,7 +155,7 @@ local function waiting_lanes()
   local names = {}
   for _, lane in ipairs(LANES) do
     local name = pool .. ':' .. lane
-    if redis.call('EXISTS', key('turns', name)) == 1 then names[#names + 1] = name end
+    if redis.call('ZCARD', key('turns', name)) > (passed[name] or 0) then names[#names + 1] = name end
   end
   return names
 end
@@ -163,8 +179,8 @@ local function take_lanes()
 end
 
 -- Levels change before they are read.
-if ARGV[11] ~= '' then
-  local charges = cmsgpack.unpack(ARGV[11])
+if ARGV[12] ~= '' then
+  local charges = cmsgpack.unpack(ARGV[12])
   for i = 1, #charges, 3 do charge(pool .. ':' .. charges[i], charges[i + 1], charges[i + 2] * current_growth()) end
 end
 if most > 0 then
@@ -182,7 +198,7 @@ end
 if room == 0 and #waiting_lanes() > 0 then woken[pool] = 1 end
 beat(worker)
 if room > #entries then
-  note_idle(pool, worker, room - #entries)
+  note_idle(pool, worker, room - #entries, ARGV[14] == '1')
 else
   redis.call('ZREM', key('idle', pool), worker)
 end

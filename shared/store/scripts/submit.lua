@@ -30,7 +30,9 @@ end
 -- Room that idle workers have for jobs which wait already or come now.
 local function idle_room(pool)
   local room = 0
-  for _, each in ipairs(idle_workers(pool)) do room = room + each[2] end
+  for _, idle in ipairs(idle_workers(pool)) do
+    for _, each in ipairs(idle) do room = room + each[2] end
+  end
   return room
 end
 

@@ -60,8 +60,9 @@ local function note_warm(pool, worker, prefixes)
   end
 end
 
--- Whether it is better to have so many blocks and so much room than no block and `most` room.
-local function prefers(blocks, room, most)
-  local fewer = most - room
+-- Whether it is better to have so many blocks, so much room and so many jobs than no block and `most` room. Without jobs less room means
+-- longer prompts, and not that it has more to do.
+local function prefers(blocks, room, jobs, most)
+  local fewer = math.min(jobs, most - room)
   return blocks > math.min(PLACEMENT.SLOT_BLOCKS * fewer, PLACEMENT.ALL_SLOTS_BLOCKS * fewer / math.max(1, most))
 end

@@ -1,14 +1,20 @@
 -- At its end a call sends idle workers a message to claim waiting jobs: `idle:<pool>` has the workers' room. A worker with room is in
 -- there, or is about to claim. Jobs without a message wait for the next claim; a worker may give back a flex job for a better lane.
+local AWAY = 1000000 -- by so much the score of a worker is lower where it is not at home
 
--- A fraction behind the room, another one with each claim, spreads jobs over workers with as much room.
-local function note_idle(pool, worker, room) redis.call('ZADD', key('idle', pool), room + now_us() % 1000 / 2000, worker) end
+-- Of workers with as much room the one whose last claim is longest ago is next, by a fraction that decreases for 1,000 s.
+local function note_idle(pool, worker, room, is_home)
+  redis.call('ZADD', key('idle', pool), room + 0.999 - now_us() % 1e9 / 1.01e9 - (is_home and 0 or AWAY), worker)
+end
 
--- Idle workers, most room first: {worker, room}...
+-- Idle workers that are at home, and the others, most room first in both lists: {worker, room}...
 local function idle_workers(pool)
-  local flat, found = redis.call('ZREVRANGE', key('idle', pool), 0, 63, 'WITHSCORES'), {}
-  for i = 1, #flat, 2 do found[#found + 1] = {flat[i], math.floor(flat[i + 1])} end
-  return found
+  local flat, home, away = redis.call('ZREVRANGE', key('idle', pool), 0, 63, 'WITHSCORES'), {}, {}
+  for i = 1, #flat, 2 do
+    local room = math.floor(flat[i + 1])
+    if room >= 0 then home[#home + 1] = {flat[i], room} else away[#away + 1] = {flat[i], room + AWAY} end
+  end
+  return {home, away}
 end
 
 -- One more job waits in a pool.
@@ -17,38 +23,56 @@ local function wake_for(pool, lane)
   if lane ~= LANES[#LANES] then urgent[pool] = (urgent[pool] or 0) + 1 end
 end
 
--- One more job waits for which this idle worker is warm. Returns whether there is such a worker.
-local function wake_warm(pool, prefixes)
-  local idle, best, most_blocks = key('idle', pool), nil, 0
-  local most = math.floor(redis.call('ZREVRANGE', idle, 0, 0, 'WITHSCORES')[2] or 0)
-  for worker, blocks in pairs(most >= 1 and warm_of(pool, prefixes) or {}) do
-    local room = math.floor(redis.call('ZSCORE', idle, worker) or 0)
-    if room >= 1 and blocks > most_blocks and prefers(blocks, room, most) then best, most_blocks = worker, blocks end
-  end
-  if not best then return false end
-  redis.call('ZINCRBY', idle, -1, best)
+local function count_told(pool, worker) return warm[pool] and warm[pool][worker] or 0 end
+
+-- Tell a worker of a job for which it is warm.
+local function tell_warm(pool, worker)
   warm[pool] = warm[pool] or {}
-  warm[pool][best] = (warm[pool][best] or 0) + 1
+  warm[pool][worker] = count_told(pool, worker) + 1
+end
+
+-- The idle worker with this room at least that is warm for these prefixes, and worth it; nil if there is none.
+local function idle_warm(pool, prefixes, least)
+  local idle, best, most_blocks = key('idle', pool), nil, 0
+  local most = math.floor(redis.call('ZREVRANGE', idle, 0, 0, 'WITHSCORES')[2] or -1)
+  for worker, blocks in pairs(most >= least and warm_of(pool, prefixes) or {}) do
+    local room = math.floor(redis.call('ZSCORE', idle, worker) or -1)
+    if room >= least and blocks > most_blocks and prefers(blocks, room, count_held(worker) + count_told(pool, worker), most) then
+      best, most_blocks = worker, blocks
+    end
+  end
+  return best
+end
+
+-- One more job waits for which an idle worker may be warm. Returns whether there is such a worker.
+local function wake_warm(pool, prefixes)
+  local worker = idle_warm(pool, prefixes, 1)
+  if not worker then return false end
+  redis.call('ZINCRBY', key('idle', pool), -1, worker)
+  tell_warm(pool, worker)
   return true
 end
 
--- Send idle workers messages to claim `count` jobs, most room first. Returns for how many jobs no worker got a message.
+-- Send idle workers messages to claim `count` jobs: those at home first, then most room first. Returns for how many jobs no worker got
+-- a message.
 local function wake_idle(pool, count)
-  local idle = idle_workers(pool)
-  local level, n, total, lost = -1, 0, 0, false
-  while n < #idle and level < idle[n + 1][2] do
-    n, total = n + 1, total + idle[n + 1][2]
-    level = math.max(0, (total - count) / n)
-  end
-  for i = 1, n do
-    local worker, share = idle[i][1], math.min(count, math.ceil(idle[i][2] - level))
-    if share > 0 then
-      if control(worker, CONTROL.claim, share) then
-        redis.call('ZINCRBY', key('idle', pool), -share, worker)
-        count = count - share
-      else
-        redis.call('ZREM', key('idle', pool), worker)
-        lost = true
+  local lost = false
+  for _, idle in ipairs(idle_workers(pool)) do
+    local level, n, total = -1, 0, 0
+    while n < #idle and level < idle[n + 1][2] do
+      n, total = n + 1, total + idle[n + 1][2]
+      level = math.max(0, (total - count) / n)
+    end
+    for i = 1, n do
+      local worker, share = idle[i][1], math.min(count, math.ceil(idle[i][2] - level))
+      if share > 0 then
+        if control(worker, CONTROL.claim, share) then
+          redis.call('ZINCRBY', key('idle', pool), -share, worker)
+          count = count - share
+        else
+          redis.call('ZREM', key('idle', pool), worker)
+          lost = true
+        end
       end
     end
   end

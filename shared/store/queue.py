@@ -140,6 +140,10 @@ class HeldJob(NamedTuple):
         return fields
 
 
+NOT_TOLD = ("", 0)
+"""`Step.idle` of a worker that has no room, or does not tell."""
+
+
 @dataclass(slots=True)
 class Step:
     """What a worker sends at once: the output of one engine step, and more after a lost connection.
@@ -159,6 +163,8 @@ class Step:
     last entry that was acknowledged. The call repeats what was in flight, unchanged."""
     messages: dict[str, list[bytes]] = field(default_factory=dict)
     """Gateway -> the frames that it gets, of `entries` and `restarts`."""
+    idle: tuple[str, int] = NOT_TOLD
+    """A pool, and how many more of its jobs the worker could claim now."""
 
 
 class Emitted(NamedTuple):
@@ -169,6 +175,8 @@ class Emitted(NamedTuple):
     short: Mapping[str, int]
     """Jobs whose log Redis has lost acknowledged entries of -> number of the last one that is
     there. Nothing of them was appended: the worker sends what is missing again."""
+    must_claim: bool
+    """Jobs wait, or the worker has not told its room; else it is noted as idle."""
     version: bytes
     """Of the followers: for the next call, unless a job in `followers` is unknown."""
     followers: Mapping[str, tuple[str, bool]]
@@ -528,7 +536,7 @@ class Queue:
         One call for a shard at a time. Does not connect, and nothing below repeats it: raises
         StoreUnavailable without a connection.
         """
-        packed = pack((step.acknowledged, step.restarts, step.entries, step.ends))
+        packed = pack((step.acknowledged, step.restarts, step.entries, step.ends, *step.idle))
         flat = [
             word
             for gateway, frames in step.messages.items()
@@ -539,10 +547,11 @@ class Queue:
     @staticmethod
     def parse_emit(reply: Sequence[Any]) -> Emitted:
         """What became of a step."""
-        refused, short, version, *followers = reply
+        refused, short, must_claim, version, *followers = reply
         return Emitted(
             _states(refused),
             {job_id.decode(): n for job_id, n in zip(short[::2], short[1::2], strict=True)},
+            bool(must_claim),
             version,
             {
                 job_id.decode(): (watchers.decode(), watched == b"1")

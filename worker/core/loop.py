@@ -205,11 +205,13 @@ class WorkerLoop:
         self.progress.ended(run)
         self._charges.ended(run.job.shard, run.output, is_over=not released)
         self.runs.remove(run, released=released)
-        self._room_is_free()
+        self._room_is_free(run.job.shard if outcome is Outcome.FINISHED else None)
 
-    def _room_is_free(self) -> None:
+    def _room_is_free(self, told: int | None = None) -> None:
+        """Claim, if the end of a job in the shard `told` has not told all that a claim would."""
         for shard in self._homes.shards:
-            self._claims[shard].wake()
+            if shard != told or self.publisher.shards[shard].must_claim:
+                self._claims[shard].wake()
 
     def _on_step(self) -> None:
         self.progress.on_step()

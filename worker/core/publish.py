@@ -34,7 +34,7 @@ from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import run_together
 from shared.store.errors import TRANSIENT
-from shared.store.queue import Emitted, Queue, Step
+from shared.store.queue import NOT_TOLD, Emitted, Queue, Step
 from worker.core.output import Output
 
 log = logging.getLogger("flotilla.publisher")
@@ -74,6 +74,11 @@ class ShardPublisher:
         self._suspects: dict[str, Output] = {}
         self.wanted = asyncio.Event()
         """There may be something to send now."""
+        self.idle: Callable[[], tuple[str, int]] = lambda: NOT_TOLD
+        """The worker's pool, and how many more of its jobs it could claim now. Told with the end of
+        a job, so that no claim has to tell it."""
+        self.must_claim = True
+        """As of the last end: jobs wait, or the worker's room was not told."""
         self._queue = queue
         self._shard = shard
         self._worker = worker
@@ -187,6 +192,8 @@ class ShardPublisher:
                     continue
             if output.take(step, claim):
                 outputs[output] = None
+        if step.ends:
+            step.idle = self.idle()
         return call
 
     def _tell_acknowledged(self, call: _Call) -> None:
@@ -206,6 +213,7 @@ class ShardPublisher:
         refused, short = reply.refused, reply.short
         known = all(job_id in self.outputs for job_id in reply.followers)
         self._version = reply.version if known else b""  # else one is being claimed
+        self.must_claim = reply.must_claim
         self._kept.append((time.monotonic(), Step(step.entries, step.restarts)))
         again = _Call(Step(), {})
         for output in outputs:

@@ -1,20 +1,21 @@
 -- Append one step's output of a worker to the logs of its jobs, end those that have ended, publish.
 -- ARGV: worker, version, output, gateway, message...
---       version: of the followers that the worker knows, '': none; output: msgpack of {acknowledged, restarts, entries, ends}; message:
---       frames of `entries` and `restarts`.
+--       version: of the followers that the worker knows, '': none; output: msgpack of {acknowledged, restarts, entries, ends, pool,
+--       room}; message: frames of `entries` and `restarts`.
 --       acknowledged: after a lost connection flat id, generation, number of the last entry that was acknowledged, of each job that the
 --       worker has; such a call repeats what was in flight, unchanged. restarts: flat id, entry id, error code if a client may have
 --       seen output, so that the job can't begin anew. entries: flat id, entry id, entry (log.py). ends: of {id, entry id, entry,
 --       state, error code, entry of the frame if that is another one or '', result, response, headers or '', microseconds from the
 --       lease to the first output (0: there was none), tokens of the prompt, those of it that were cached, tokens of the answer, bytes
 --       of the answer}; response and headers are as the record stores them; the entry of the frame ends with the result, whose bytes
---       the script appends (their msgpack head is there).
--- Reply: {flat id, state ('gone': there is no record) of jobs that are not this worker's, flat id, number of the last entry of logs that lack acknowledged ones: the worker sends these again, version,
---       flat id, watchers, watched of jobs whose followers have changed}
+--       the script appends (their msgpack head is there). pool, room: so many jobs more the worker could take now; 0: not told.
+-- Reply: {flat id, state ('gone': there is no record) of jobs that are not this worker's, flat id, number of the last entry of logs that
+--       lack acknowledged ones: the worker sends these again, 1 if the worker has to claim: its room was not told or jobs wait, else 0:
+--       it is noted as idle, version, flat id, watchers, watched of jobs whose followers have changed}
 -- Invariant: XADD refuses an entry of a generation that is over; no record is read for a token. No frame of a refused entry is published.
 -- A repeated call changes nothing. A job whose log lacks entries is never completed.
 local worker, version = ARGV[1], ARGV[2]
-local acknowledged, restarts, entries, ends = unpack(cmsgpack.unpack(ARGV[3]))
+local acknowledged, restarts, entries, ends, pool, room = unpack(cmsgpack.unpack(ARGV[3]))
 local refused, lost, short = {}, {}, {}
 local DEAF_US, FORGOTTEN_US = 1000000, 3000000
 
@@ -121,6 +122,16 @@ local function note_deaf(gateway)
   end
 end
 
+-- A worker whose jobs have ended is idle, or has to claim, which costs a call.
+local function tell_room()
+  if room == 0 or redis.call('EXISTS', key('first', pool)) == 1 then return 1 end
+  for _, lane in ipairs(LANES) do
+    if redis.call('EXISTS', key('turns', pool .. ':' .. lane)) == 1 then return 1 end
+  end
+  note_idle(pool, worker, room)
+  return 0
+end
+
 for i = 1, #acknowledged, 3 do check(acknowledged[i], acknowledged[i + 1], acknowledged[i + 2]) end
 for i = 1, #restarts, 3 do
   if not refused[restarts[i]] then restart(restarts[i], restarts[i + 1], restarts[i + 2]) end
@@ -140,14 +151,14 @@ for _, gateway in ipairs(publish_frames()) do note_deaf(gateway) end
 
 local states = {}
 for i, id in ipairs(lost) do states[2 * i - 1], states[2 * i] = id, redis.call('HGET', key('job', id), 'state') or 'gone' end
-local reply, followed = {states, short, version}, key('followed', worker)
+local reply, followed = {states, short, tell_room(), version}, key('followed', worker)
 if redis.call('EXISTS', followed) == 1 then
   if version ~= '' then redis.call('ZREMRANGEBYSCORE', followed, '-inf', version) end
   local changed = redis.call('ZRANGE', followed, 0, -1, 'WITHSCORES')
   for i = 1, #changed, 2 do
     local watchers, watched = unpack(redis.call('HMGET', key('job', changed[i]), 'watchers', 'watched'))
     reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = changed[i], watchers or '', watched or ''
-    reply[3] = changed[i + 1]
+    reply[4] = changed[i + 1]
   end
 end
 return reply

@@ -161,8 +161,9 @@ local function waiting_lanes()
 end
 
 local function take_lanes()
-  local names = waiting_lanes()
-  while #names > 0 and may_look() do
+  while may_look() do
+    local names = waiting_lanes()
+    if #names == 0 then return end
     if #names == 1 then
       while may_look() and take_turn(names[1], free()) do end
     else
@@ -174,7 +175,6 @@ local function take_lanes()
       end
       redis.call('HINCRBY', base .. 'lane_claims', pool, #entries - before)
     end
-    names = waiting_lanes()
   end
 end
 

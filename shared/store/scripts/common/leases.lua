@@ -2,7 +2,7 @@
 -- in that stream, from submit to their end. How many a worker has is counted beside: XPENDING visits them all.
 local GROUP = 'workers'
 local LEASE_US = 2000000 -- of all jobs of a worker, from its last heartbeat, if that has told no other length
-local LOOKS = 20 -- unfinished jobs that a tick looks at
+local LOOKS = 8 -- unfinished jobs that a tick looks at
 
 local function stream(pool) return key('queue', pool) end
 

@@ -568,7 +568,7 @@ def key(word: str, name: str = "") -> str:
 
 def written_by(command: Sequence[Any]) -> Iterator[tuple[str, str]]:
     """Job and generation of each entry of a call of `emit`."""
-    _, restarts, entries, ends = msgpack.unpackb(command[6], raw=True)
+    _, restarts, entries, ends, *_ = msgpack.unpackb(command[6], raw=True)
     written = [*zip(restarts[::3], restarts[1::3], strict=True)]
     written += [*zip(entries[::3], entries[1::3], strict=True)]
     for job, entry_id in written + [tuple(end[:2]) for end in ends]:

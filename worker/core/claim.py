@@ -256,7 +256,7 @@ class Claims:
         self._charges = charges
         self._homes = homes
         self._publisher = publisher
-        publisher.idle = lambda: (member.pool, room.free())
+        publisher.idle = lambda: (member.pool, room.free() if shard in homes.shards else 0)
         self._start = start
         self._must_reconcile = False
         self._told = 0  # of so many waiting jobs

@@ -8,7 +8,8 @@
 --       state, error code, entry of the frame if that is another one or '', result, response, headers or '', microseconds from the
 --       lease to the first output (0: there was none), tokens of the prompt, those of it that were cached, tokens of the answer, bytes
 --       of the answer}; response and headers are as the record stores them; the entry of the frame ends with the result, whose bytes
---       the script appends (their msgpack head is there). pool, room: so many jobs more the worker could take now; 0: not told.
+--       the script appends (their msgpack head is there). pool, room: so many jobs more the worker could take now, in a home shard of
+--       it; 0: not told.
 -- Reply: {flat id, state ('gone': there is no record) of jobs that are not this worker's, flat id, number of the last entry of logs that
 --       lack acknowledged ones: the worker sends these again, 1 if the worker has to claim: its room was not told or jobs wait, else 0:
 --       it is noted as idle, version, flat id, watchers, watched of jobs whose followers have changed}
@@ -128,7 +129,7 @@ local function tell_room()
   for _, lane in ipairs(LANES) do
     if redis.call('EXISTS', key('turns', pool .. ':' .. lane)) == 1 then return 1 end
   end
-  note_idle(pool, worker, room)
+  note_idle(pool, worker, room, true)
   return 0
 end
 

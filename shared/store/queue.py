@@ -603,7 +603,7 @@ class Queue:
 
     async def tick(self, shard: int) -> Ticked:
         """Requeue the jobs of lost workers, expire jobs past their deadline, cancel jobs without a
-        watcher, and requeue jobs that are in no line. Called seven times a second for each shard."""
+        watcher, and requeue jobs that are in no line. Called seven times a second a shard."""
         more, lost, *taken = await self.run("tick", shard)
         names = [worker.decode(errors="replace") for worker in lost]
         return Ticked(bool(more), names, _states(taken))

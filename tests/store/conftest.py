@@ -82,6 +82,12 @@ class ChannelSubscriber:
             received.append(message)
         return received
 
+    def leave(self) -> None:
+        """Receive nothing any more, from the return on: Redis sees a closed connection later."""
+        command = channel_commands().subscribe.replace("SUBSCRIBE", "UNSUBSCRIBE")
+        self._pubsub.execute_command(command, self._channel)
+        self._next()
+
     def close(self) -> None:
         self._pubsub.close()
 
@@ -272,10 +278,10 @@ class Holder:
         """Have the answer begin anew."""
         return await self.send(Step(restarts=[job.id, self.next_id(job), code]))
 
-    def close(self) -> None:
-        """It has no connection any more."""
+    def leave_channel(self) -> None:
+        """It hears nothing any more."""
         assert self._channel is not None
-        self._channel.close()
+        self._channel.leave()
 
     def told(self) -> list[tuple[Control, list[Any]]]:
         """The control messages since the last call."""

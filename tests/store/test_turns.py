@@ -241,7 +241,7 @@ async def test_a_warm_worker_that_does_not_hear_is_passed_over(case: Case) -> No
     plain = case.worker("w-1")
     for worker in (other, plain):
         await worker.claim()
-    other.close()
+    other.leave_channel()
     await case.submit(prefixes=LONG)
     assert plain.told_to(Control.CLAIM) == 1
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.http.asgi_io import ChunkWriter
 from shared.job.errors import RedisUnavailable, StreamReset
+from shared.job.job import shard_in
 from shared.job.log import (
     ENDS,
     START,
@@ -148,6 +149,7 @@ class Reader:
         "last_write_at",
         "number",
         "queued",
+        "shard",
         "wake_at",
         "with_events",
     )
@@ -165,6 +167,7 @@ class Reader:
         """`is_new`: this gateway submits the job, so all frames come here; else it reads what there
         is. `with_events`: a client reads the job's events, so those without output count, too."""
         self.job_id = job_id
+        self.shard = shard_in(job_id)
         self.generation = self.number = 0
         """Of the last entry that was taken."""
         self.last_write_at = 0.0
@@ -551,7 +554,7 @@ class Reader:
             finally:
                 self._writer = self._waiter = None
             self._notified = False
-            if self.is_behind and not self._events and not self._client_left:
+            if self._state is _BEHIND and not self._events and not self._client_left:
                 await self._read_or_retry()
             if self.failure is not None:
                 raise self.failure

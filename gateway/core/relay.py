@@ -114,7 +114,7 @@ class Relay:
         reader = Reader(self, job_id, mode, after=after, is_new=is_new, with_events=with_events)
         key = job_id.encode()
         self._readers[key] = (*self._readers.get(key, ()), reader)
-        self.n_readers[shard_in(job_id)] += 1
+        self.n_readers[reader.shard] += 1
         return reader
 
     def close(self, reader: Reader, *, leave: bool = False) -> None:
@@ -123,8 +123,8 @@ class Relay:
         `leave`: its client has left a job that goes on; unless others of this gateway follow it,
         the gateway does not watch it any more. That outlasts the request.
         """
-        key, group = reader.job_id.encode(), self._group_of[shard_in(reader.job_id)]
-        self.n_readers[shard_in(reader.job_id)] -= 1
+        key, group = reader.job_id.encode(), self._group_of[reader.shard]
+        self.n_readers[reader.shard] -= 1
         group.unwatched.discard(reader)
         reader.close()
         readers = self._readers.pop(key)
@@ -165,7 +165,7 @@ class Relay:
         elif reader.queued is not None and not reader.queued.done():
             reader.queued.add_done_callback(lambda _: self.watch(reader))
         elif reader.is_unwatched:  # it may have been closed
-            self._group_of[shard_in(reader.job_id)].watch(reader)
+            self._group_of[reader.shard].watch(reader)
 
     def schedule_wakeup(self, at: float) -> None:
         """Call `on_wakeup` of readers that are due at `at`, on the monotonic clock, or just after.
@@ -223,7 +223,7 @@ class Relay:
     def readers_in(self, shards: range) -> Iterator[Reader]:
         """Those of jobs in these shards."""
         for readers in self._readers.values():
-            if shard_in(readers[0].job_id) in shards:
+            if readers[0].shard in shards:
                 yield from readers
 
 
@@ -330,7 +330,7 @@ class _Group:
             now = monotonic()
             for reader in self._relay.readers_in(self.shards):
                 if reader.is_to_be_looked_at(now):
-                    quiet[shard_in(reader.job_id)].append(reader)
+                    quiet[reader.shard].append(reader)
             for shard, readers in quiet.items():
                 for first in range(0, len(readers), _JOBS_PER_CALL):
                     part = readers[first : first + _JOBS_PER_CALL]

@@ -2,11 +2,11 @@
 
 Token path: gateway/core/answer.py -> here -> the connection's transport.
 
-Three shortcuts go through uvicorn's request cycle, whose methods `send` and `receive` are: a token
-costs more in `send` (a message, a coroutine, its checks) than in all of our own code, and a task
-that waits in `receive` for a disconnect costs as much as reading the request. What each saves is in
-load_tests/README.md. Where another application has wrapped `send` or `receive`, the calls that ASGI
-defines are used.
+Four shortcuts go through uvicorn's request cycle, whose methods `send` and `receive` are: a token
+costs more in `send` (a message, a coroutine, its checks) than in all of our own code, a task that
+waits in `receive` for a disconnect costs as much as reading the request, and a head without a body
+wakes the client for nothing. What each saves is in load_tests/README.md. Where another application
+has wrapped `send` or `receive`, the calls that ASGI defines are used.
 """
 
 from __future__ import annotations
@@ -183,6 +183,30 @@ class DisconnectEvent:
         self._watched = None
 
 
+class _HeadWithBody:
+    """A cycle's transport until its second write: status and headers leave with the body."""
+
+    __slots__ = ("_cycle", "_head", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._transport, self._head = cycle, cycle.transport, b""
+        cycle.transport = cast(asyncio.Transport, self)
+
+    def write(self, data: bytes) -> None:
+        """As asyncio.Transport.write."""
+        if not self._head:
+            self._head = data
+        else:
+            self.end(data)
+
+    def end(self, body: bytes = b"") -> None:
+        """Write what was held, unless that is done."""
+        if self._cycle.transport is not self._transport:
+            self._cycle.transport = self._transport
+            if self._head:
+                self._transport.write(self._head + body)
+
+
 Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case."""
 
@@ -202,9 +226,17 @@ class ResponseWriter:
     async def start(self, status: int, headers: Headers, body: bytes, *, more: bool) -> None:
         """Send status, headers and the first part of the body. `more`: other parts follow."""
         self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        self.started = True  # though the body may have to wait
-        await self.write(body, more=more)
+        cycle = _cycle_of(self._send)
+        held = None
+        if cycle and not (cycle.flow.write_paused or cycle.scope["method"] == "HEAD"):
+            held = _HeadWithBody(cycle)  # neither call waits
+        try:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            self.started = True  # though the body may have to wait
+            await self.write(body, more=more)
+        finally:
+            if held is not None:
+                held.end()
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send the next part of the body; waits while the client reads slowly."""

@@ -36,7 +36,7 @@ ASK_S = 1.0
 CLAIM_BATCH = 16
 """Most jobs of one claim: between two of them other workers get their share."""
 FLEX_PART = 10
-"""One in so many of a worker's jobs may be of the lane flex, whatever waits."""
+"""One in so many of a worker's jobs may be of the lane flex, whatever waits: none of fewer."""
 _LOOK_S = 0.25
 """Between two looks whether there is room: the KV cache empties without an event."""
 _RETRY_BASE_S, _RETRY_CAP_S = 0.02, 0.25
@@ -334,7 +334,7 @@ class Claims:
 def yieldable(publisher: ShardPublisher) -> list[Output]:
     """The jobs of the lane flex that would make room for better lanes, those first that cost least
     to continue elsewhere. A part of the worker's jobs stays, so that the lane goes on."""
-    stays = -(-len(publisher.outputs) // FLEX_PART)
+    stays = len(publisher.outputs) // FLEX_PART
     movable = cheapest(each for each in publisher.flex.values() if not each.job.has_deadline)
     return movable[: max(0, len(publisher.flex) - stays)]
 

@@ -259,9 +259,9 @@ def test_jobs_with_the_least_work_in_them_move_first() -> None:
 
 def test_flex_jobs_make_room_but_for_a_tenth_of_all_and_those_with_a_deadline() -> None:
     publisher = ShardPublisher(cast(Any, NoQueue()), 0, "w", lambda *_: None)
-    for number in range(11):
+    for number in range(20):
         publisher.add(make_output(number, lane=FLEX if number < 4 else DEFAULT))
-    publisher.add(make_output(11, lane=FLEX, has_deadline=True))
+    publisher.add(make_output(20, lane=FLEX, has_deadline=True))
     assert len(publisher.flex) == 5
-    assert len(yieldable(publisher)) == 3  # of five; two of twelve stay
+    assert len(yieldable(publisher)) == 3  # of five; two of 21 stay
     assert all(output.job.share.lane == FLEX for output in yieldable(publisher))

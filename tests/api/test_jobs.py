@@ -245,7 +245,7 @@ def test_the_list_and_the_job_agree(api: httpx.Client) -> None:
     def agree(job_id: str) -> bool:
         shown, job = listed_jobs()[job_id], api.get(f"/jobs/{job_id}").json()
         if shown["state"] == "queued":
-            return bool(shown["position"] == job["position"] is not None)
+            return bool(shown["position"] == job.get("position") is not None)
         return shown == {name: job.get(name) for name in shown}
 
     listed = listed_jobs()

@@ -22,11 +22,10 @@ __all__ = ["AsyncResumingTransport", "Limits", "ResumingTransport"]
 MODEL = "simulated"
 """The name that simulated workers serve."""
 CHAT = "/v1/chat/completions"
-http = httpx.Client(
-    timeout=60, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
-)
+http = httpx.Client(timeout=60, limits=httpx.Limits(), headers={"connection": "close"})
 """For single requests, from any thread: `httpx.get` makes a client for each call, which reads all
-certificates in 20 ms. Each request has a connection of its own, and cookies are not kept."""
+certificates in 20 ms. Each request has a connection of its own, and cookies are not kept. A pool
+that closes surplus connections may close one that another thread has begun to use."""
 http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
 
 

@@ -233,8 +233,9 @@ def pack_end(
     # A frame has no room for headers: the gateway reads these from the record, with the body.
     if not streamed and not result.headers and len(inline) == len(result.body):
         # The script appends the body: it is stored in the record as well.
-        answer = pack((state, tokens, 0, result.status, result.content_type, inline))
-        frame_entry = pack(journal) + pack(items or None) + answer[: len(answer) - len(inline)]
+        answer = (state, tokens, 0, result.status, result.content_type, inline)
+        whole = pack_entry(journal, items, answer)
+        frame_entry = whole[: len(whole) - len(inline)]
     response = ResponseInfo(
         result.status, result.content_type, result.prompt_tokens, result.completion_tokens,
         len(result.body), result.cached_tokens,

@@ -211,16 +211,18 @@ class Room:
         load, capacity = self._engine.load(), self._capacity
         mean = min(self._charges.prompt_tokens, capacity.max_model_len)
         taken, prompt_tokens = load.unfinished + requested, requested * mean
+        starting: list[Output] = []
         for output in self._starting:
-            if output.new_tokens:
+            if output.is_starting:
+                starting.append(output)
+                taken += not output.reached_engine
+                body_bytes = output.job.body_bytes or len(output.job.body)
+                estimate = output.prompt_tokens or body_bytes // _BYTES_PER_TOKEN
+                prompt_tokens += min(estimate, capacity.max_model_len)
+            elif output.new_tokens:
                 self._latest_start = max(self._latest_start, output.started)
-        self._starting = starting = [each for each in self._starting if each.is_starting]
+        self._starting = starting
         due = min(self._latest_start, time.monotonic() - _ADAPTER_TURN_S)
-        for output in starting:
-            taken += not output.reached_engine
-            body_bytes = output.job.body_bytes or len(output.job.body)
-            estimate = output.prompt_tokens or body_bytes // _BYTES_PER_TOKEN
-            prompt_tokens += min(estimate, capacity.max_model_len)
         per_token = 1 / capacity.kv_tokens if capacity.kv_tokens else 0.0
         return SlotSnapshot(
             slots=capacity.max_num_seqs,
@@ -259,6 +261,7 @@ class Claims:
         publisher.idle = lambda: (member.pool, room.free() if shard in homes.shards else 0)
         self._start = start
         self._must_reconcile = False
+        self._has_room = False  # as of the latest claim
         self._told = 0  # of so many waiting jobs
         self._woken = asyncio.Event()
         self._warn = RareWarning(log)
@@ -316,11 +319,12 @@ class Claims:
         self._must_reconcile = jobs is None
         for job in jobs or ():
             self._start(job)
+        self._has_room = jobs is not None and len(jobs) < free
         return jobs is not None and (len(jobs) < CLAIM_BATCH or not room.free())
 
     async def _wait(self) -> None:
         """Until `wake`, for `ASK_S` at most, or until there is room again, or for a suspect."""
-        had_room, suspects = self._room.free() > 0, self._publisher.suspects
+        had_room, suspects = self._has_room, self._publisher.suspects
         for _ in range(round(ASK_S / _LOOK_S)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):

@@ -135,7 +135,8 @@ class Output:
     @property
     def is_starting(self) -> bool:
         """The engine has generated nothing for this attempt yet."""
-        return self.new_tokens == 0 and self.result is None and not self.discarded
+        has_new = self.completion_tokens > self.taken_over
+        return not (has_new or self.discarded or self.result)
 
     @property
     def new_tokens(self) -> int:

@@ -554,7 +554,7 @@ class Reader:
             finally:
                 self._writer = self._waiter = None
             self._notified = False
-            if self._state is _BEHIND and not self._events and not self._client_left:
+            if not self._events and self.is_behind and not self._client_left:
                 await self._read_or_retry()
             if self.failure is not None:
                 raise self.failure

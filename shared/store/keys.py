@@ -3,7 +3,7 @@
 `{s}` is the shard, a Redis Cluster hash tag: all keys of a job lie in one slot, and a script that
 gets the shard's base key makes the others itself. On a cluster another tag stands for the shard
 (`use_tags`), and its channels lie in its slot, too.
-PROTOCOL.md lists them with type, writer and lifetime.
+PROTOCOL.md lists them, with what each one has.
 """
 
 from __future__ import annotations

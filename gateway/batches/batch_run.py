@@ -15,8 +15,7 @@ from gateway.batches.owner import Owner
 from gateway.batches.window import NOTHING_NEW, Share, Window
 from shared.batches.batch import BatchStatus, LineError, file_id_of
 from shared.job.errors import BlobMissing
-from shared.store.batch_fields import pack_errors
-from shared.store.batch_records import Change, OwnedBatch, Which
+from shared.store.batch_records import Change, OwnedBatch, Which, pack_errors
 from shared.store.files import Purpose, StoredFile
 
 _NOTHING: Mapping[str, str] = {}

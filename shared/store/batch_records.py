@@ -7,20 +7,20 @@ made once, or not at all if another process owns the batch by then.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from shared.batches.batch import Batch, BatchStatus
+from shared.batches.batch import Batch, BatchStatus, LineError, Usage
 from shared.job.errors import NotFound, TooManyBatches
 from shared.job.packing import pack
 from shared.job.replies import Fenced
 from shared.storage import Segment
 from shared.store import keys
-from shared.store.batch_fields import fields_of, parse_batch, parse_segment
 from shared.store.queue import Queue
+from shared.webhooks.webhook_delivery import notify_of
 
 Which = Literal["output", "errors"]
-
 
 _KEPT_S = 30 * 86_400
 """How long a batch is kept after its end."""
@@ -100,7 +100,7 @@ class BatchRecords:
     async def create(self, batch: Batch, max_open: int) -> None:
         """Store a new batch. `max_open`: of one tenant. Raises TooManyBatches and NotFound."""
         created_us = int(batch.created_at * 1e6)
-        flat = [word for pair in fields_of(batch).items() for word in pair]
+        flat = [word for pair in _fields_of(batch).items() for word in pair]
         arguments = (
             batch.id, batch.tenant, batch.input_file_id, max_open, _MOST_KEPT, _DELETABLE_MS,
             created_us, *flat,
@@ -120,7 +120,7 @@ class BatchRecords:
 
     async def get(self, tenant: str, batch_id: str) -> Batch | None:
         """The batch; None if the tenant has none with this id."""
-        batch = parse_batch(batch_id, await self._redis.hgetall(keys.first(keys.BATCH, batch_id)))
+        batch = _parse_batch(batch_id, await self._redis.hgetall(keys.first(keys.BATCH, batch_id)))
         return batch if batch and batch.tenant == tenant else None
 
     async def list(self, tenant: str, limit: int, after: str = "") -> tuple[list[Batch], bool]:
@@ -143,7 +143,7 @@ class BatchRecords:
             raws = await pipeline.execute()
             gone = [each for each, raw in zip(ids, raws, strict=True) if not raw]
             pairs = zip(ids, raws, strict=True)
-            found += [batch for each, raw in pairs if (batch := parse_batch(each.decode(), raw))]
+            found += [batch for each, raw in pairs if (batch := _parse_batch(each.decode(), raw))]
             if gone:
                 await self._redis.zrem(index, *gone)
             start += len(ids) - len(gone)
@@ -163,7 +163,7 @@ class BatchRecords:
         """The committed segments of the output or of the errors."""
         word = keys.BATCH_OUTPUT if which == "output" else keys.BATCH_ERRORS
         key = keys.first(word, batch_id)
-        return tuple(parse_segment(each) for each in await self._redis.lrange(key, 0, -1))
+        return tuple(_parse_segment(each) for each in await self._redis.lrange(key, 0, -1))
 
     async def open_counts(self) -> dict[BatchStatus, int]:
         """How many open batches have each status. Of very many, the oldest are counted."""
@@ -221,7 +221,7 @@ class BatchRecords:
         pipeline.hgetall(keys.first(keys.BATCH, batch_id))
         pipeline.hgetall(keys.first(keys.BATCH_LINES, batch_id))
         raw, places = await pipeline.execute()
-        batch = parse_batch(batch_id, raw)
+        batch = _parse_batch(batch_id, raw)
         if batch is None:
             return None
         ended_jobs = places.pop(b"ended_jobs", b"").decode().split()
@@ -255,3 +255,64 @@ class BatchRecords:
         if reply is None:
             raise Fenced(f"another process owns {batch_id}")
         return BatchStatus(reply.decode())
+
+
+def _fields_of(batch: Batch) -> dict[str, str | float]:
+    """Of the record of a new batch."""
+    return {
+        "tenant": batch.tenant,
+        "endpoint": batch.endpoint,
+        "input_file_id": batch.input_file_id,
+        "window_s": batch.window_s,
+        "completion_window": batch.completion_window,
+        "metadata": "" if batch.metadata is None else json.dumps(dict(batch.metadata)),
+        "output_ttl_s": batch.output_ttl_s or "",
+        "created_at": batch.created_at,
+        "status": batch.status,
+        "notify": notify_of("batch", batch.webhooks),
+        "key": batch.key,
+    }
+
+
+def _parse_segment(packed: bytes) -> Segment:
+    """A segment of its output or errors."""
+    size, _, blob = packed.decode().partition(" ")
+    return Segment(blob, int(size))
+
+
+def pack_errors(errors: Sequence[LineError]) -> str:
+    """The field `errors` of a batch."""
+    return json.dumps(errors)
+
+
+def _parse_batch(batch_id: str, raw: Mapping[bytes, bytes]) -> Batch | None:
+    """A Batch from its record; None if there is none."""
+    if b"tenant" not in raw:
+        return None
+    text = {name.decode(): value.decode() for name, value in raw.items()}
+    return Batch(
+        id=batch_id,
+        tenant=text["tenant"],
+        endpoint=text["endpoint"],
+        input_file_id=text["input_file_id"],
+        window_s=float(text["window_s"]),
+        completion_window=text["completion_window"],
+        metadata=json.loads(text["metadata"]) if text["metadata"] else None,
+        output_ttl_s=float(text["output_ttl_s"]) if text["output_ttl_s"] else None,
+        created_at=float(text["created_at"]),
+        status=BatchStatus(text["status"]),
+        times={
+            name.removeprefix("at:"): int(value) / 1e6
+            for name, value in text.items()
+            if name.startswith("at:")
+        },
+        total=int(text.get("total", 0)),
+        completed=int(text.get("completed", 0)),
+        failed=int(text.get("failed", 0)),
+        usage=Usage(*(int(text.get(name, 0)) for name in Usage._fields)),
+        errors=tuple(LineError(*each) for each in json.loads(text.get("errors") or "[]")),
+        model=text.get("model", ""),
+        output_file_id=text.get("output_file_id", ""),
+        error_file_id=text.get("error_file_id", ""),
+        key=text.get("key", ""),
+    )

@@ -16,6 +16,7 @@ from tests.harness.client import CHAT, MODEL
 from tests.harness.client import chat as request
 from tests.harness.fleet import Process, Stack
 from tests.harness.loss import lose
+from tests.harness.servers import RedisServer
 from tests.harness.waiting import DEADLINE_S, wait_for
 
 
@@ -342,10 +343,10 @@ def test_unknown_jobs_are_not_found(api: httpx.Client, job_id: str, part: str) -
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_job_whose_log_is_lost_while_it_runs_is_not_completed(
-    api: httpx.Client, module_stack: Stack, stream: bool
+    api: httpx.Client, redis_server: RedisServer, stream: bool
 ) -> None:
     job_id = submit(api, "hello", stream=stream, max_tokens=1000, ignore_eos=True)["id"]
-    wait_for(lambda: lose(module_stack.redis_url, job_id, "log"), "its log has begun")
+    wait_for(lambda: lose(redis_server, job_id, "log"), "its log has begun")
     job = api.get(f"/jobs/{job_id}", params={"wait": 30}).json()
     while job["state"] in {"queued", "in_progress"}:
         job = api.get(f"/jobs/{job_id}", params={"wait": 30}).json()
@@ -355,12 +356,12 @@ def test_a_job_whose_log_is_lost_while_it_runs_is_not_completed(
 
 
 def test_a_job_whose_log_is_lost_after_its_end_has_an_error(
-    api: httpx.Client, module_stack: Stack
+    api: httpx.Client, redis_server: RedisServer
 ) -> None:
     job_id = submit(api, "hello", stream=True, max_tokens=5)["id"]
     wait_for(lambda: api.get(f"/jobs/{job_id}").json()["state"] == "completed", "it is completed")
     assert api.get(f"/jobs/{job_id}").json()["text"]
-    assert lose(module_stack.redis_url, job_id, "log")
+    assert lose(redis_server, job_id, "log")
     job = api.get(f"/jobs/{job_id}").json()
     assert (job["text"], job["error"]["code"]) == (None, "stream_reset")
     assert api.get(f"/jobs/{job_id}/result").json()["error"]["code"] == "stream_reset"
@@ -368,14 +369,14 @@ def test_a_job_whose_log_is_lost_after_its_end_has_an_error(
 
 @pytest.mark.parametrize("what", ["record", "all"])
 def test_a_reader_of_a_lost_job_gets_an_error(
-    api: httpx.Client, module_stack: Stack, what: Literal["record", "all"]
+    api: httpx.Client, redis_server: RedisServer, what: Literal["record", "all"]
 ) -> None:
     body = request("hello", stream=True, max_tokens=4000, ignore_eos=True)
     with api.stream("POST", CHAT, json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
         job_id = answer.headers["x-flotilla-job-id"]
-        assert lose(module_stack.redis_url, job_id, what)
+        assert lose(redis_server, job_id, what)
         until = time.monotonic() + DEADLINE_S
         chunks: list[str] = []
         for line in lines:  # there is a comment every 0.2 s, so this does not hang

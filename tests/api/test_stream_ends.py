@@ -52,10 +52,9 @@ def test_a_gateway_that_stops_ends_a_response_that_goes_on(
 def test_a_prompt_that_ends_its_workers(stack: Stack, stream: bool) -> None:
     """OpenAI's SDK does not send it again, at its defaults."""
     gateway = stack.gateway(max_attempts=1)
-    workers = [
-        stack.worker(**SIMULATED, sim_faults="kill_on_prompt=POISON,kill_after_tokens=3")
-        for _ in range(3)
-    ]
+    faults = "kill_on_prompt=POISON,kill_after_tokens=3"
+    # What the first worker has generated is in Redis before its next step.
+    workers = [stack.worker(sim_step_ms=200, sim_faults=faults) for _ in range(3)]
     with OpenAI(base_url=f"{gateway.url}/v1", api_key="any") as sdk:
         if stream:
             with sdk.responses.stream(**FIELDS, input="POISON") as events:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-import redis
-
 from shared.job.job import shard_in
 from shared.store import keys
+from tests.harness.servers import RedisServer
 
 
-def lose(redis_url: str, job_id: str, what: Literal["log", "record", "all"]) -> bool:
+def lose(server: RedisServer, job_id: str, what: Literal["log", "record", "all"]) -> bool:
     """Delete the log of a job, its record, or all that Redis has of it. Whether it was there."""
     shard = shard_in(job_id)
-    with redis.Redis.from_url(redis_url) as client:
+    with server.client() as client:
         if what == "log":
             return client.delete(keys.log(shard, job_id)) == 1
         if what == "record":

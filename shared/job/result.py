@@ -1,4 +1,4 @@
-"""How a job ends, as its worker reports it; scripts/emit.py packs it."""
+"""How a job ends, as its worker reports it; `pack_end` of shared/store/queue.py packs it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ A worker pulls. It asks each shard once a second, with room or without, paused o
 tells how many jobs it knows that it has there: a claim whose reply was lost shows by that. It asks
 at once when room has become free, and when `submit` has woken it on its control channel.
 
-Request path: `shared/store/queue.py` -> here -> `worker/core/run.py`.
+Request path: `shared/store/queue.py` -> here -> `worker/core/job_run.py`.
 """
 
 from __future__ import annotations

@@ -364,7 +364,7 @@ class World:
         job = self.random.choice(list(self.jobs))
         read = ("HMGET", key("job", job), "state", "lease", "deadline_us")
         held, entry = Holder.read(self.redis(*read)), self.redis("HGET", key("job", job), "entry")
-        tenants = [name.decode() for name in self.redis("KEYS", key("line", "*"))]
+        tenants = sorted(name.decode() for name in self.redis("KEYS", key("line", "*")))
         line = f"{POOL}:default"
         if held.state == "in_progress":
             how: list[tuple[Any, ...]] = [

@@ -12,7 +12,7 @@ import sys
 
 from gateway.maintenance import liveness_file
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
-from shared.platform import logs, process_start
+from shared.platform import process_start
 from shared.platform.settings import SettingsError, drop_variables, load_settings
 
 
@@ -34,11 +34,13 @@ def main() -> None:
         if arguments.check:
             problem = liveness_file.problem(settings)
             sys.exit(problem or 0)
+        # Not needed for `--check`, which containers run every ten seconds.
+        from gateway.maintenance.process import run
+        from shared.platform import logs
+
         stdout = os.dup(1)  # `set_up` redirects it; the Celery worker writes its own lines there
         logs.set_up(settings.log_level, settings.log_format)
         drop_variables("CELERY_")
-        from gateway.maintenance.process import run  # not needed for `--check`
-
         sys.exit(asyncio.run(run(settings, stdout)))
     except SettingsError as error:
         print(f"flotilla maintenance: {error}", file=sys.stderr)

@@ -146,15 +146,17 @@ class FleetProcess:
 
         The model is empty if there are several pools.
         """
-        while True:
-            self.check()
-            run = run_file.running(self._folder)
-            if run is not None and run.pid == self._process.pid:
-                ready = self._ready_models(run.gateway_url)
-                if ready:
-                    known = next((name for name in self._names if name in ready), ready[0])
-                    return run.gateway_url, known if self._names else ""
-            time.sleep(_POLL_S)
+        # Proxies are for other machines.
+        with httpx.Client(headers=self.headers, trust_env=False) as http:
+            while True:
+                self.check()
+                run = run_file.running(self._folder)
+                if run is not None and run.pid == self._process.pid:
+                    ready = _ready_models(http, run.gateway_url)
+                    if ready:
+                        known = next((name for name in self._names if name in ready), ready[0])
+                        return run.gateway_url, known if self._names else ""
+                time.sleep(_POLL_S)
 
     def check(self) -> None:
         """Raises FleetError if it has ended."""
@@ -167,17 +169,16 @@ class FleetProcess:
         self._process.terminate()
         self._process.wait()
 
-    def _ready_models(self, url: str) -> list[str]:
-        try:
-            # Proxies are for other machines.
-            answer = httpx.get(f"{url}/v1/models", headers=self.headers, trust_env=False)
-            cards = answer.json()["data"]
-            return [str(card["id"]) for card in cards if card["flotilla"]["ready"]]
-        except (httpx.HTTPError, ValueError, LookupError):
-            return []
-
     def _tail(self) -> str:
         with self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
         return "\n".join([*lines, f"(the end of {self.log})"])
+
+
+def _ready_models(http: httpx.Client, url: str) -> list[str]:
+    try:
+        cards = http.get(f"{url}/v1/models").json()["data"]
+        return [str(card["id"]) for card in cards if card["flotilla"]["ready"]]
+    except (httpx.HTTPError, ValueError, LookupError):
+        return []

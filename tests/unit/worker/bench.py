@@ -110,7 +110,7 @@ class RecordingQueue:
                 if self.outcome != "ok":
                     refused += [end[0].encode(), self.outcome.encode()]
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        reply.set_result([refused, [], version])
+        reply.set_result([refused, [], 0, version])
         return reply
 
     def _end(

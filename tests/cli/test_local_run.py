@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ RUN = (
     FLOTILLA, "batch", "run", "in.jsonl", "-o", "out.jsonl", "--endpoint", "/v1/completions",
     "--local", "--engine", "simulated", "--json",
 )  # fmt: skip
-Killer = Callable[[LocalProcesses, subprocess.Popen[bytes]], None]
 
 
 def write_input(folder: Path, count: int, max_tokens: int, refused: int = 0) -> list[str]:
@@ -46,8 +44,9 @@ def completed(local: LocalProcesses) -> int:
     return int(events[-1]["request_counts"]["completed"]) if events else 0
 
 
-def has_ended(command: subprocess.Popen[bytes]) -> bool:
-    return command.poll() is not None
+def wait_for_lines(local: LocalProcesses, command: subprocess.Popen[bytes], done: int = 0) -> None:
+    """More than `done` are answered, or the command has ended."""
+    wait_for(lambda: completed(local) > done or command.poll() is not None, "lines are answered")
 
 
 def test_a_run_without_a_server(local: LocalProcesses) -> None:
@@ -83,37 +82,44 @@ def interrupt(local: LocalProcesses, command: subprocess.Popen[bytes]) -> None:
     assert "The same command goes on." in local.text()
 
 
-@pytest.mark.parametrize("end", [kill_everything, interrupt])
-def test_an_ended_run_goes_on(local: LocalProcesses, end: Killer) -> None:
-    every = write_input(local.folder, 240, 80)
-    command = local.start(*RUN)
-    wait_for(lambda: completed(local) or has_ended(command), "lines are answered")
-    end(local, command)
-    done = completed(local)
-    assert 0 < done < len(every), local.text()
+def completed_at_start(local: LocalProcesses) -> int:
+    """Of the latest run."""
+    first = next(each for each in local.events()[::-1] if each["lines_per_s"] is None)
+    return int(first["request_counts"]["completed"])
+
+
+def test_an_ended_run_goes_on(local: LocalProcesses) -> None:
+    every = write_input(local.folder, 240, 20)
+    done = 0
+    for end in (kill_everything, interrupt):
+        command = local.start(*RUN)
+        wait_for_lines(local, command, done)
+        end(local, command)
+        assert done < completed(local) < len(every), local.text()
+        assert completed_at_start(local) >= done, "they are not run again"
+        done = completed(local)
 
     again = local.start(*RUN)
     local.wait(again, 0)
     local.wait_for_end()
     assert ids(local.folder / "out.jsonl") == every
     assert not (local.folder / "out.jsonl.flotilla").exists()
-    first = next(each for each in local.events()[::-1] if each["lines_per_s"] is None)
-    assert first["request_counts"]["completed"] >= done, "they are not run again"
+    assert completed_at_start(local) >= done, "they are not run again"
 
 
 def test_a_killed_worker_is_no_error(local: LocalProcesses) -> None:
-    every = write_input(local.folder, 200, 120)
+    every = write_input(local.folder, 120, 20)
     command = local.start(*RUN, "--workers", "2")
-    wait_for(lambda: completed(local) or has_ended(command), "lines are answered")
+    wait_for_lines(local, command)
     os.kill(local.worker(), signal.SIGKILL)
     local.wait(command, 0)
     assert ids(local.folder / "out.jsonl") == every
 
 
 def test_a_second_one_is_refused_and_a_dead_fleet_ends_the_command(local: LocalProcesses) -> None:
-    write_input(local.folder, 500, 60)
+    write_input(local.folder, 200, 20)
     command = local.start(*RUN)
-    wait_for(lambda: completed(local) or has_ended(command), "lines are answered")
+    wait_for_lines(local, command)
     local.wait(local.start(*RUN, log="second"), 4)
     assert "another command writes out.jsonl now" in local.text("second")
 

@@ -25,7 +25,7 @@ SETTINGS: Mapping[str, Any] = {
     "redis_url": "redis://127.0.0.1:1/0",
     "maintenance_redis_url": "redis://127.0.0.1:1/1",
     "api_keys": "other-key",
-    "sim_step_ms": 5,
+    "sim_step_ms": 40,  # few tokens, which cost CPU time, keep a run going
     "sim_step_us_per_seq": 0,
     "sim_max_num_seqs": 8,
 }

@@ -118,8 +118,9 @@ class HeldJob(NamedTuple):
     share: Share = Share("", 1.0, 0.0)
     has_deadline: bool = False
     """It has a deadline that goes on if it has to wait again."""
-    is_suspect: bool = False
-    """Its last two workers were lost without progress: it may have ended them."""
+    blame: int = 0
+    """How many workers in a row it may have ended: those that were lost without progress; 1 at
+    least if another worker has had it before."""
     known_blocks: int | None = None
     """The leading blocks of its prompt that its worker may hold (placement.py); None: no prefix
     of it is noted."""
@@ -503,7 +504,7 @@ class Queue:
         known: int,
         most: int,
         yieldable: int = 0,
-        suspects: int = 0,
+        blame: int = 0,
         at_home: bool = True,
         expected_cost: float = EXPECTED_COST,
         charges: Mapping[tuple[str, str], float] | None = None,
@@ -512,8 +513,8 @@ class Queue:
         than it knows, `known`, as a reply was lost: it has to `reconcile` first.
 
         With fewer jobs than it has room for it is noted as idle. `yieldable`: how many jobs of the
-        lane flex it would hand over for better ones. `suspects`: how many it has with lost attempts
-        and without output: it gets no other one then. Where several tenants wait in a lane, the one
+        lane flex it would hand over for better ones. `blame`: the most that one of its jobs has
+        which has no output yet. Where several tenants wait in a lane, the one
         with the lowest level comes first, and is charged `expected_cost` for each job, over its
         weight (fair_shares.py). `charges`: (lane, tenant) -> what is added to the level. `at_home`:
         the shard is one of its home shards; of another one it gets jobs whose workers are full.
@@ -523,7 +524,7 @@ class Queue:
         reply = await self.run(
             "claim", shard, pool, worker, room, known, most, yieldable, expected_cost,
             self.share_rules.half_life_us, rules.window, int(rules.overtake_s * 1e6),
-            int(rules.patience_s * 1e6), pack(flat) if flat else b"", suspects, int(at_home),
+            int(rules.patience_s * 1e6), pack(flat) if flat else b"", blame, int(at_home),
         )  # fmt: skip
         return None if reply is None else _held_jobs(*reply)
 
@@ -653,12 +654,12 @@ def _held_jobs(now_us: bytes, *jobs: Sequence[Any]) -> list[HeldJob]:
             tenant=tenant.decode(),
             share=_share(lane, weight, charged),
             has_deadline=bool(has_deadline),
-            is_suspect=bool(is_suspect),
+            blame=blame,
             known_blocks=known_blocks[0] if known_blocks else None,
         )
         for (
             job_id, generation, number, attempt, created_us, stream, endpoint, body, body_bytes,
-            watchers, watched, origin, tenant, lane, weight, charged, has_deadline, is_suspect,
+            watchers, watched, origin, tenant, lane, weight, charged, has_deadline, blame,
             *known_blocks,
         ) in jobs
     ]  # fmt: skip

@@ -379,13 +379,13 @@ async def test_a_worker_gets_one_job_at_a_time_that_was_lost_twice_without_progr
     worker, jobs = case.worker(), [await case.submit() for _ in range(3)]
     for _ in range(2):
         held = await worker.claim()
-        assert [(each.id, each.is_suspect) for each in held] == [(job.id, False) for job in jobs]
+        assert [each.id for each in held] == [job.id for job in jobs]
         assert await case.queue.give_back(held, "requeued", "engine_died")
         worker.jobs.clear()
     fresh = await case.submit()
     (first,) = await worker.claim()
-    assert (first.id, first.is_suspect) == (jobs[0].id, True)
-    assert await worker.claim(suspects=1) == []  # the others stay in front
+    assert (first.id, first.blame) == (jobs[0].id, 2)
+    assert await worker.claim(blame=1) == []  # the others stay in front
     await worker.write(first)
     (second,) = await worker.claim()
     assert second.id == jobs[1].id

@@ -307,7 +307,7 @@ class Claims:
                 known=len(outputs),
                 most=most,
                 yieldable=len(yieldable(self._publisher)),
-                suspects=self._publisher.suspects,
+                blame=self._publisher.blame,
                 at_home=self._shard in self._homes.shards,
                 charges=self._charges.take(self._shard, outputs.values()),
                 expected_cost=self._charges.expected_cost,
@@ -323,15 +323,15 @@ class Claims:
         return jobs is not None and (len(jobs) < CLAIM_BATCH or not room.free())
 
     async def _wait(self) -> None:
-        """Until `wake`, for `ASK_S` at most, or until there is room again, or for a suspect."""
-        had_room, suspects = self._has_room, self._publisher.suspects
+        """Until `wake`, for `ASK_S` at most, or until there is room again, or less blame."""
+        had_room, blame = self._has_room, self._publisher.blame
         for _ in range(round(ASK_S / _LOOK_S)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._woken.wait()
             if self._woken.is_set() or (not had_room and self._room.free()):
                 return
-            if self._publisher.suspects < suspects:
+            if self._publisher.blame < blame:
                 return
 
 

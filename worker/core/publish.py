@@ -100,7 +100,7 @@ class ShardPublisher:
         self.outputs[output.id] = output
         if output.job.share.lane == FLEX:
             self.flex[output.id] = output
-        if output.job.is_suspect:
+        if output.job.blame:
             self._suspects[output.id] = output
 
     def remove(self, output: Output) -> None:
@@ -111,10 +111,11 @@ class ShardPublisher:
             self._suspects.pop(output.id, None)
 
     @property
-    def suspects(self) -> int:
-        """How many of its jobs may end this worker, as they may have ended others: those that were
-        lost twice without progress, and have no output yet."""
-        return sum(output.first_output_at is None for output in self._suspects.values())
+    def blame(self) -> int:
+        """The most of a job that has no output yet: it may end this worker, as it may have ended
+        others."""
+        starting = [each for each in self._suspects.values() if each.first_output_at is None]
+        return max((output.job.blame for output in starting), default=0)
 
     def taken_away(self, job_id: str, generation: int) -> None:
         """Others have taken this job away, as a message tells: its next entry would be refused."""

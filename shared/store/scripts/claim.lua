@@ -1,15 +1,14 @@
 -- Jobs for a worker with room: interrupted ones first, then by lane and turn. With fewer than it has room for it is noted as idle.
--- ARGV: pool, worker, room, known, most, yields, expected_cost, half_life_us, window, overtake_us, patience_us, charges, suspects, home
+-- ARGV: pool, worker, room, known, most, yields, expected_cost, half_life_us, window, overtake_us, patience_us, charges, blame, home
 --       known: how many jobs of this shard it knows that it has; most: jobs in this call; yields: jobs of the lane flex that it would
 --       hand over for better ones; expected_cost: of a job, charged for each where several tenants wait (fair_shares.py);
 --       half_life_us: of levels, 0: they never halve; window, overtake_us, patience_us: see PlacementRules; charges: msgpack of flat
---       lane, tenant, cost to add to its level, '' if there is none; suspects: how many jobs it has that were lost twice without
---       progress, and have none yet: one at a time, so that a job which ends its workers takes no others along the third time; home:
---       '1' if the shard is one of its home shards.
+--       lane, tenant, cost to add to its level, '' if there is none; blame: the most that a job has which it has and which has no
+--       output yet; home: '1' if the shard is one of its home shards.
 -- Reply: {now_us, job...}; a job: {id, generation, number of the claim's entry, claims, created_us, stream, endpoint, body, its
 --       bytes if it lies in a key of its own, else '', watchers,
 --       watched, origin, tenant, lane, weight or '', charged or '', 1 if it has a deadline that goes on while it waits again, else 0,
---       1 if it is such a suspect, else 0,
+--       blame: how often its workers were lost in a row without progress, 1 at least if it was claimed before,
 --       leading blocks of its prompt that the worker may hold, nil: it is short}; nil if the worker has jobs that it does not know, as
 --       a reply was lost: it has to `reconcile` first
 local pool, worker, room, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[3]), tonumber(ARGV[5]))
@@ -20,7 +19,7 @@ local LOWER = 10 -- one of so many claims is for a lower lane
 if count_held(worker) > tonumber(ARGV[4]) then return nil end
 
 local reply, entries, looks, n_flex, growth = {int(now_us())}, {}, 0, 0, nil
-local suspects, is_stuck = tonumber(ARGV[13]), false
+local most_blame, is_stuck = tonumber(ARGV[13]), false
 local function free() return most - #entries end
 local function may_look() return free() > 0 and looks - #entries < MOST and not is_stuck end
 local function current_growth()
@@ -54,11 +53,11 @@ local function hand_out(id, charge_of, known)
   if job.deadline_us ~= '' and tonumber(job.deadline_us) <= now_us() then
     return take(id, job, 'expired', deadline_code(job))
   end
-  local is_suspect = job.attempts > 1
-  if is_suspect then
-    is_stuck, suspects = suspects > 0, suspects + 1
-    if is_stuck then return end
-  end
+  -- A job that was lost twice, and would fail the next time, does not begin beside another one that may have been the cause.
+  local blame = math.max(job.attempts, math.min(job.claims, 1))
+  is_stuck = blame * most_blame > 1
+  if is_stuck then return end
+  most_blame = math.max(most_blame, blame)
   local generation, number, length = 0, 0, 0
   if job.generation > 0 then generation, number, length = last_of(id) end
   if not is_whole(job, generation, number, length) then
@@ -84,7 +83,7 @@ local function hand_out(id, charge_of, known)
   entries[#entries + 1] = job.entry
   reply[#reply + 1] = {id, int(job.generation), job.number, job.claims, job.created_us, job.stream, job.endpoint, job.body, job.body_bytes,
                        job.watchers, job.watched, job.origin, job.tenant, job.lane, job.weight, charged and tostring(charged) or '',
-                       has_deadline, is_suspect and 1 or 0, known}
+                       has_deadline, blame, known}
 end
 
 -- Whether a new job is left to an idle worker that is warm for it. That one is told once more: its claim may have come before.
@@ -188,7 +187,10 @@ if most > 0 then
     while may_look() do
       local popped = redis.call('ZPOPMIN', key('first', pool), free())
       if #popped == 0 then break end
-      for i = 1, #popped, 2 do hand_out(popped[i]) end
+      for i = 1, #popped, 2 do
+        if not is_stuck then hand_out(popped[i]) end
+        if is_stuck then redis.call('ZADD', key('first', pool), popped[i + 1], popped[i]) end
+      end
     end
   end
   take_lanes()

@@ -116,7 +116,7 @@ def test_a_batch_is_run_and_followed(door: BusyDoor, flotilla: Flotilla, tmp_pat
     refused = {line.partition("?")[0] for line in door.refused}
     assert {"POST /v1/files", "GET /v1/batches", "POST /v1/batches"} <= refused
     door.refused.clear()
-    batch = json.loads(shown[shown.rindex("\n{") :])["id"]
+    batch = json.loads(shown[f"\n{shown}".rindex("\n{") :])["id"]  # behind lines of its progress
     flotilla("batch", "follow", batch)
     assert door.refused.total() >= REFUSALS
 

@@ -22,7 +22,7 @@ from shared.platform.settings import SettingsError
 from shared.platform.tasks import run_together
 from shared.store import keys
 from shared.store.connection import TIMEOUT_S
-from shared.store.errors import StoreError, StoreRefused
+from shared.store.errors import TRANSIENT, StoreError, StoreRefused
 from shared.store.queue import Queue
 from shared.store.servers import Servers
 
@@ -190,13 +190,13 @@ async def _first(redis: Any, key: str, value: int) -> str:
 async def _refuse_without_scripts(queue: Queue, shard: int) -> None:
     try:
         await _probe(queue, shard, "start")
+    except TRANSIENT:  # it is away, or can't be written to now
+        pass
     except StoreRefused as error:
         raise SettingsError(
             f"Redis {queue.servers.of(shard).name} can't be used: scripts have to be able "
             f"to write and to call PUBSUB there: {error}"
         ) from None
-    except StoreError:  # it is away, or can't be written to now
-        pass
 
 
 def _probe(queue: Queue, shard: int, who: str) -> Awaitable[Any]:

@@ -84,6 +84,13 @@ async def test_one_without_an_append_only_file_is_told(
     assert "jobs are lost when Redis stops; set it to yes" in caplog.text
 
 
+async def test_one_that_refuses_writes_for_now_is_not_refused(
+    own_redis: RedisServer, client: Redis
+) -> None:
+    client.config_set("min-replicas-to-write", 1)
+    await start(own_redis)
+
+
 async def test_what_is_away_or_hidden_is_not_refused(
     own_redis: RedisServer, client: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:

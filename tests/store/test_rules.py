@@ -8,7 +8,7 @@ import pytest
 
 from shared.store import keys
 from tests.harness.servers import RedisServer
-from tests.store.conftest import POOL, TENANT, Case, beat, make_job, open_case
+from tests.store.conftest import BEGIN_US, POOL, TENANT, Case, beat, make_job, open_case
 
 Rule = Callable[[Case], Awaitable[bool]]
 
@@ -152,6 +152,18 @@ async def connections_that_all_ended_at_once_have_a_while(case: Case) -> bool:
     return await beat(case, *workers, seconds=1) == {}
 
 
+async def connections_that_ended_one_after_the_other_have_none(case: Case) -> bool:
+    await case.submit_all([make_job() for _ in range(3)])
+    case.server.set(f"{case.base}patient", BEGIN_US + 1_200_000)  # so none is lost before
+    workers = [case.worker("w-0", room=1), case.worker("w-1", room=1, heard=False)]
+    for worker in workers:
+        await worker.claim_one()
+    assert await beat(case, *workers, seconds=1) == {}
+    workers.append(case.worker("w-2", room=1, heard=False))
+    await workers[2].claim_one()
+    return len(await beat(case, *workers, seconds=0.6)) == 2
+
+
 async def jobs_in_no_list_are_found(case: Case) -> bool:
     await case.submit()
     case.server.delete(f"{case.base}turns:{POOL}:default")
@@ -237,7 +249,11 @@ RULES: list[tuple[Rule, tuple[str, str]]] = [
     (a_pause_ends_no_lease, ("if paused <= PAUSE_US then return end", "do return end")),
     (
         connections_that_all_ended_at_once_have_a_while,
-        ("(is_patient or 2 * n_unheard > #workers) and PATIENCE_US or UNHEARD_US", "UNHEARD_US"),
+        ("(is_patient or 2 * at_once > #workers) and PATIENCE_US or UNHEARD_US", "UNHEARD_US"),
+    ),
+    (
+        connections_that_ended_one_after_the_other_have_none,
+        ("(counts[span - 1] or 0) + (counts[span] or 0) + (counts[span + 1] or 0)", "#workers"),
     ),
     (jobs_in_no_list_are_found, ("elseif not is_in_line(id, job) then", "elseif false then")),
     (

@@ -4,7 +4,7 @@
 -- flat id, new state, ... of those jobs}
 -- A worker is lost if its lease has run out, or its control channel has had no subscriber for UNHEARD_US; for longer after Redis has
 -- stood still, and when most workers have lost their connections at once.
-local UNHEARD_US = 100000
+local UNHEARD_US, AT_ONCE_US = 100000, 300000
 note_alive()
 local now, left, reply = now_us(), MOST, {0, {}}
 local is_patient = (tonumber(redis.call('GET', base .. 'patient') or '') or 0) > now
@@ -46,28 +46,36 @@ local function lose(worker)
   return true
 end
 
--- Workers whose connections are lost, and since when.
+-- Workers whose connections are lost, and since when; and how many were lost in each AT_ONCE_US.
 local function unheard_workers(workers)
-  local unheard, count = {}, 0
+  local unheard, counts = {}, {}
   for _, worker in ipairs(workers) do
     if is_heard(worker) then
       redis.call('ZREM', base .. 'unheard', worker)
     else
       redis.call('ZADD', base .. 'unheard', 'NX', int(now), worker)
-      unheard[worker] = tonumber(redis.call('ZSCORE', base .. 'unheard', worker))
-      count = count + 1
+      local since = tonumber(redis.call('ZSCORE', base .. 'unheard', worker))
+      local span = math.floor(since / AT_ONCE_US)
+      unheard[worker], counts[span] = since, (counts[span] or 0) + 1
     end
   end
-  return unheard, count
+  return unheard, counts
 end
 
 local workers = redis.call('ZRANGE', base .. 'workers', 0, -1)
-local unheard, n_unheard = unheard_workers(workers)
-local silence_us = (is_patient or 2 * n_unheard > #workers) and PATIENCE_US or UNHEARD_US
+local unheard, counts = unheard_workers(workers)
+
+-- How long a worker may be without a connection that is lost since then. Those that are lost one after the other are no reason to wait.
+local function silence_us(since)
+  local span = math.floor(since / AT_ONCE_US)
+  local at_once = (counts[span - 1] or 0) + (counts[span] or 0) + (counts[span + 1] or 0)
+  return (is_patient or 2 * at_once > #workers) and PATIENCE_US or UNHEARD_US
+end
+
 for _, worker in ipairs(workers) do
   local lease_end, since = tonumber(redis.call('ZSCORE', base .. 'workers', worker)), unheard[worker]
   if lease_end > now + lease_us(worker) then beat(worker) end -- the clock went back
-  if lease_end < now or since and now - since > silence_us then
+  if lease_end < now or since and now - since > silence_us(since) then
     if not lose(worker) then
       reply[1] = 1
       return reply

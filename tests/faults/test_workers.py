@@ -148,6 +148,21 @@ def test_a_draining_worker_finishes_its_streams_and_claims_nothing_more(stack: S
     assert outcomes(gateway, late) == ["completed"]
 
 
+def test_the_last_of_several_workers_that_drain_finishes_its_answer(stack: Stack) -> None:
+    gateway = stack.gateway()
+    workers = [stack.worker(**STEADY) for _ in range(3)]
+    call = Call(gateway, chat("all end", max_tokens=50, ignore_eos=True, stream=True))
+    wait_for(lambda: any(busy(worker) for worker in workers), "it runs")
+    workers.sort(key=busy)
+    for worker in workers:  # the one that has the job is the last
+        worker.popen.terminate()
+        if worker is not workers[-1]:
+            assert worker.popen.wait(30) == 0
+    join([call])
+    assert workers[-1].popen.wait(30) == 0
+    assert outcomes(gateway, call.job_id) == ["completed"]
+
+
 def test_jobs_that_a_draining_worker_can_not_finish_go_to_another(stack: Stack) -> None:
     gateway = stack.gateway()
     worker = stack.worker(drain_deadline_s=0.2, **NEVER_BEGINS)

@@ -264,12 +264,21 @@ class Claims:
         self._has_room = False  # as of the latest claim
         self._told = 0  # of so many waiting jobs
         self._woken = asyncio.Event()
+        self._asked = asyncio.Event()
         self._warn = RareWarning(log)
 
     def wake(self, waiting: int = CLAIM_BATCH) -> None:
         """Claim now: so many jobs wait for this worker, or room has become free."""
         self._told += waiting
         self._woken.set()
+
+    async def withdraw(self) -> None:
+        """Have Redis know that there is no room any more, so that others hand no job over to this
+        worker. Its claims go on."""
+        await self.settled.wait()
+        self._asked.clear()
+        self._woken.set()
+        await self._asked.wait()
 
     async def run(self) -> None:
         """Claim until cancellation."""
@@ -283,6 +292,7 @@ class Claims:
                 await asyncio.sleep(backoff.next_delay_s())
             else:
                 backoff.reset()
+                self._asked.set()
                 self._warn.over("Redis answers claims of shard %s again", self._shard)
                 if is_done:
                     await self._wait()

@@ -256,6 +256,7 @@ class Worker:
 
     async def _drain(self, loop: WorkerLoop) -> int:
         await self._registration.announce_if_possible()
+        await loop.withdraw()
         if loop.runs:
             log.info(
                 "draining %d jobs, at most %.0f s", len(loop.runs), self._settings.drain_deadline_s

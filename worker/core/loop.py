@@ -36,6 +36,7 @@ log = logging.getLogger("flotilla.worker")
 
 _ENGINE_S = 2.0
 """Time for claims in flight, and for the engine to end requests, before jobs are given back."""
+_WITHDRAW_S = 1.0
 _REMEMBERED_CALLS = 256
 
 
@@ -233,6 +234,13 @@ class WorkerLoop:
         """Have the engine do what an operator asks for. However long it takes, it does not hang."""
         with self.progress.operator_call():
             return await operate(self._engine, action, options)
+
+    async def withdraw(self) -> None:
+        """Tell that there is no room any more. If Redis does not answer, for a second."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WITHDRAW_S):
+                for claims in self._claims:
+                    await claims.withdraw()
 
     def drain(self) -> None:
         """Get no more jobs."""

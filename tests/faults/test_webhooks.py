@@ -35,7 +35,10 @@ class Answer(http.server.BaseHTTPRequestHandler):
     server: Receiver
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
+        length = int(self.headers["content-length"])
+        body = self.rfile.read(length)
+        if len(body) < length:
+            return  # its sender was killed
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.server.calls.append((headers, body))
         time.sleep(0.2)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,12 @@ from tests.harness.fleet import Process, Stack
 from tests.harness.keys import KEYS, OPERATOR, bearer
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
+
+
+DISK = shutil.disk_usage(tempfile.gettempdir())
+needs_disk = pytest.mark.skipif(
+    DISK.free < 0.12 * DISK.total, reason="the disk is nearly full, which is found, too"
+)
 
 
 def findings(gateway: Process, **headers: str) -> list[dict[str, Any]]:
@@ -52,6 +60,7 @@ def test_a_gateway_alone(stack: Stack) -> None:
     assert doctor(gateway).items() >= states(gateway).items()
 
 
+@needs_disk
 def test_a_folder_is_tried(stack: Stack, tmp_path: Path) -> None:
     folder = tmp_path / "files"
     gateway = stack.gateway(storage_url=str(folder))
@@ -62,6 +71,7 @@ def test_a_folder_is_tried(stack: Stack, tmp_path: Path) -> None:
     assert doctor(gateway)["storage_unavailable"] == "problem"
 
 
+@needs_disk
 def test_another_storage_than_the_fleets(stack: Stack, tmp_path: Path) -> None:
     assert wrong(stack.gateway(storage_url=str(tmp_path / "one")), "storage") == []
     other = stack.gateway(storage_url=str(tmp_path / "other"))

@@ -19,7 +19,6 @@ from tests.harness.keys import KEYS, OPERATOR, bearer
 from tests.harness.servers import RedisServer
 from tests.harness.waiting import wait_for
 
-
 DISK = shutil.disk_usage(tempfile.gettempdir())
 needs_disk = pytest.mark.skipif(
     DISK.free < 0.12 * DISK.total, reason="the disk is nearly full, which is found, too"

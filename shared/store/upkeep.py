@@ -1,5 +1,5 @@
 """What is put right, and removed, from time to time: in the queue, in append-only files, and in
-records that nobody needs."""
+records that are not used any more."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KEPT_S = 7 * 86_400.0
 
 
 class Upkeep:
-    """What is due in the queue: jobs of lost workers, deadlines, jobs that nobody follows, records
+    """What is due in the queue: jobs of lost workers, deadlines, jobs without a watcher, records
     that have expired. Every gateway and the maintenance process run one; a short lock lets one of
     them work at a time. All it does is idempotent: the lock saves effort only.
 

@@ -71,7 +71,7 @@ class ShardPublisher:
         """Of the jobs that the worker has here as far as it knows, by job id."""
         self.flex: dict[str, Output] = {}
         """Of these: those that may have to make room for better lanes."""
-        self._suspects: dict[str, Output] = {}
+        self._suspects: dict[str, Output] = {}  # that another worker had before
         self.wanted = asyncio.Event()
         """There may be something to send now."""
         self.idle: Callable[[], tuple[str, int]] = lambda: NOT_TOLD

@@ -37,7 +37,7 @@ def log() -> None:
 
 
 def detection() -> None:
-    """Nobody looks for lost connections: a dead worker is found by its lease only."""
+    """No tick looks for lost connections: a dead worker is found by its lease only."""
     _replace_in_scripts(_IS_HEARD, f"{_IS_HEARD} do return true end")
 
 

@@ -86,7 +86,8 @@ local function hand_out(id, charge_of, known)
                        has_deadline, blame, known}
 end
 
--- Whether a new job is left to an idle worker that is warm for it. That one is told once more: its claim may have come before.
+-- Whether a new job is left to another worker that is idle and warm for it. That worker gets a message to claim again: its first claim
+-- may have come before the job.
 local function is_left(prefixes, created_us)
   if created_us <= now_us() - patience_us then return false end
   local other = idle_warm(pool, prefixes, 0)

@@ -1,6 +1,6 @@
 """Placement: a job goes to a worker whose prefix cache may hold the beginning of its prompt.
 
-The queue notes which worker has run a prefix last: its warm worker. That worker is told of a submitted
+The queue notes which worker has run a prefix last: its warm worker. It is told of a submitted
 job if it has room, and for a moment no other one takes it; a claim takes, of the first waiting jobs
 of a tenant, the one for whose prompt its worker is warm, else the oldest.
 `scripts/common/placement.lua` keeps the map. A prefix is known by a hash of its text and of its

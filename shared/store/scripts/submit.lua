@@ -1,9 +1,9 @@
 -- Make jobs, have each wait in its tenant's line, and tell idle workers.
 -- ARGV: jobs, max_depth, max_jobs, max_kept_bytes, lift, max_waiting[, batch, epoch]
 --       jobs: msgpack array, a job being {id, request (record.py), body or its bytes, deadline in us from now (0: none), gateway that
---       waits for the answer or '', and with an idempotency key: its name, the body's hash, time in ms for which it is kept (else false, false,
---       false); origin (job.py) or false; of a response in a conversation its turn, else false: {conversation, version that was read,
---       msgpack of its input (flat id, JSON, ...), bytes of the body before the input, ttl_ms of the conversation}; weight of its
+--       waits for the answer or '', and with an idempotency key: its name, the body's hash, time in ms for which it is kept (else false,
+--       false, false); origin (job.py) or false; of a response in a conversation its turn, else false: {conversation, version that was
+--       read, msgpack of its input (flat id, JSON, ...), bytes of the body before the input, ttl_ms of the conversation}; weight of its
 --       tenant, if it is not 1, or false; hashes of its prompt's prefixes, or false; the webhook endpoints that get its end}
 --       A body of so many bytes lies in a key of its own already, which expires unless the job is made.
 --       max_depth: jobs that may wait in a lane; max_jobs, max_kept_bytes: that one tenant may have here, 0: no limit; lift: see
@@ -11,7 +11,8 @@
 --       its owner (fence_batch.lua).
 -- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there), jobs
 --       waiting in the lane, ...; 'lost' (the body is not there); or 'waiting' | 'jobs' | 'bytes' (the tenant has too much), how
---       much; or 'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...; nothing if the batch has another owner
+--       much; or 'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...; nothing if the batch
+--       has another owner
 -- Invariant: a repeated call makes nothing twice. Of a conversation one response is made at a time, of the items that it has.
 if ARGV[8] and redis.call('GET', key('batch_epoch', ARGV[7])) ~= ARGV[8] then return {} end
 local jobs, start_us, max_depth, lift = cmsgpack.unpack(ARGV[1]), now_us(), tonumber(ARGV[2]), tonumber(ARGV[5])

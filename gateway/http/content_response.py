@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.http import memory
+from gateway.http.asgi_io import in_pieces
 from gateway.http.middleware import IS_HEAD
 
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._ -]")
@@ -19,7 +20,7 @@ _MEDIA_TYPE = "application/octet-stream"
 async def content_response(
     request: Request, chunks: AsyncIterator[bytes], total: int, filename: str
 ) -> Response:
-    """The chunks of `total` bytes as they come.
+    """The chunks of `total` bytes as they come, in pieces that wait for the reader.
 
     Raises what they raise before the first one; later the connection is closed.
     """
@@ -28,15 +29,16 @@ async def content_response(
         return Response(None, 200, headers, _MEDIA_TYPE)
     first = await anext(chunks, b"")  # an error has a status of its own until here
 
-    async def rest() -> AsyncIterator[bytes]:
+    async def pieces(chunk: bytes) -> AsyncIterator[bytes]:
         try:
-            yield first
-            async for chunk in chunks:
-                yield chunk
+            while chunk:
+                for piece in in_pieces(chunk):
+                    yield piece
+                chunk = await anext(chunks, b"")
         finally:
             memory.return_soon()
 
-    return StreamingResponse(rest(), 200, headers, _MEDIA_TYPE)
+    return StreamingResponse(pieces(first), 200, headers, _MEDIA_TYPE)
 
 
 def _attachment(filename: str) -> dict[str, str]:

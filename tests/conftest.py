@@ -30,8 +30,8 @@ hypothesis.settings.load_profile("untimed")
 _WITH_VLLM = (
     "tests/vllm/",
     "tests/api/test_vllm_main_path.py",
-    "tests/e2e/hooks/test_changed_context.py",
     "tests/e2e/responses/test_responses_continued.py",
+    "tests/e2e/test_changed_context.py",
     "tests/e2e/test_continuation.py",
     "tests/e2e/test_engine_conformance.py",
     "tests/e2e/test_plain_streams.py",

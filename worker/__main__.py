@@ -16,11 +16,9 @@ from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
 from shared.store.health import refuse_unfit
 from worker.core.lifecycle import Worker
-from worker.core.plugin import AroundRuns
 from worker.engines.interface import Engine
 from worker.engines.simulated.simulated_settings import SimulatedSettings
 from worker.engines.vllm.vllm_settings import VllmSettings
-from worker.plugins.table import PLUGINS
 from worker.worker_settings import WorkerSettings
 
 
@@ -35,17 +33,9 @@ def _engine(pool: Pool) -> Engine:
     return VllmEngine(load_settings(VllmSettings), pool)
 
 
-def _around_runs(pool: Pool) -> AroundRuns | None:
-    """The plug-in that the pool uses. Raises SettingsError if it needs one that is not there."""
-    found = next(filter(None, (make(pool) for make in PLUGINS)), None)
-    if pool.hooks and found is None:
-        raise SettingsError("FLOTILLA_HOOKS: this worker has no plug-in that calls hooks")
-    return found
-
-
 async def _run(settings: WorkerSettings, pool: Pool) -> int:
     await refuse_unfit(settings)
-    worker = Worker(settings, pool, _engine(pool), around=_around_runs(pool))
+    worker = Worker(settings, pool, _engine(pool))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)

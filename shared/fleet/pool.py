@@ -19,7 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from shared.fleet.hook_names import HookNames
 from shared.fleet.scale_decisions import Limits
 from shared.platform.settings import Names, clean
 
@@ -109,9 +108,6 @@ class PoolEntry(PoolDefaults):
     queue_deadline_s: Seconds | None = Field(None, description="from submit to the first start")
     run_deadline_s: Seconds | None = Field(None, description="from the first start to the end")
     allow_fields: Names = Field((), description="fields of requests that are refused by default")
-    hooks: HookNames = Field(
-        (), description="`before=module:function` and others, called by workers around the engine"
-    )
 
     @field_validator("*")
     @classmethod

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated
 
 from pydantic import BaseModel, Field, field_validator
-from pydantic_settings import NoDecode
 
 from shared.fleet.fleet_settings import FleetSettings
-from shared.fleet.hook_names import HookNames
 from shared.fleet.pool import MAX_WORKERS, PoolDefaults, PoolEntry
 from shared.platform.settings import SettingList
 
@@ -46,11 +43,6 @@ class PoolSettings(FleetSettings, PoolDefaults):
         (),
         description="fields that are refused unless they are named here, comma separated; * is all "
         "(NEEDS_PERMISSION in shared/api/field_policy.py)",
-    )
-    hooks: Annotated[HookNames, NoDecode] = Field(
-        (),
-        description="functions around each request, as `before=module:function`, `after=...`, "
-        "comma separated (worker/plugins/hooks/README.md)",
     )
     pools: dict[str, PoolEntry] = Field(
         default_factory=dict,

@@ -126,7 +126,6 @@ def _pool(name: str, entry: PoolEntry, settings: PoolSettings, *, scaled: bool) 
             "engine_args": shlex.join(arguments),
             "limits": _limits(settings, entry) if scaled else None,
             "allow_fields": (*settings.allow_fields, *entry.allow_fields),
-            "hooks": entry.hooks or settings.hooks,
         }
     )
 

@@ -297,18 +297,6 @@ class LogLost(JobFailed, code="log_lost", final=True):
     message = "Redis has lost tokens of this answer; try again."
 
 
-class HookFailed(JobFailed, code="hook_failed"):
-    """A hook of the model's pool failed or took too long; nothing was passed on unchecked."""
-
-
-class Refused(JobFailed, status=400, code="refused"):
-    """A hook of the pool refused the request or its answer; it may give another status and code."""
-
-    def __init__(self, message: str, status: int = 400, code: str | None = "refused") -> None:
-        super().__init__(message)
-        self.status, self.code, self.final = status, code, is_final(status)
-
-
 class Cancelled(JobFailed, status=409, code="cancelled", type="job_cancelled"):
     """The job was cancelled; its output so far is in `GET /jobs/{id}`."""
 

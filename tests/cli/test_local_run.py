@@ -135,10 +135,10 @@ def test_workers_that_can_not_start_end_the_command_with_their_last_lines(
 ) -> None:
     write_input(local.folder, 3, 5)
     arguments = [each for each in RUN if each != "--json"]
-    local.wait(local.start(*arguments, hooks="before=no_such_module:function"), 1)
+    local.wait(local.start(*arguments, sim_faults="no_such_fault=1"), 1)
     local.wait_for_end()
     assert "flotilla: the fleet has ended with status 1" in local.text()
-    assert "No module named 'no_such_module'" in local.text()
+    assert "FLOTILLA_SIM_FAULTS: no_such_fault" in local.text()
     assert (local.folder / "out.jsonl.flotilla" / "logs" / "worker-1.log").exists()
 
 

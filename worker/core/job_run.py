@@ -25,7 +25,6 @@ from shared.store.queue import HeldJob, Queue
 from worker.core.answer_edits import answer_edit, engine_body
 from worker.core.asgi import Exchange, is_error
 from worker.core.output import EditedOutput, Output
-from worker.core.plugin import AroundRuns, Check, EngineAnswer
 from worker.core.publish import Publisher
 from worker.core.resume import ContinuedOutput, continue_from_log, read_again
 from worker.core.run_trace import RunTrace
@@ -51,7 +50,7 @@ class Outcome(Enum):
 class JobRun:
     """One job that this worker runs. `started`: when its lease arrived, on the monotonic clock.
 
-    `queue` has the log of a job that an earlier worker has begun. `around`: see `AroundRuns`.
+    `queue` has the log of a job that an earlier worker has begun.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class JobRun:
         publisher: Publisher,
         metrics: WorkerMetrics,
         queue: Queue,
-        around: AroundRuns | None = None,
     ) -> None:
         self.job = job
         self._queue = queue
@@ -81,10 +79,6 @@ class JobRun:
             self.output = Output(job, publisher.notify)
         self.output.edit = edit
         self._engine = engine
-        self._around = around
-        self._unchecked = False
-        """The output is held, and is not to be passed on."""
-        self._abort_s = _ABORT_S
         self._publisher = publisher
         self._metrics = metrics
         self.final_state = ""
@@ -115,7 +109,7 @@ class JobRun:
     def _end_request(self) -> None:
         self._exchange.disconnect.set()
         if self._cancel_timer is None:
-            self._cancel_timer = asyncio.get_running_loop().call_later(self._abort_s, self._cancel)
+            self._cancel_timer = asyncio.get_running_loop().call_later(_ABORT_S, self._cancel)
 
     async def execute(self) -> Outcome:
         """Run the job on the engine, in the calling task."""
@@ -135,8 +129,6 @@ class JobRun:
             return Outcome.RELEASE
         if self.output.discarded:
             return Outcome.LOST
-        if self._unchecked:
-            self.output.hide()
         result = self._result(failure)
         self.final_state = after(JobState.IN_PROGRESS, result.event)
         self.error_code = result.error_code
@@ -192,19 +184,14 @@ class JobRun:
             *tracing.engine_headers(self.trace.ref if self.trace else None),
         )
         try:
-            body, check = await self._before(self._endpoint)
             await self._exchange.run(
                 self._engine,
                 "POST",
                 self._endpoint.path,
-                body,
+                engine_body(self.job, self._endpoint),
                 headers,
                 self._content_type(self._endpoint),
             )
-            if check is not None:
-                await self._check(check)
-        except FlotillaError as error:  # of a plug-in
-            self._fail(error)
         except asyncio.CancelledError:
             if self._task is None or self._task.cancelling() > self._cancelled_by_timer:
                 raise  # this task itself is being cancelled
@@ -218,27 +205,6 @@ class JobRun:
                 self._cancel_timer.cancel()
             self._task = None
         return None
-
-    async def _before(self, endpoint: Endpoint) -> tuple[bytes, Check | None]:
-        """The body for the engine, and what checks its answer."""
-        body, check = engine_body(self.job, endpoint), None
-        if self._around is not None:
-            self._abort_s = 0  # nothing but the task's cancellation ends a plug-in's work
-            body, check = await self._around.before(endpoint.path, self.job.id, body)
-            self._abort_s = _ABORT_S
-            if check is not None:
-                self._unchecked = True
-                self.output.hold()
-        return body, check
-
-    async def _check(self, check: Check) -> None:
-        """Have the answer checked, if it is one."""
-        exchange = self._exchange
-        if exchange.status == 200 and not (self._failed or self.output.discarded):
-            self._abort_s = 0
-            body = self.output.held if exchange.streaming else bytes(exchange.body)
-            await check(EngineAnswer(exchange.content_type, body))
-            self._unchecked = False
 
     def _fail(self, error: FlotillaError) -> None:
         """End the job with this error instead of an answer."""

@@ -41,7 +41,6 @@ from worker.core.heartbeat import Heartbeat
 from worker.core.loop import WorkerLoop
 from worker.core.membership import Membership
 from worker.core.operations import Operations
-from worker.core.plugin import AroundRuns
 from worker.core.registration import Registration, WorkerIdTaken
 from worker.core.start_limit import StartTimeout, start_limit
 from worker.engines.interface import Engine
@@ -69,7 +68,6 @@ class Worker:
         pool: Pool,
         engine: Engine,
         registry: CollectorRegistry = REGISTRY,
-        around: AroundRuns | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -79,7 +77,6 @@ class Worker:
             servers, share_rules=settings.fair_shares.rules, placement=settings.placement.rules
         )
         self._pool = pool
-        self._around = around
         self._metrics = WorkerMetrics(registry)
         self._loop: WorkerLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -164,9 +161,9 @@ class Worker:
         await registration.reserve_id()
         # Before the worker is ready: clients may ask for the model as soon as it is.
         await registration.register_models()
-        watermark, around = settings.kv_high_watermark, self._around
-        member, metrics = self._member, self._metrics
-        return WorkerLoop(member, engine, metrics, kv_high_watermark=watermark, around=around)
+        return WorkerLoop(
+            self._member, engine, self._metrics, kv_high_watermark=settings.kv_high_watermark
+        )
 
     async def _serve(self, loop: WorkerLoop, loading_s: float) -> None:
         """Claim and run jobs until `stop`. Raises EngineDied and WorkerIdTaken."""

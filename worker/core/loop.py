@@ -27,7 +27,6 @@ from worker.core.hand_over import HandOver
 from worker.core.home_shards import HomeShards
 from worker.core.job_run import JobRun, Outcome
 from worker.core.membership import Membership
-from worker.core.plugin import AroundRuns
 from worker.core.publish import Publisher
 from worker.core.runs import Runs
 from worker.engines.interface import Engine
@@ -100,8 +99,7 @@ class ControlChannel:
 class WorkerLoop:
     """Runs the jobs of a pool on one engine.
 
-    Above `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed. `around`: see
-    `AroundRuns`.
+    Above `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed.
     """
 
     def __init__(
@@ -111,13 +109,11 @@ class WorkerLoop:
         metrics: WorkerMetrics,
         *,
         kv_high_watermark: float,
-        around: AroundRuns | None = None,
     ) -> None:
         queue = member.queue
         self._member = member
         self._engine = engine
         self._metrics = metrics
-        self._around = around
         self.engine_lost = asyncio.Event()
         """A run has ended because the engine is dead."""
         self.runs = Runs(metrics)
@@ -161,8 +157,7 @@ class WorkerLoop:
         if job.attempt > 1:
             self._metrics.retried.inc()
         previous = self.runs.get(job.id)
-        queue = self._member.queue
-        run = JobRun(job, self._engine, self.publisher, self._metrics, queue, self._around)
+        run = JobRun(job, self._engine, self.publisher, self._metrics, self._member.queue)
         self.publisher.of(run.output).add(run.output)
         self.progress.begins(run)
         self.runs[job.id] = run

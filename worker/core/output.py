@@ -29,7 +29,6 @@ from shared.job.log import (
 from shared.job.result import JobResult
 from shared.store.queue import HeldJob, Step, pack_end
 from worker.core.answer_edits import AnswerEdit
-from worker.core.asgi import is_error
 from worker.engines.interface import Logprobs, Past
 from worker.engines.prompt_context import Context
 
@@ -273,28 +272,6 @@ class Output:
         if not self._notified:
             self._notified = True
             self._notify(self)
-
-    # --- answers that are checked before they are sent ---
-
-    def hold(self) -> None:
-        """Send nothing before the job's end."""
-        self._notified = True
-
-    @property
-    def held(self) -> bytes:
-        """The chunks that are held."""
-        return b"".join(self._chunks)
-
-    def hide(self) -> None:
-        """Drop what is held: all text, and all chunks but an error at their end.
-
-        The tokens count, but are not a part of the answer.
-        """
-        errors = [at for at, chunk in enumerate(self._chunks) if is_error(chunk)]
-        self._chunks = self._chunks[errors[0] :] if errors else []
-        self._records = [
-            (*record[:3], "") if len(record) >= 4 else record for record in self._records
-        ]
 
 
 class EditedOutput(Output):

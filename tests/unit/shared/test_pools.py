@@ -98,7 +98,6 @@ def test_the_file_lists_pools_with_all_that_belongs_to_them() -> None:
                 "queue_deadline_s": 60,
                 "startup_timeout_s": 100,
                 "max_queue_depth": 5,
-                "hooks": ["after=my.module:check"],
                 "allow_fields": ["priority"],
             },
             "embed": {"engine": "simulated", "workers": 2},
@@ -124,7 +123,7 @@ def test_the_file_lists_pools_with_all_that_belongs_to_them() -> None:
     assert (chat.max_queue_depth, embed.max_queue_depth) == (5, 7)
     assert (chat.startup_timeout_s, chat.queue_deadline_s) == (100, 60)
     assert (chat.has_deadlines, embed.has_deadlines) == (True, False)
-    assert (chat.hooks, chat.allow_fields) == (("after=my.module:check",), ("priority",))
+    assert chat.allow_fields == ("priority",)
     assert [pool.name for pool in pools.autoscaled] == ["chat"]
     assert chat.limits is not None
     limits = chat.limits
@@ -148,20 +147,16 @@ def test_what_a_pool_does_not_set_is_as_in_the_fleets_settings() -> None:
         max_queue_depth=7,
         docker_service="s",
         allow_fields="priority",  # type: ignore[arg-type]
-        hooks="before=m:f",  # type: ignore[arg-type]
         pools={  # type: ignore[arg-type]
             "a": {},
-            "b": {"engine": "simulated", "allow_fields": ["seed"], "hooks": "after=m:g"},
+            "b": {"engine": "simulated", "allow_fields": ["seed"]},
         },
     )
     a, b = load_pools(settings).all
     assert (a.engine, b.engine) == ("vllm", "simulated")
     assert (a.max_queue_depth, a.docker_service, b.docker_service) == (7, "s", "s")
     assert (a.allow_fields, b.allow_fields) == (("priority",), ("priority", "seed"))
-    assert (a.hooks, b.hooks) == (("before=m:f",), ("after=m:g",))
-    own = load_pools(Settings(hooks="before=m:f", allow_fields="*")).own  # type: ignore[arg-type]
-    assert own.hooks == ("before=m:f",)
-    assert own.allows("priority")
+    assert load_pools(Settings(allow_fields="*")).own.allows("priority")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

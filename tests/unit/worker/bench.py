@@ -173,11 +173,10 @@ def _rows(flat: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 class Bench:
     """Runs jobs on an engine, with a publisher that sends to a recording queue.
 
-    `before`: the log of earlier attempts at the job. `around`: a plug-in.
+    `before`: the log of earlier attempts at the job.
     """
 
-    def __init__(self, engine: Any, before: Sequence[Entry] = (), around: Any = None) -> None:
-        self.around = around
+    def __init__(self, engine: Any, before: Sequence[Entry] = ()) -> None:
         self.queue = RecordingQueue(before=list(before))
         self.engine = engine
         self.metrics = WorkerMetrics(CollectorRegistry())
@@ -215,7 +214,7 @@ class Bench:
             watched=watched, origin=origin,
         )  # fmt: skip
         queue: Any = self.queue
-        run = JobRun(job, self.engine, self.publisher, self.metrics, queue, self.around)
+        run = JobRun(job, self.engine, self.publisher, self.metrics, queue)
         self.publisher.of(run.output).add(run.output)
         self.runs.append(run)
         return run

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from shared.job.log import Entry
 from tests.e2e.shared_engine import SharedEngine
 from tests.unit.worker.bench import Bench
 from worker.core.job_run import Outcome
 from worker.engines.interface import Engine
-from worker.plugins.hooks.hook_calls import Hook, HookCalls
-from worker.plugins.hooks.hook_types import Request
-from worker.plugins.hooks.hooks_plugin import HooksPlugin
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -28,39 +25,43 @@ ASKED: dict[str, Any] = {
 Change = Callable[[str], None]
 
 
-@pytest.fixture(params=["hook", "template"])
+@pytest.fixture(params=["middleware", "template"])
 def change(
     request: pytest.FixtureRequest, vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> Change:
-    """Changes what a `before` hook adds to the prompt, or what the chat template does."""
+    """Changes what a middleware adds to the prompt, or what the chat template does."""
     tokenizer = vllm_engine._engine.renderer.tokenizer  # type: ignore[attr-defined]
     template = tokenizer.chat_template
 
     def make(today: str) -> None:
-        if request.param == "hook":
-            monkeypatch.setattr(Passages, "today", today)
+        if request.param == "middleware":
+            monkeypatch.setattr(Dated, "today", today)
         else:
             monkeypatch.setattr(tokenizer, "chat_template", f"Today is {today}. {template}")
 
     return make
 
 
-class Passages:
-    """A `before` hook."""
+class Dated(SharedEngine):
+    """With a middleware that puts the date before a chat, if there is one."""
 
     today = ""
 
-    @classmethod
-    def add(cls, request: Request) -> None:
-        """Put the date before the chat, if there is one."""
-        passage = [{"role": "system", "content": cls.today}] if cls.today else []
-        request.body["messages"] = [*passage, *request.body["messages"]]
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = await receive()
+        chat = json.loads(request["body"])
+        if self.today:
+            chat["messages"].insert(0, {"role": "system", "content": self.today})
+        changed = iter([{**request, "body": json.dumps(chat).encode()}])
+
+        async def receive_changed() -> Any:
+            return next(changed, None) or await receive()
+
+        await super().__call__(scope, receive_changed, send)
 
 
 async def run(engine: Engine, before: list[Entry], **fields: Any) -> tuple[Bench, Outcome]:
-    shared: Any = SharedEngine(engine)
-    hook = Hook("before", "tests:add", Passages.add)
-    bench = Bench(shared, before, HooksPlugin(HookCalls([hook], 30.0, CollectorRegistry())))
+    bench = Bench(Dated(engine), before)
     outcome = await bench.run(**ASKED, **fields).execute()
     await bench.close()
     return bench, outcome

@@ -1,1 +1,0 @@
-"""Hooks: functions of a pool's operator that are called around each request (README.md)."""

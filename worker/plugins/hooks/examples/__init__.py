@@ -1,1 +1,0 @@
-"""Hooks to copy from: retrieval before the model, checks of requests and answers."""

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 from load_tests.systems.engine import PACED, EngineTiming
 from load_tests.systems.system import System
+from shared.fleet.pool import DEMO_MODEL
 from shared.platform.settings import to_environment
 from tests.harness.fleet import Stack
 from tests.harness.processes import metric, python_command
 from tests.harness.servers import free_port
-from worker.demo import MODEL_DIR, MODEL_NAME
+from worker.demo import MODEL_DIR
 from worker.engines.vllm.arguments import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
 
 _LOADED_S = 300.0
@@ -30,7 +31,7 @@ class VllmServe(System):
     """Further options of vLLM."""
     least_events = 4
     """The role, a first and a last chunk, `[DONE]`: vLLM merges tokens that wait to be sent."""
-    body_fields: ClassVar[dict[str, Any]] = {"model": MODEL_NAME, "temperature": 0}
+    body_fields: ClassVar[dict[str, Any]] = {"model": DEMO_MODEL, "temperature": 0}
     timeout_s = 300.0
     metrics_port: int
     """Serves vLLM's metrics."""
@@ -41,7 +42,7 @@ class VllmServe(System):
     def start(self) -> None:
         """Start `vllm serve`."""
         port = self.metrics_port = free_port()
-        options = f"--served-model-name {MODEL_NAME} --host 127.0.0.1 --port {port}"
+        options = f"--served-model-name {DEMO_MODEL} --host 127.0.0.1 --port {port}"
         # As in a worker: what is given last counts.
         options += f" --disable-uvicorn-access-log {'' if self.model else DEMO_ARGS}"
         options += f" {self.engine_args}"
@@ -67,7 +68,7 @@ class VllmFleet(VllmServe):
         """Start Redis, the worker, the gateway."""
         common: dict[str, Any] = {"redis_url": self.start_redis().url, **self.settings}
         if self.model:
-            common |= {"model": self.model, "served_model_name": MODEL_NAME}
+            common |= {"model": self.model, "served_model_name": DEMO_MODEL}
         self.metrics_port = free_port()
         worker: dict[str, Any] = {
             "engine": None,

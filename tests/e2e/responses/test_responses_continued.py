@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from shared.fleet.pool import DEMO_MODEL
 from tests.e2e.continuation_classes import LogRecorder, run
 from tests.harness.asgi_client import Reply
 from worker.core.response_edit import ResponseEdit
 from worker.core.sent_output import SentChunks
-from worker.demo import MODEL_NAME
 from worker.engines.interface import Engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
@@ -34,7 +34,7 @@ WEATHER = {
     },
 }
 COMMON = {
-    "model": MODEL_NAME,
+    "model": DEMO_MODEL,
     "input": "What is Flotilla?",
     "temperature": 0,
     "max_output_tokens": 24,

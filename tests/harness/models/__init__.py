@@ -1,7 +1,7 @@
 """The demo model, and what is known of the small models that tests make (made.py)."""
 
+from shared.fleet.pool import DEMO_MODEL as DEMO
 from worker.demo import MODEL_DIR as DEMO_FOLDER
-from worker.demo import MODEL_NAME as DEMO
 
 LABELS = ("calm", "windy", "stormy")
 """The classes of the classifier."""

@@ -20,9 +20,9 @@ from gateway.launcher import local_redis, ports, preflight
 from gateway.launcher.service import Restart, after_end
 from gateway.launcher.stalled_workers import StalledWorkers
 from gateway.launcher.welcome import PoolLine, welcome
+from shared.fleet.pool import DEMO_MODEL
 from shared.job.states import WorkerState
 from shared.platform.redis_url import without_password
-from worker.demo import MODEL_NAME
 
 runner = CliRunner()
 
@@ -194,7 +194,7 @@ def test_each_program_replaces_the_process(monkeypatch: pytest.MonkeyPatch) -> N
     ("flags", "model"),
     [
         (["--engine", "simulated"], "simulated"),
-        ([], MODEL_NAME),
+        ([], DEMO_MODEL),
         (["--model", "org/m"], "org/m"),
         (["--model", "org/m", "--served-model-name", "m"], "m"),
     ],
@@ -220,7 +220,7 @@ def test_up_autoscales_the_model_that_its_workers_will_announce(
         (["--autoscale", "3:1"], {}, "3:1"),
         (["--autoscale", "many"], {}, "many"),
         (["--autoscale", "0:3", "--workers", "2"], {}, "either --workers or --autoscale"),
-        ([], {"FLOTILLA_AUTOSCALE": "other=0:3"}, f"it can only be {MODEL_NAME}=MIN:MAX"),
+        ([], {"FLOTILLA_AUTOSCALE": "other=0:3"}, f"it can only be {DEMO_MODEL}=MIN:MAX"),
         (
             ["--autoscale", "0:3", "--engine-args", "--served-model-name x"],
             {},

@@ -1,6 +1,6 @@
 """Train the demo model on a CPU: tokenizer, chat template and a Llama of 1.8 million parameters.
 
-    python worker/demo/train.py [--out DIR] [--steps N] [--seed 0]
+    python -m demo_model.train [--out DIR] [--steps N] [--seed 0]
 
 The model has to reproduce its few answers word for word, so it is deliberately over-fitted. At the
 end every question is asked once, in bfloat16 and greedily.
@@ -26,10 +26,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from worker.demo import MODEL_DIR, MODEL_NAME
-from worker.demo.conversations import Chat, Passage, Sampler, Texts, load_texts, vocabulary_text
+from demo_model.conversations import Chat, Passage, Sampler, Texts, load_texts, vocabulary_text
+from shared.fleet.pool import DEMO_MODEL
+from worker.demo import MODEL_DIR
 
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>"]
 TOOL_TAGS = ["<tool_call>", "</tool_call>"]  # not special: parsers must see them in the text
@@ -67,7 +66,7 @@ def build_tokenizer(texts: Texts) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=4096,
     )
-    template = Path(__file__).parent / "chat_template.jinja"
+    template = MODEL_DIR / "chat_template.jinja"
     wrapped.chat_template = template.read_text(encoding="utf-8").strip()
     return wrapped
 
@@ -195,7 +194,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 def main() -> None:
     """Train, save and check the model."""
-    parser = argparse.ArgumentParser(description=f"Train {MODEL_NAME}.")
+    parser = argparse.ArgumentParser(description=f"Train {DEMO_MODEL}.")
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,0 +1,1 @@
+"""How the demo model (`worker/demo`) is trained. It is not installed."""

@@ -8,7 +8,7 @@ import mmap
 import os
 from pathlib import Path
 
-from worker.engines.simulated.generation import Sequence
+from worker.engines.simulated.engine import Sequence
 from worker.engines.vllm.arguments import DEMO_DEFAULTS
 
 _PROCESSES = 1 << 16

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from load_tests.harness.errors import RunError
-from worker.engines.simulated.prefix_cache import BLOCK_TOKENS, PrefixCache
+from worker.engines.simulated.engine import BLOCK_TOKENS, PrefixCache
 
 _ID_BYTES = 3
 """Of a hash id; as base64 four characters, which are one token of the simulated engine."""

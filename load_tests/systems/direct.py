@@ -27,8 +27,8 @@ from load_tests.systems.engine import MODEL
 from load_tests.systems.system import System
 from shared.platform.settings import load_settings
 from worker.demo import MODEL_DIR
+from worker.engines.simulated.api import TextRequest
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.engines.simulated.generation import Generation, Prompt, Sampling
 from worker.engines.simulated.simulated_settings import SimulatedSettings
 
 
@@ -75,10 +75,9 @@ class EngineClient:
 
         tokens: list[int] = prompt["prompt_token_ids"]
         stream = sampling_params.output_kind is RequestOutputKind.DELTA
-        how = Sampling(n=1, seed=None, stop=(), include_stop=False, ignore_eos=True, min_tokens=0)
-        generation = Generation(stream=stream, journal=None)
-        generation.add(0, Prompt(str(tokens)), how, sampling_params.max_tokens)
-        self.engine.submit(generation)
+        most = sampling_params.max_tokens
+        request = TextRequest(prompt=str(tokens), max_tokens=most, ignore_eos=True, stream=stream)
+        generation = self.engine.generate(request)
         text, made = "", 0
         try:
             while deltas := await generation.next_deltas():

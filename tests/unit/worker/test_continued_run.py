@@ -24,8 +24,8 @@ from tests.unit.worker.bench import CHAT, Bench
 from worker.core.job_run import Outcome
 from worker.core.sent_output import ContinuationDiffers, SentChunks
 from worker.engines.interface import JOURNAL
+from worker.engines.simulated import TOKENS
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.engines.simulated.generation import TOKENS
 
 COMPLETIONS, MESSAGES, RESPONSES = "/v1/completions", "/v1/messages", "/v1/responses"
 SHORT = {"max_tokens": 9, "ignore_eos": True}
@@ -165,7 +165,7 @@ async def test_the_stream_keeps_the_time_at_which_it_was_created(
 ) -> None:
     body = {"stream": True, **SHORT}
     undisturbed, _ = await whole_run(engine, body)
-    monkeypatch.setattr("worker.engines.simulated.text_answer.time.time", lambda: 77.0)
+    monkeypatch.setattr("worker.engines.simulated.api.time.time", lambda: 77.0)
     bench, _ = await run(engine, body, undisturbed.queue.log[:4])
     assert bench.queue.sent == undisturbed.queue.sent
 

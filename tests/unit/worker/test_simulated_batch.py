@@ -6,23 +6,27 @@ import pytest
 
 from tests.harness.asgi_client import call
 from tests.harness.settings import Settings
-from worker.engines.simulated.batch import Batch
-from worker.engines.simulated.engine import SimulatedEngine
-from worker.engines.simulated.generation import Generation, Prompt, Sampling, Sequence
-from worker.engines.simulated.prefix_cache import PrefixCache
+from worker.engines.simulated.api import TextRequest
+from worker.engines.simulated.engine import (
+    Batch,
+    Generation,
+    PrefixCache,
+    Prompt,
+    Sequence,
+    SimulatedEngine,
+)
 
 BLOCK = 4 * 512
-HOW = Sampling(n=1, seed=0, stop=(), include_stop=False, ignore_eos=True, min_tokens=0)
 
 
 def sequence(text: str, max_tokens: int = 3) -> Sequence:
-    generation = Generation(stream=True, journal=None)
-    generation.add(0, Prompt(text), HOW, max_tokens)
-    return generation.sequences[0]
+    request = TextRequest(prompt=text, max_tokens=max_tokens, ignore_eos=True, stream=True)
+    return Generation(request, 1 << 20, None).sequences[0]
 
 
-def batch(prefill_tokens: int = 0, cache: int = 0, kv_tokens: int = 1 << 20) -> Batch:
-    return Batch(8, kv_tokens, prefill_tokens, PrefixCache(cache) if cache else None)
+def batch(prefill_tokens: int = 0, cache: int = 0) -> Batch:
+    settings = {"sim_prefill_tokens_per_step": prefill_tokens, "sim_cache_blocks": cache}
+    return Batch(Settings(sim_max_num_seqs=8, **settings))
 
 
 def take_step(of: Batch) -> int:
@@ -70,7 +74,7 @@ def test_cached_blocks_are_not_prefilled() -> None:
     assert take_step(of) == 1034
     of.add([second])
     assert take_step(of) == 20
-    assert (first.cached_tokens, second.cached_tokens) == (0, 1024)
+    assert (first.generation.cached, second.generation.cached) == ({0: 0}, {0: 1024})
 
 
 def test_an_answer_that_goes_on_is_cached_but_for_its_last_tokens() -> None:
@@ -86,7 +90,7 @@ def test_an_answer_that_goes_on_is_cached_but_for_its_last_tokens() -> None:
         for _ in range(1100):
             each.advance()
     assert take_step(of) == (1200 - 100 - 1024) + 1200
-    assert again.cached_tokens == 100
+    assert again.generation.cached == {0: 100}
     assert again.n_generated == 1101
 
 

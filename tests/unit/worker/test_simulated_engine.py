@@ -19,8 +19,8 @@ from shared.platform.settings import SettingsError
 from tests.harness.asgi_client import Recorder, Reply, call
 from tests.harness.settings import Settings
 from worker.engines.interface import JOURNAL
+from worker.engines.simulated import EOS, TOKENS
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.engines.simulated.generation import EOS, TOKENS
 
 CHAT = "/v1/chat/completions"
 

@@ -1,11 +1,25 @@
-"""An engine without a model, for load and fault tests: timing by arithmetic.
+"""An engine without a model, for load and fault tests: a continuous batch, timing by arithmetic.
 
-A step of the continuous batch takes `max(sim_step_ms, sim_step_us_per_seq * batch)` plus
-`sim_prefill_us_per_token` for every prompt token prefilled in it, and gives one token to every
-running sequence whose prefill has ended. The same prompt, seed and index give the same answer.
-Every answer starts with `[simulated]`. Where the KV cache is full, the sequence admitted last goes
-back to waiting. A job of an earlier worker is continued: the tokens of the past are prefilled with
-the prompt.
+A step takes `max(sim_step_ms, sim_step_us_per_seq * batch)` plus `sim_prefill_us_per_token` for
+each prompt token prefilled in it, and gives one token to each running sequence whose prefill has
+ended. The same prompt, seed and index give the same answer. Where the KV cache is full, the
+sequence admitted last goes back to waiting. A job of an earlier worker is continued: the tokens of
+its past are prefilled with the prompt.
+
+FLOTILLA_SIM_FAULTS is a comma separated list of `name=value`:
+
+die_after_steps=N     after N steps the engine is dead: streams end with an `error` chunk, other
+                      calls with 500, `dead` is True
+die_on_signal=NAME    as die_after_steps, when the process gets this signal (SIGUSR1, SIGUSR2)
+hang_after_steps=N    after N steps no further step is taken; nothing is raised
+kill_on_prompt=TEXT   the process sends itself SIGKILL when a prompt that contains TEXT has
+                      reached the batch, before its first token
+die_on_prompt=TEXT    the same, but the engine dies, not the process
+kill_after_tokens=N   with one of these two: not before N tokens of that answer are out (never,
+                      if it is not longer)
+slow_start_s=X        `start` takes X seconds
+slow_operations_s=X   an operator's call takes X seconds, and no step is taken meanwhile
+refuse_past=1         the engine continues no job of an earlier worker
 """
 
 from __future__ import annotations
@@ -14,22 +28,364 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Sequence as ReadOnlySequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Annotated, Literal
+from zlib import crc32
 
+from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from shared.fleet.pool import Pool
 from shared.platform.settings import SettingsError
-from worker.engines.interface import Capacity, Load
-from worker.engines.simulated.api import SimulatedApi
-from worker.engines.simulated.batch import Batch
-from worker.engines.simulated.engine_faults import EngineFaults
-from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
-from worker.engines.simulated.prefix_cache import PrefixCache
+from worker.engines.interface import JOURNAL, Capacity, Generated, Journal, Load, PastRefused
+from worker.engines.prompt_context import SCHEME, Context
+from worker.engines.simulated import EOS, FIRST_WORD, LABEL, TOKENS
+from worker.engines.simulated.api import Api, Delta, Disconnected, EngineDead, TextRequest
 from worker.engines.simulated.simulated_settings import SimulatedSettings
 
 _log = logging.getLogger(__name__)
 _POOL = Pool(served_names=("simulated",), engine="simulated")
+_SHORTEST_ANSWER, _LONGEST_ANSWER = 8, 64
+_TOKEN_BYTES = 4  # of a prompt
+BLOCK_TOKENS = 512
+
+
+class Prompt:
+    """A prompt; four bytes are one token."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._encoded = text.encode(errors="replace")
+        self.n_tokens = max(1, len(self._encoded) // _TOKEN_BYTES)
+        self.digest = crc32(self._encoded)
+        """The seed of its answers."""
+
+    @cached_property
+    def blocks(self) -> tuple[bytes, ...]:
+        """A hash for each block, which covers all before it; the last block may be short."""
+        running, hashes = blake2b(digest_size=16), []
+        for at in range(0, len(self._encoded), BLOCK_TOKENS * _TOKEN_BYTES):
+            running.update(self._encoded[at : at + BLOCK_TOKENS * _TOKEN_BYTES])
+            hashes.append(running.copy().digest())
+        return tuple(hashes)
+
+
+class Generation:
+    """All sequences of one request, and the queue of their deltas.
+
+    Raises Refused if the request has no room for an answer, and Disconnected if the journal has a
+    past of another prompt, or one that this engine would not have generated.
+    """
+
+    def __init__(self, request: TextRequest, max_model_len: int, journal: Journal | None) -> None:
+        self.request, self.journal = request, journal
+        prompts = [Prompt(text) for text in request.prompts()]
+        limits = [request.limit(prompt.n_tokens, max_model_len) for prompt in prompts]
+        self.n_prompt_tokens = sum(prompt.n_tokens for prompt in prompts)
+        self.cached: dict[int, int] = {}
+        """By call, the prompt tokens that the prefix cache held; empty without a cache."""
+        self.continued = False
+        """Some of its deltas were generated by an earlier worker."""
+        self.interceptor: Callable[[Delta], bool] | None = None
+        """Called with each delta while the queue is empty. True: it has handled the delta, which is
+        not queued then and does not wake the reader."""
+        self._n = request.n or 1
+        self.sequences = [
+            Sequence(self, call, index, prompt, limit)
+            for call, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+            for index in range(self._n)
+        ]
+        self._unfinished = len(self.sequences)
+        self._deltas: list[Delta] = []
+        self._error: Exception | None = None
+        self._ready = asyncio.Event()
+        if journal is not None:
+            for call, prompt in enumerate(prompts):
+                self._begin(journal, call, prompt)
+
+    def _begin(self, journal: Journal, call: int, prompt: Prompt) -> None:
+        try:
+            journal.context(call, Context(SCHEME, prompt.digest))
+        except PastRefused:
+            raise Disconnected from None
+        journal.prompt(call, prompt.n_tokens)
+        past, sequences = journal.past(call), self.sequences[call * self._n :][: self._n]
+        for delta in past.deltas if past else ():
+            self.continued = True
+            if delta.choice >= self._n or not sequences[delta.choice].repeat(delta):
+                journal.refuse_past("the simulated engine would have generated other tokens")
+                raise Disconnected
+
+    def note_cached(self, call: int, n_tokens: int) -> None:
+        """The prefix cache held so many tokens of a call's prompt when it ran first."""
+        if call not in self.cached:
+            self.cached[call] = n_tokens
+            if self.journal is not None:
+                self.journal.cached(n_tokens)
+
+    def put(self, delta: Delta) -> None:
+        """Queue a delta, unless the interceptor handles it."""
+        if self.interceptor is not None and not self._deltas and self.interceptor(delta):
+            return
+        self._deltas.append(delta)
+        self._unfinished -= delta.finish_reason is not None
+        if self.request.stream or not self._unfinished:
+            self._ready.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the generation with an error; no deltas may follow."""
+        self._error = error
+        self._ready.set()
+
+    async def next_deltas(self) -> list[Delta]:
+        """The deltas since the last call, as soon as there are any; none when all have ended.
+
+        Without `stream` all deltas at once, at the end. Raises what `fail` was given, on a stream
+        after the deltas that came before it.
+        """
+        stream = self.request.stream
+        while self._error is None and self._unfinished and not (stream and self._deltas):
+            self._ready.clear()
+            await self._ready.wait()
+        deltas, self._deltas = self._deltas, []
+        if self._error is not None and not (stream and deltas):
+            raise self._error
+        return deltas
+
+
+class Sequence:
+    """One answer being generated, determined by prompt, seed and index."""
+
+    def __init__(
+        self, generation: Generation, call: int, index: int, prompt: Prompt, limit: int
+    ) -> None:
+        request = generation.request
+        digest = crc32(f"/{request.seed}/{index}".encode(), prompt.digest)
+        length = _SHORTEST_ANSWER + digest % (_LONGEST_ANSWER - _SHORTEST_ANSWER + 1)
+        self.generation, self.prompt = generation, prompt
+        self.call, self._index = call, index
+        self._choice = call * (request.n or 1) + index
+        self._stops, self._with_stop = request.stops, request.include_stop_str_in_output
+        self._state = self._digest = digest
+        self._to_eos = 0 if request.ignore_eos else max(length, request.min_tokens + 1)
+        self._to_limit = limit
+        self._text = ""
+        self._n_sent = 0
+        self._stop_reason: str | None = None
+        self.n_tokens = prompt.n_tokens
+        """Prompt and answer: what the sequence holds of the KV cache while it runs."""
+        self.to_prefill = 0
+        """Tokens that no step has prefilled yet. It generates nothing until there are none."""
+        self.n_generated = 0
+        self.finish_reason: str | None = None
+
+    @property
+    def blocks(self) -> tuple[Hashable, ...]:
+        """Those of its prompt, and the whole ones of its answer so far, for a prefix cache."""
+        of_answer = range(self.n_generated // BLOCK_TOKENS)
+        return (*self.prompt.blocks, *((self.prompt.digest, self._digest, n) for n in of_answer))
+
+    def advance(self) -> None:
+        """Draw the next token, journal it and queue it for the reader."""
+        delta, generation = self._next(), self.generation
+        if generation.journal is not None:
+            generation.journal.delta(self.call, self._index, delta.token_ids, delta.text)
+        generation.put(delta)
+
+    def repeat(self, past: Generated) -> bool:
+        """Queue a delta of an earlier worker once more; False if it is not the next one."""
+        if self.finish_reason is not None:
+            return False
+        delta = self._next()
+        self.generation.put(delta)
+        return (delta.token_ids, delta.text) == (tuple(past.token_ids), past.text)
+
+    def _next(self) -> Delta:
+        self.n_generated += 1
+        self.n_tokens += 1
+        if self.n_generated == self._to_eos:
+            token = EOS
+            self.finish_reason = "stop"
+        else:
+            token = self._draw()
+            if self.n_generated == self._to_limit:
+                self.finish_reason = "length"
+        text = self._cut(TOKENS[token]) if self._stops else TOKENS[token]
+        return Delta(self._choice, (token,), text, self.finish_reason, self._stop_reason)
+
+    def _draw(self) -> int:
+        if self.n_generated == 1:
+            return LABEL
+        # A linear congruential generator (the C standard's example): 0.1 us a token.
+        self._state = (self._state * 1103515245 + 12345) & 0x7FFFFFFF
+        return FIRST_WORD + (self._state >> 16) % (len(TOKENS) - FIRST_WORD)
+
+    def _cut(self, new: str) -> str:
+        """The text that may be sent now: as in vLLM, never the beginning of a stop string."""
+        seen = len(self._text)
+        self._text += new
+        found = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if new and (at := self._text.find(stop, max(0, seen - len(stop) + 1))) >= 0
+        ]
+        if found:
+            end, at, self._stop_reason = min(found, key=lambda match: match[0])
+            self.finish_reason = "stop"
+            shown = end if self._with_stop else at
+        elif self.finish_reason is not None or self._with_stop:
+            shown = len(self._text)
+        else:
+            shown = max(self._n_sent, len(self._text) - max(map(len, self._stops)) + 1)
+        text = self._text[self._n_sent : shown]
+        self._n_sent = shown
+        return text
+
+
+class PrefixCache:
+    """The last used blocks of prompts and answers. A block's hash must cover all before it.
+
+    It is for load tests of one tenant: tenants with equal prompts share blocks, which vLLM's cache
+    salts prevent.
+    """
+
+    def __init__(self, n_blocks: int) -> None:
+        self._n_blocks = n_blocks
+        self._blocks: OrderedDict[Hashable, None] = OrderedDict()
+
+    def use(self, hashes: ReadOnlySequence[Hashable]) -> int:
+        """Hold these blocks, of one prompt; returns how many of its first ones were held before."""
+        held = next((n for n, each in enumerate(hashes) if each not in self._blocks), len(hashes))
+        for each in reversed(hashes):  # so that the end of a prefix is evicted first
+            self._blocks[each] = None
+            self._blocks.move_to_end(each)
+        while len(self._blocks) > self._n_blocks:
+            self._blocks.popitem(last=False)
+        return held
+
+
+class Batch:
+    """Which sequences run in a step: first come, first served; bounded by sequences and by KV
+    tokens, as in vLLM's scheduler. No clock.
+    """
+
+    def __init__(self, settings: SimulatedSettings) -> None:
+        self.running: list[Sequence] = []
+        self.kv_used = 0
+        """Tokens of the running sequences."""
+        self._waiting: deque[Sequence] = deque()
+        self._max_num_seqs, self._kv_tokens = settings.sim_max_num_seqs, settings.sim_kv_tokens
+        self._prefill_tokens = settings.sim_prefill_tokens_per_step or sys.maxsize
+        blocks = settings.sim_cache_blocks
+        self._cache = PrefixCache(blocks) if blocks else None
+
+    def __len__(self) -> int:
+        """Sequences that run or wait."""
+        return len(self.running) + len(self._waiting)
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        """Put sequences at the end of the waiting ones."""
+        self._waiting.extend(sequences)
+
+    def discard(self, generation: Generation) -> None:
+        """Remove the sequences of `generation` that have not ended."""
+        self._leave([s for s in self.running if s.generation is generation])
+        if any(s.generation is generation for s in self._waiting):
+            self._waiting = deque(s for s in self._waiting if s.generation is not generation)
+
+    def clear(self) -> set[Generation]:
+        """Empty the batch; returns the generations that had not ended."""
+        cut_off = {sequence.generation for sequence in (*self.running, *self._waiting)}
+        self.running, self.kv_used = [], 0
+        self._waiting.clear()
+        return cut_off
+
+    def admit(self) -> int:
+        """Choose the next step's sequences; returns the number of prompt tokens to prefill."""
+        while self.kv_used + len(self.running) > self._kv_tokens:
+            preempted = self.running.pop()
+            self.kv_used -= preempted.n_tokens
+            self._waiting.appendleft(preempted)
+        while self._waiting and len(self.running) < self._max_num_seqs:
+            # Room for the tokens of all sequences and for the one that each gets in this step.
+            needed = self.kv_used + len(self.running) + self._waiting[0].n_tokens + 1
+            if needed > self._kv_tokens:
+                break
+            sequence = self._waiting.popleft()
+            self.running.append(sequence)
+            self.kv_used += sequence.n_tokens
+            sequence.to_prefill = self._uncached(sequence)
+        left = self._prefill_tokens
+        for sequence in self.running:  # in order of admission
+            tokens = min(left, sequence.to_prefill)
+            sequence.to_prefill -= tokens
+            left -= tokens
+        return self._prefill_tokens - left
+
+    def step(self) -> None:
+        """Generate one token for every prefilled sequence; those that ended leave the batch."""
+        ready = [sequence for sequence in self.running if not sequence.to_prefill]
+        for sequence in ready:
+            sequence.advance()
+        self.kv_used += len(ready)
+        self._leave([s for s in ready if s.finish_reason is not None])
+
+    def _uncached(self, sequence: Sequence) -> int:
+        """How many tokens of an admitted sequence must be prefilled."""
+        if self._cache is None:
+            return sequence.n_tokens
+        held = self._cache.use(sequence.blocks)
+        of_answer = max(0, held - len(sequence.prompt.blocks))
+        cached = min(sequence.prompt.n_tokens, BLOCK_TOKENS * held)
+        sequence.generation.note_cached(sequence.call, cached)
+        return max(1, sequence.n_tokens - cached - BLOCK_TOKENS * of_answer)
+
+    def _leave(self, leaving: ReadOnlySequence[Sequence]) -> None:
+        if leaving:
+            gone = set(leaving)
+            self.running = [sequence for sequence in self.running if sequence not in gone]
+            self.kv_used -= sum(sequence.n_tokens for sequence in leaving)
+            if self._cache is not None:
+                for sequence in leaving:
+                    self._cache.use(sequence.blocks)
+
+
+_AtLeast1 = Annotated[int, Field(ge=1)]
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class _Faults(BaseModel, extra="forbid", frozen=True):
+    die_after_steps: _AtLeast1 | None = None
+    die_on_signal: Literal["SIGUSR1", "SIGUSR2"] | None = None
+    hang_after_steps: _AtLeast1 | None = None
+    kill_on_prompt: _Text = ""
+    die_on_prompt: _Text = ""
+    kill_after_tokens: Annotated[int, Field(ge=0)] = 0
+    slow_start_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    slow_operations_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    refuse_past: bool = False
+
+
+def _faults(text: str) -> _Faults:
+    items = [item.strip().partition("=") for item in text.split(",") if item.strip()]
+    values = {name: value for name, _, value in items}
+    problem = "a fault is given twice" if len(values) < len(items) else ""
+    try:
+        faults = _Faults.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    else:
+        if faults.kill_after_tokens and not (faults.kill_on_prompt or faults.die_on_prompt):
+            problem = "kill_after_tokens needs kill_on_prompt or die_on_prompt"
+    if problem:
+        raise SettingsError(f"FLOTILLA_SIM_FAULTS: {problem}")
+    return faults
 
 
 class SimulatedEngine:
@@ -45,27 +401,21 @@ class SimulatedEngine:
                 f"FLOTILLA_SIM_MAX_MODEL_LEN={settings.sim_max_model_len} tokens must fit"
             )
         self.on_step: Callable[[], None] = lambda: None
-        self._settings = settings
-        self._faults = EngineFaults.parse(settings.sim_faults)
-        self._capacity = Capacity(
+        self.capacity = Capacity(
             max_num_seqs=settings.sim_max_num_seqs,
             max_model_len=settings.sim_max_model_len,
             max_loras=settings.sim_max_loras,
             kv_tokens=settings.sim_kv_tokens,
         )
-        blocks = settings.sim_cache_blocks
-        self._batch = Batch(
-            settings.sim_max_num_seqs,
-            settings.sim_kv_tokens,
-            settings.sim_prefill_tokens_per_step,
-            PrefixCache(blocks) if blocks else None,
-        )
-        self._api = SimulatedApi(pool, self)
+        self.dead = False
+        self._settings = settings
+        self._faults = _faults(settings.sim_faults)
+        self._batch = Batch(settings)
+        self._api = Api(pool, self)
         self._steps = 0
         self._still_until = 0.0
         self._has_work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
-        self._dead = False
 
     async def start(self) -> None:
         """Start taking steps."""
@@ -74,16 +424,6 @@ class SimulatedEngine:
             loop.add_signal_handler(signal.Signals[self._faults.die_on_signal], self.close)
         await asyncio.sleep(self._faults.slow_start_s)
         self._loop_task = asyncio.create_task(self._run(), name="simulated-engine")
-
-    @property
-    def capacity(self) -> Capacity:
-        """See `Engine.capacity`."""
-        return self._capacity
-
-    @property
-    def dead(self) -> bool:
-        """See `Engine.dead`."""
-        return self._dead
 
     def load(self) -> Load:
         """See `Engine.load`."""
@@ -99,20 +439,20 @@ class SimulatedEngine:
             self._loop_task.cancel()
         self._die()
 
-    def submit(self, generation: Generation) -> None:
-        """Queue the generation for the batch. Raises EngineDeadError.
-
-        Raises Disconnected if the engine refuses to continue it.
-        """
-        if self._dead:
-            raise EngineDeadError
-        if generation.continued and generation.journal is not None:
+    def generate(self, request: TextRequest) -> Generation:
+        """Put a request into the batch. Raises EngineDead, and as Generation; Disconnected, too,
+        if the faults forbid to continue it."""
+        if self.dead:
+            raise EngineDead
+        made = Generation(request, self.capacity.max_model_len, JOURNAL.get())
+        if made.continued and made.journal is not None:
             if self._faults.refuse_past:
-                generation.journal.refuse_past("FLOTILLA_SIM_FAULTS has refuse_past")
+                made.journal.refuse_past("FLOTILLA_SIM_FAULTS has refuse_past")
                 raise Disconnected
-            generation.journal.continued("prefill", 0)
-        self._batch.add([each for each in generation.sequences if each.finish_reason is None])
+            made.journal.continued("prefill", 0)
+        self._batch.add(each for each in made.sequences if each.finish_reason is None)
         self._has_work.set()
+        return made
 
     def abort(self, generation: Generation) -> None:
         """Remove the generation's sequences from the batch; nothing if they have ended."""
@@ -171,6 +511,6 @@ class SimulatedEngine:
         )
 
     def _die(self) -> None:
-        self._dead = True
+        self.dead = True
         for generation in self._batch.clear():
-            generation.fail(EngineDeadError())
+            generation.fail(EngineDead())

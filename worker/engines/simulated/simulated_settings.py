@@ -28,5 +28,5 @@ class SimulatedSettings(ProcessSettings):
     )
     sim_max_loras: int = Field(4, ge=0, description="LoRA adapters in one step; 0: takes none")
     sim_faults: str = Field(
-        "", description="faults by name, see worker/engines/simulated/engine_faults.py"
+        "", description="faults by name, see worker/engines/simulated/engine.py"
     )

@@ -15,7 +15,7 @@ from shared.platform import logs, process_start, tracing
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import SettingsError, load_settings
 from shared.store.health import refuse_unfit
-from worker.core.lifecycle import Worker
+from worker.core.worker import Worker
 from worker.engines.interface import Engine
 from worker.engines.simulated.simulated_settings import SimulatedSettings
 from worker.engines.vllm.vllm_settings import VllmSettings
@@ -40,7 +40,7 @@ async def _run(settings: WorkerSettings, pool: Pool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     # Loading a model may block the loop for minutes.
-    LoopWatchdog(active=lambda: worker.serving).start()
+    LoopWatchdog(active=lambda: worker.jobs is not None).start()
     return await worker.run()
 
 

@@ -19,10 +19,7 @@ class WorkerSettings(WorkerPlaceSettings, PoolSettings):
         0.95, gt=0, le=1, description="share of the KV cache above which no job is claimed"
     )
     engine_stall_s: float = Field(
-        120.0,
-        gt=0,
-        description="an engine with work that makes no step for this time counts as hung; after "
-        "30 s, or 20 times its longest step of late, unless it warms up or has a longer prompt",
+        60.0, gt=0, description="an engine with work that makes no step for this time has hung"
     )
 
     @field_validator("worker_id")

@@ -15,8 +15,8 @@ from load_tests.oracle.answer import Answer
 from load_tests.oracle.request_classes import Mode, Request, RequestClass, make_request
 from load_tests.systems.engine import MODEL
 from shared.fleet.pool import Pool
-from worker.core.asgi import Exchange
-from worker.core.service_tier import add_tier, requested_tier
+from worker.core.edits import TierEdit, requested_tier
+from worker.core.run import Exchange
 from worker.engines.interface import JOURNAL, Engine, Logprobs, Past
 from worker.engines.prompt_context import Context
 from worker.engines.simulated.engine import SimulatedEngine
@@ -133,7 +133,7 @@ class Undisturbed:
                 answer.add_chunk(event.data)
         else:
             body = bytes(exchange.body)
-            answer.set_body(exchange.status, add_tier(body, tier) if tier else body)
+            answer.set_body(exchange.status, TierEdit(tier).whole(body) if tier else body)
         choices = sorted(recorder.texts)
         return Expected(
             answer,

@@ -3,7 +3,7 @@
 To add an endpoint, add a row here, its path and schemas to its API (`gateway/apis/<name>/`) and its
 answer to `worker/engines/simulated/api.py`. The row is all that the others need: the
 gateway routes, checks and documents the path (`gateway/description/endpoint_route.py`,
-`gateway/core/call.py`), the worker calls the engine's route (`worker/core/job_run.py`).
+`gateway/core/call.py`), the worker calls the engine's route (`worker/core/run.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Most are routes of the engine's own application, which the worker calls as it calls an endpoint, so
 options and answers are vLLM's. The gateway checks the options and sends the action to the workers
-(`gateway/apis/admin/`); a worker carries it out in `worker/core/operations.py`.
+(`gateway/apis/admin/`); a worker carries it out in `worker/core/control.py`.
 """
 
 from __future__ import annotations

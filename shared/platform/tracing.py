@@ -7,7 +7,7 @@ of a trace:
 |---|---|---|---|
 | `POST /v1/...` | gateway (request_span.py) | request | end of its answer |
 | `delivery` | gateway | first output sent | end of the answer |
-| `queue` | worker (worker/core/run_trace.py) | submit | first lease |
+| `queue` | worker (worker/core/trace.py) | submit | first lease |
 | `attempt` | worker | lease | end of the run |
 | `prefill`, `decode` | worker | start of the run, first output | first output, end of the run |
 | `llm_request` | vLLM | its own span, below the attempt's | |

@@ -11,7 +11,7 @@ import pytest
 from shared.job.log import Entry
 from tests.e2e.shared_engine import SharedEngine
 from tests.unit.worker.bench import Bench
-from worker.core.job_run import Outcome
+from worker.core.run import Outcome
 from worker.engines.interface import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]

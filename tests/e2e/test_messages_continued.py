@@ -16,7 +16,7 @@ from tests.e2e.continuation_classes import LogRecorder, run
 from tests.harness.asgi_client import Reply
 from tests.harness.models import DEMO
 from tests.vllm.test_messages import BODIES, PATH
-from worker.core.sent_output import SentChunks
+from worker.core.resume import SentChunks
 from worker.engines.interface import Engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections import Counter
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.harness.waiting import wait_for
 
 FAST = {"sim_step_ms": 5, "sim_step_us_per_seq": 0}
 STEADY = {"sim_step_ms": 40, "sim_step_us_per_seq": 0}
-NEVER_BEGINS = {**FAST, "sim_prefill_us_per_token": 20_000_000}
+NEVER_BEGINS = {**FAST, "sim_prefill_us_per_token": 20_000_000, "engine_stall_s": 600.0}
 """The first token takes longer than any test."""
 LONG_LEASE = {"lease_s": 600.0}
 """Longer than any test waits: what is lost was noticed, its lease has not expired."""
@@ -230,6 +231,19 @@ def test_a_hung_engine_loses_its_jobs(stack: Stack) -> None:
     join([call])
     assert call.lines[-1] == "data: [DONE]"
     assert job(gateway, call.job_id)["text"] == call.text
+
+
+def test_a_worker_that_stood_still_does_not_blame_its_engine(stack: Stack) -> None:
+    gateway = stack.gateway(**LONG_LEASE)
+    worker = stack.worker(engine_stall_s=0.5, **LONG_LEASE, **STEADY)
+    call = Call(gateway, chat("goes on", max_tokens=100, ignore_eos=True, stream=True))
+    wait_for(lambda: call.text, "it streams")
+    worker.stop(signal.SIGSTOP)
+    time.sleep(1.5)
+    worker.stop(signal.SIGCONT)
+    join([call])
+    assert outcomes(gateway, call.job_id) == ["completed"]
+    worker.check()
 
 
 @pytest.mark.parametrize(

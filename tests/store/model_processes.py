@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.core.reader import Reader, ReadMode
 from shared.job.errors import StreamReset
@@ -23,13 +23,10 @@ from tests.store.model_parts import (
     next_token,
     tokens_of,
 )
-from worker.core.claim import Charges, Claims, Room
-from worker.core.home_shards import HomeShards
-from worker.core.membership import Membership
+from worker.core.claim import Charges, Claims, HomeShards, Room
 from worker.core.output import Output
 from worker.core.publish import ShardPublisher
-from worker.core.resume import read_past
-from worker.core.sent_output import ContinuationReader
+from worker.core.resume import Continuation, read_past
 from worker.engines.interface import Capacity, Load
 
 if TYPE_CHECKING:
@@ -77,9 +74,8 @@ class Run:
         if entries is None:
             self.output.restart("log_lost")
             return
-        reader = ContinuationReader()
-        reader.add(entries)
-        past = reader.continuation
+        past = Continuation()
+        past.add(entries)
         made = past.pasts[0].deltas if 0 in past.pasts else ()
         if self.restarts and (made or past.chunks):
             self.output.restart("worker_lost")
@@ -125,26 +121,32 @@ class ModelWorker:
     output_class = Output
 
     def __init__(self, world: World, name: str) -> None:
-        self.name = name
+        self.name = self.worker_id = name
+        self.pool = POOL
         self.world = world
         self.queue = ModelQueue(world.prefix)
         self.runs: dict[str, Run] = {}
-        charges = Charges(ShareRules())
-        self.room = Room(Engine(self), 0.9, charges)  # type: ignore[arg-type]
-        self.publisher = self.publisher_class(self.queue, 0, name, self._lost)
-        member = Membership(self.queue, POOL, name)
-        self.claims = self.claims_class(
-            member, 0, self.room, charges, HomeShards(member), self.publisher, self._start
-        )
+        self.charges = Charges(ShareRules())
+        self.room = Room(Engine(self), 0.9, self.charges)  # type: ignore[arg-type]
+        jobs: Any = self  # what these ask of Jobs
+        self.homes = HomeShards(jobs)
+        self.publisher = self.publisher_class(jobs, 0)
+        self.claims = self.claims_class(jobs, self.publisher)
         self.is_claiming = self.is_sending = False
 
-    def _start(self, job: HeldJob) -> None:
-        output = self.output_class(job, self.publisher.notify)
+    def idle_room(self, shard: int) -> tuple[str, int]:
+        """See Jobs."""
+        return self.pool, self.room.free()
+
+    def start(self, job: HeldJob) -> None:
+        """See Jobs."""
+        output = self.output_class(job, self.publisher)  # type: ignore[arg-type]
         self.publisher.add(output)
         self.room.started(output)
         self.runs[job.id] = Run(output, self.publisher)
 
-    def _lost(self, output: Output, state: str) -> None:
+    def lost(self, output: Output, state: str) -> None:
+        """See Jobs."""
         run = self.runs.get(output.id)
         if run is not None and run.output is output:
             del self.runs[output.id]
@@ -213,7 +215,7 @@ class ModelWorker:
 
     def _given_back(self, output: Output) -> None:
         self.publisher.remove(output)
-        self._lost(output, "")
+        self.lost(output, "")
 
     def on_message(self, message: bytes) -> None:
         """A message on its control channel."""

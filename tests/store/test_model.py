@@ -6,7 +6,7 @@ Each rule that this needs is switched off in turn, and such schedules find that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from tests.store.model_parts import Broken, Wire
 from tests.store.model_processes import ModelWorker
 from worker.core.claim import Claims
 from worker.core.output import Output
-from worker.core.publish import ShardPublisher
+from worker.core.publish import Publisher, ShardPublisher
 
 REAL_CLOCK = (
     "local function read_clock() local t = redis.call('TIME') return t[1] * 1000000 + t[2] end"
@@ -74,8 +74,8 @@ class MergingOutput(Output):
 
     __slots__ = ("raw",)
 
-    def __init__(self, job: HeldJob, notify: Callable[[Output], None]) -> None:
-        super().__init__(job, notify)
+    def __init__(self, job: HeldJob, publisher: Publisher) -> None:
+        super().__init__(job, publisher)
         self.raw: tuple[list[bytes], list[Record], DeltaEncoder] = ([], [], self._encoder)
 
     def take(self, step: Step, claim: bytes) -> bool:

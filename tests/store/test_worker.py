@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.job.fair_shares import ShareRules
 from shared.job.lanes import FLEX
 from shared.job.result import PIECE_BYTES, n_pieces
-from shared.platform.malformed import MalformedValues
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store import keys
@@ -24,14 +22,10 @@ from tests.harness.waiting import eventually
 from tests.store.conftest import POOL, TENANT, Case, make_answer
 from worker.core import claim as claim_module
 from worker.core import publish as publish_module
-from worker.core.claim import Charges, Claims, Room
-from worker.core.hand_over import HandOver
+from worker.core.control import ControlChannel
 from worker.core.heartbeat import Heartbeat
-from worker.core.home_shards import HomeShards
-from worker.core.loop import ControlChannel
-from worker.core.membership import Membership
+from worker.core.jobs import Jobs
 from worker.core.output import Output
-from worker.core.publish import Publisher
 from worker.core.resume import read_past
 from worker.engines.interface import Capacity, Load
 
@@ -51,58 +45,54 @@ class Engine:
         return Load(sum(each.reached_engine for each in outputs), 0.0)
 
 
-class Worker:
-    """A worker without an engine: the test produces its output."""
+class Worker(Jobs):
+    """A worker whose jobs do not run: the test produces their output."""
 
     def __init__(self, case: Case, name: str, slots: int) -> None:
-        queue, self.name = case.queue, name
+        self.name = name
         self.outputs: dict[str, Output] = {}
-        self.lost: dict[str, str] = {}
-        self.aborted: list[str] = []
+        self.gone: dict[str, str] = {}
+        """The jobs that are its own no more -> their states."""
+        engine: Any = Engine(self, slots)
         metrics = WorkerMetrics(CollectorRegistry())
-        charges, member = Charges(ShareRules()), Membership(queue, POOL, name)
-        self.room = Room(Engine(self, slots), 0.9, charges)  # type: ignore[arg-type]
-        self.publisher = Publisher(queue, name, metrics, self._on_lost)
-        publisher, homes = self.publisher.shards[0], HomeShards(member)
-        self.claims = Claims(member, 0, self.room, charges, homes, publisher, self._start)
-        self.hand_over = HandOver(member, self.publisher, self._abort)
-        self.malformed = metrics.malformed
-        self.control = ControlChannel(
-            self.publisher, [self.claims], self.room, self.hand_over,
-            MalformedValues(metrics.malformed),
-        )  # fmt: skip
-        channel = keys.control_channel(name)
+        super().__init__(case.queue, POOL, name, engine, metrics, kv_high_watermark=0.9)
+        self.control = ControlChannel(self)
         self.subscription = Subscription(
-            queue.servers, 0, channel, lambda message: self.control.on_message([0], message)
-        )
-        self.tasks = [asyncio.create_task(self.subscription.run())]
+            case.queue.servers, 0, keys.control_channel(name),
+            lambda message: self.control.on_message([0], message),
+        )  # fmt: skip
+        self.started = [asyncio.create_task(self.subscription.run())]
 
-    def _start(self, job: HeldJob) -> None:
-        self.outputs[job.id] = output = Output(job, self.publisher.notify)
+    def start(self, job: HeldJob) -> None:
+        """Wait for the test."""
+        self.outputs[job.id] = output = Output(job, self.publisher)
         self.publisher.of(output).add(output)
         self.room.started(output)
 
-    def _on_lost(self, output: Output, state: str) -> None:
-        self.lost[output.id] = state
+    def lost(self, output: Output, state: str) -> None:
+        """Note it."""
+        self.gone[output.id] = state
         self.outputs.pop(output.id, None)
 
-    def _abort(self, output: Output, reason: str) -> None:
-        self.aborted.append(output.id)
-        self.outputs.pop(output.id, None)
+    async def release(self, outputs: Sequence[Output], reason: str, *, blame: bool = False) -> None:
+        """Forget the jobs that are given back."""
+        for output in outputs:
+            self.outputs.pop(output.id, None)
+        await super().release(outputs, reason, blame=blame)
 
     async def open(self) -> None:
         """Hear control messages, and send."""
         await self.subscription.connected.wait()
-        self.tasks.append(asyncio.create_task(self.publisher.run()))
+        self.started.append(asyncio.create_task(self.publisher.run()))
 
     def run_claims(self) -> None:
         """Claim as a worker does."""
-        self.tasks.append(asyncio.create_task(self.claims.run()))
+        self.started.append(asyncio.create_task(self.claims[0].run()))
 
     async def claim(self) -> list[Output]:
         """Claim once; the outputs of the jobs that came."""
         before = set(self.outputs)
-        await self.claims.claim()
+        await self.claims[0].claim()
         return [output for job_id, output in self.outputs.items() if job_id not in before]
 
     async def claim_one(self) -> Output:
@@ -125,7 +115,7 @@ class Worker:
         async with asyncio.timeout(60):
             outcome = await self.publisher.finish(output, make_answer(**answer))
         self.outputs.pop(output.id, None)
-        self.claims.wake()
+        self.claims[0].wake()
         return outcome
 
 
@@ -148,7 +138,7 @@ async def workers(case: Case, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setattr(publish_module, "_RETRY_CAP_S", 0.01)
     workers = Workers(case)
     yield workers
-    await end([task for worker in workers.all for task in worker.tasks])
+    await end([task for worker in workers.all for task in worker.started])
 
 
 @pytest.fixture
@@ -246,11 +236,11 @@ async def test_a_job_that_others_have_ended_is_lost_alone(case: Case, worker: Wo
     await logged(case, kept, "claimed", "x")
 
     async def are_lost() -> bool:
-        return len(worker.lost) == 2
+        return len(worker.gone) == 2
 
     await eventually(are_lost, "both are lost")
-    assert worker.lost[cancelled.id] in ("cancelled", "revoked")
-    assert worker.lost[gone.id] == "gone"
+    assert worker.gone[cancelled.id] in ("cancelled", "revoked")
+    assert worker.gone[gone.id] == "gone"
     assert await case.events(cancelled) == ["claimed", "cancelled"]
     assert await worker.finish(outputs[kept.id]) == "ok"
 
@@ -260,7 +250,7 @@ async def test_the_outcome_of_a_result_tells_who_has_ended_the_job(
 ) -> None:
     jobs = [await case.submit() for _ in range(2)]
     first, second = await worker.claim()
-    await end([worker.tasks[0]])  # it hears no hints
+    await end([worker.started[0]])  # it hears no hints
     await case.queue.cancel(TENANT, jobs[0].id)
     assert await worker.finish(first) == "cancelled"
     second.discarded = True
@@ -287,7 +277,7 @@ async def test_a_result_whose_reply_was_lost_is_repeated_and_stored_once(
     assert await worker.finish(output) == "ok"
     assert calls == 2
     assert await case.events(job) == ["claimed", "x", "completed"]
-    assert worker.lost == {}
+    assert worker.gone == {}
 
 
 async def test_lost_connections_cost_no_job_and_no_entry(case: Case, worker: Worker) -> None:
@@ -297,7 +287,7 @@ async def test_lost_connections_cost_no_job_and_no_entry(case: Case, worker: Wor
         case.queue.give_up(0, "the test")
         worker.step(output, text=text)
         await logged(case, job, "claimed", *texts[:count])
-    assert worker.lost == {}
+    assert worker.gone == {}
 
 
 async def test_output_is_kept_while_redis_refuses_writes(case: Case, worker: Worker) -> None:
@@ -345,11 +335,11 @@ async def test_a_job_whose_lost_entries_are_not_kept_goes_to_others(
     worker.step(output, text="b")
 
     async def is_lost() -> bool:
-        return worker.lost == {job.id: "queued"}
+        return worker.gone == {job.id: "queued"}
 
     await eventually(is_lost, "the worker gives it up")
-    assert await worker.claims.claim() is False  # Redis has more of its jobs than it knows
-    await worker.claims.claim()
+    assert await worker.claims[0].claim() is False  # Redis has more of its jobs than it knows
+    await worker.claims[0].claim()
     again = await worker.claim_one()
     assert again.job.attempt == 2
 
@@ -363,7 +353,7 @@ async def test_the_past_is_read_up_to_the_own_claim(
     for text in "abc":
         worker.step(output, text=text)
         await eventually_sent(worker)
-    await worker.hand_over.give_back([output], "handed_over", "drained")
+    await worker.release([output], "drained")
     second = (await worker.claim_one()).job
     entries = await read_past(case.queue, second)
     assert entries is not None
@@ -450,14 +440,11 @@ async def test_a_drain_hands_over_as_many_jobs_as_others_have_room_for(
     worker.step(*outputs)
     await eventually_sent(worker)
     other = await workers.start("w-2", slots=3)
-    await other.claims.claim()  # it is noted as idle
+    await other.claims[0].claim()  # it is noted as idle
     worker.room.draining = True
-    await worker.hand_over.move_jobs(len(worker.outputs))
-    assert len(worker.aborted) == 3
+    await worker.hand_over()
+    assert len(worker.outputs) == 1
     assert len(await other.claim()) == 3
-    assert [output.id for output in outputs if output.id not in worker.aborted] == list(
-        worker.outputs
-    )
     for output in other.outputs.values():
         entries = await read_past(case.queue, output.job)
         assert entries is not None
@@ -472,7 +459,7 @@ async def test_a_flex_job_makes_room_for_a_better_one(case: Case, workers: Worke
     flex = [await case.submit(lane=FLEX) for _ in range(2)]
     await worker.claim()
     worker.step(*worker.outputs.values())
-    await worker.claims.claim()  # tells that it would make room
+    await worker.claims[0].claim()  # tells that it would make room
     worker.run_claims()
     job = await case.submit()
 
@@ -481,7 +468,6 @@ async def test_a_flex_job_makes_room_for_a_better_one(case: Case, workers: Worke
 
     await eventually(has_it, "the better job runs")
     assert len(worker.outputs) == 2
-    assert len(worker.aborted) == 1
     states = {await case.state(each) for each in flex}
     assert states == {"in_progress", "queued"}
 
@@ -489,17 +475,17 @@ async def test_a_flex_job_makes_room_for_a_better_one(case: Case, workers: Worke
 async def test_without_an_answer_jobs_are_given_up_here(
     case: Case, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.core.hand_over._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("worker.core.jobs._GIVE_BACK_S", 0.1)
     job, output = await case.submit(), await worker.claim_one()
 
     async def fail(*_: Any) -> None:
         raise StoreTimeout("lost")
 
     monkeypatch.setattr(case.queue, "give_back", fail)
-    await worker.hand_over.give_back([output], "requeued", "engine_died")
+    await worker.release([output], "engine_died")
     assert worker.publisher.shards[0].outputs == {}
     assert await case.state(job) == "in_progress"
-    assert await worker.claims.claim() is False  # Redis has more of its jobs than it knows
+    assert await worker.claims[0].claim() is False  # Redis has more of its jobs than it knows
 
 
 # --- the control channel ---
@@ -511,7 +497,7 @@ async def test_control_messages(case: Case, worker: Worker) -> None:
         worker.control.on_message([0], message)
     assert worker.control.operator_calls.get_nowait() == ("op-1", "sleep", b"{}")
     assert worker.control.operator_calls.empty()
-    (samples,) = (metric.samples for metric in worker.malformed.collect())
+    (samples,) = (metric.samples for metric in worker.metrics.malformed.collect())
     assert sum(s.value for s in samples if s.name.endswith("_total")) == 4
 
 

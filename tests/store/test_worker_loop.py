@@ -23,35 +23,34 @@ from shared.store.subscription import Subscription
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 from tests.store.conftest import POOL, Case
-from worker.core.job_run import JobRun, Outcome
-from worker.core.loop import WorkerLoop
-from worker.core.membership import Membership
+from worker.core.control import ControlChannel
+from worker.core.jobs import Jobs
+from worker.core.run import Outcome, Run
 from worker.engines.simulated.engine import SimulatedEngine
 
 
 @asynccontextmanager
 async def serving(
     case: Case, name: str = "w-1", *, slots: int = 4, step_ms: float = 2
-) -> AsyncIterator[WorkerLoop]:
+) -> AsyncIterator[Jobs]:
     """A worker that claims and runs jobs."""
     engine = SimulatedEngine(
         Settings(sim_step_ms=step_ms, sim_step_us_per_seq=0, sim_max_num_seqs=slots)
     )
     await engine.start()
     metrics = WorkerMetrics(CollectorRegistry())
-    loop = WorkerLoop(Membership(case.queue, POOL, name), engine, metrics, kv_high_watermark=0.95)
+    jobs = Jobs(case.queue, POOL, name, engine, metrics, kv_high_watermark=0.95)
+    channel = ControlChannel(jobs)
     subscription = Subscription(
         case.queue.servers, 0, keys.control_channel(name),
-        lambda message: loop.control.on_message([0], message),
+        lambda message: channel.on_message([0], message),
     )  # fmt: skip
-    tasks = [
-        asyncio.create_task(work) for work in (subscription.run(), loop.publisher.run(), loop.run())
-    ]
+    tasks = [asyncio.create_task(work) for work in (subscription.run(), jobs.run())]
     try:
         await subscription.connected.wait()
-        yield loop
+        yield jobs
     finally:
-        await end([*tasks, *loop.runs.tasks])
+        await end([*tasks, *jobs.tasks])
         engine.close()
 
 
@@ -98,21 +97,20 @@ async def text(case: Case, job: NewJob) -> str:
 async def test_a_job_that_is_given_back_is_continued_by_another_worker(
     case: Case, stream: bool
 ) -> None:
-    async with serving(case, step_ms=0) as loop:
+    async with serving(case, step_ms=0) as worker:
         whole = await ask(case, 60, stream=stream)
         assert await ended(case, whole) == "completed"
 
         async def has_none() -> bool:
-            return not loop.runs
+            return not worker.runs
 
         await eventually(has_none, "its run has ended")
-    async with serving(case, "w-2", step_ms=5) as loop:
+    async with serving(case, "w-2", step_ms=5) as worker:
         job = await ask(case, 60, stream=stream)
         await has_tokens(case, job, 3)
-        loop.drain()
-        await loop.give_back_all("drained", blame=False)
+        await worker.release_all("drained")
         assert await case.state(job) == "queued"
-        assert loop.publisher.outputs() == []
+        assert worker.publisher.outputs() == []
     async with serving(case, "w-3", step_ms=0):
         assert await ended(case, job) == "completed"
     assert await text(case, job) == await text(case, whole)
@@ -126,10 +124,10 @@ async def test_a_job_that_is_given_back_is_continued_by_another_worker(
 async def test_a_run_that_fails_counts_as_a_lost_attempt(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(self: JobRun) -> Outcome:
+    async def fail(self: Run) -> Outcome:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(JobRun, "execute", fail)
+    monkeypatch.setattr(Run, "execute", fail)
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.formatter(as_json=True))
@@ -147,24 +145,23 @@ async def test_a_run_that_fails_counts_as_a_lost_attempt(
 
 
 async def test_a_paused_worker_claims_nothing_until_it_may(case: Case) -> None:
-    async with serving(case) as loop:
-        await loop.pause("paused by an operator")
+    async with serving(case) as worker:
+        await worker.pause("paused by an operator")
         job = await ask(case, 4)
-        await loop.claim_again()
-        claims = loop._claims[0]
+        worker.claim_again()
+        (claims,) = worker.claims
         await claims.settled.wait()
         assert await case.state(job) == "queued"
-        loop.room.paused = ""
-        await loop.claim_again()
+        worker.room.paused = ""
+        worker.claim_again()
         assert await ended(case, job) == "completed"
 
 
 async def test_jobs_of_a_dead_engine_are_blamed_if_they_have_begun(case: Case) -> None:
-    async with serving(case, slots=1, step_ms=5) as loop:
+    async with serving(case, slots=1, step_ms=5) as worker:
         job = await ask(case, 8000)
         await has_tokens(case, job, 1)
-        loop.drain()
-        await loop.give_back_all("engine_died", blame=True)
+        await worker.release_all("engine_died", blame=True)
     assert case.place(job) == "first"  # it had output
     (record,) = await case.queue.get(job.id)
     assert record is not None
@@ -172,16 +169,16 @@ async def test_jobs_of_a_dead_engine_are_blamed_if_they_have_begun(case: Case) -
 
 
 async def test_what_the_engine_has_done_is_counted_for_the_heartbeats(case: Case) -> None:
-    async with serving(case) as loop:
+    async with serving(case) as worker:
         jobs = [await ask(case, tokens) for tokens in (3, 5)]
         for job in jobs:
             assert await ended(case, job) == "completed"
 
         async def are_over() -> bool:
-            return not loop.runs
+            return not worker.runs
 
         await eventually(are_over, "both runs are over")
-        totals = loop.runs.totals
+        totals = worker.totals
         assert (totals.finished, totals.output_tokens) == (2, 8)
         assert totals.prompt_tokens > 0
         assert totals.job_s > 0

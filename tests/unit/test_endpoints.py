@@ -18,7 +18,7 @@ from shared.api.endpoints import ENDPOINTS
 from shared.api.multipart import content_type_of
 from shared.job.errors import BadRequest
 from tests.harness.settings import Settings
-from worker.core.asgi import Exchange
+from worker.core.run import Exchange
 from worker.engines.interface import JOURNAL
 from worker.engines.simulated.engine import SimulatedEngine
 

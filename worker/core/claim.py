@@ -5,7 +5,11 @@ A worker pulls. It asks each shard once a second, with room or without, paused o
 tells how many jobs it knows that it has there: a claim whose reply was lost shows by that. It asks
 at once when room has become free, and when `submit` has woken it on its control channel.
 
-Request path: `shared/store/queue.py` -> here -> `worker/core/job_run.py`.
+On a cluster it has home shards: there it claims as soon as it has room, and is told of jobs before
+others. It asks the others each second, and is told of their jobs if none of their own workers has
+room.
+
+Request path: `shared/store/queue.py` -> here -> `worker/core/jobs.py`.
 """
 
 from __future__ import annotations
@@ -13,21 +17,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from shared.job.fair_shares import FIRST_TOKENS, OUTPUT_COST, ShareRules, cost
 from shared.job.states import WorkerState
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
-from shared.store.errors import TRANSIENT
-from shared.store.queue import HeldJob
-from worker.core.home_shards import HomeShards
-from worker.core.membership import Membership
+from shared.store.errors import TRANSIENT, StoreError
+from shared.store.fleet_registry import Registry
 from worker.core.output import Charged, Output
 from worker.core.publish import ShardPublisher
-from worker.engines.interface import Capacity, Engine
+from worker.engines.interface import Engine
+
+if TYPE_CHECKING:
+    from worker.core.jobs import Jobs
 
 log = logging.getLogger("flotilla.claim")
 
@@ -51,6 +57,10 @@ _ADAPTER_TURN_S = 2.0
 """So long a job may wait for its adapter's place in the engine while others go past it."""
 _BYTES_PER_TOKEN = 4
 """Of a body whose prompt the engine has not counted yet: about."""
+_HOMES_S = 1.0
+"""Between two looks at the other workers."""
+_WORKERS_AT_FULL_RATE = 20
+"""More read less often each: the reply grows with their number, too."""
 
 
 class SlotSnapshot(NamedTuple):
@@ -164,7 +174,7 @@ class Room:
     def __init__(self, engine: Engine, kv_high_watermark: float, charges: Charges) -> None:
         self._engine = engine
         self._charges = charges
-        self._capacity: Capacity = engine.capacity
+        self._capacity = engine.capacity
         self._kv_high_watermark = kv_high_watermark
         self._starting: list[Output] = []  # claimed, and without output
         self._latest_start = 0.0  # of those with output
@@ -235,31 +245,52 @@ class Room:
         )
 
 
-class Claims:
-    """The claims of one worker in one shard. One is in flight at most. `start(job)` runs a job, and
-    adds it to those of the publisher."""
+def homes(worker: str, others: Collection[str], shards: int) -> frozenset[int]:
+    """The home shards of one of a pool's serving workers, by its rank among them.
 
-    def __init__(
-        self,
-        member: Membership,
-        shard: int,
-        room: Room,
-        charges: Charges,
-        homes: HomeShards,
-        publisher: ShardPublisher,
-        start: Callable[[HeldJob], None],
-    ) -> None:
+    With at least as many workers as shards each has one home, else each shard one worker; their
+    numbers differ by one at most.
+    """
+    ranked = sorted({worker, *others})
+    n = min(len(ranked), shards)
+    return frozenset(range(ranked.index(worker) % n, shards, n))
+
+
+class HomeShards:
+    """The home shards of one worker: all on one Redis, where one claim is about all shards."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.shards = frozenset(range(jobs.queue.shards))
+        self._jobs = jobs
+
+    async def run(self) -> None:
+        """Follow the other workers that come and go, until this one drains."""
+        jobs, n_shards = self._jobs, self._jobs.queue.shards
+        registry, others = Registry(jobs.queue.servers.primary), list[str]()
+        while len(jobs.queue.servers.groups) > 1 and not jobs.room.draining:
+            with contextlib.suppress(StoreError):  # the homes stay as they are
+                found = await registry.workers()
+                others = [w.id for w in found if w.pool == jobs.pool and w.state.serving]
+                own = homes(jobs.worker_id, others, n_shards)
+                if own != self.shards:
+                    log.info("home shards: %s", ", ".join(map(str, sorted(own))))
+                    self.shards = own
+                    jobs.claim_again()
+            interval_s = _HOMES_S * max(1.0, len(others) / _WORKERS_AT_FULL_RATE)
+            await asyncio.sleep(random.uniform(0.7, 1.0) * interval_s)
+
+
+class Claims:
+    """The claims of one worker in one shard. One is in flight at most."""
+
+    def __init__(self, jobs: Jobs, publisher: ShardPublisher) -> None:
         self.settled = asyncio.Event()
         """Set while no claim is in flight, which may bring jobs."""
         self.settled.set()
-        self._queue, self._pool, self._worker = member
-        self._shard = shard
-        self._room = room
-        self._charges = charges
-        self._homes = homes
+        self._jobs = jobs
+        self._room = jobs.room
+        self._shard = publisher.shard
         self._publisher = publisher
-        publisher.idle = lambda: (member.pool, room.free() if shard in homes.shards else 0)
-        self._start = start
         self._must_reconcile = False
         self._has_room = False  # as of the latest claim
         self._told = 0  # of so many waiting jobs
@@ -299,9 +330,9 @@ class Claims:
 
     async def claim(self) -> bool:
         """Ask once. Returns whether there is nothing more to ask for now. Raises StoreError."""
-        outputs, room = self._publisher.outputs, self._room
+        jobs, outputs, room = self._jobs, self._publisher.outputs, self._room
         if self._must_reconcile:
-            await self._queue.reconcile(self._shard, self._worker, list(outputs))
+            await jobs.queue.reconcile(self._shard, jobs.worker_id, list(outputs))
             self._must_reconcile = False
             return False
         free, told, self._told = room.free(), self._told, 0
@@ -309,28 +340,30 @@ class Claims:
         room.requested += most
         self.settled.clear()
         try:
-            jobs = await self._queue.claim(
+            claimed = await jobs.queue.claim(
                 self._shard,
-                self._pool,
-                self._worker,
+                jobs.pool,
+                jobs.worker_id,
                 room=free,
                 known=len(outputs),
                 most=most,
                 yieldable=len(yieldable(self._publisher)),
                 blame=self._publisher.blame,
-                at_home=self._shard in self._homes.shards,
-                charges=self._charges.take(self._shard, outputs.values()),
-                expected_cost=self._charges.expected_cost,
+                at_home=self._shard in jobs.homes.shards,
+                charges=jobs.charges.take(self._shard, outputs.values()),
+                expected_cost=jobs.charges.expected_cost,
             )
         finally:
             self.settled.set()
             room.requested -= most
             room.exchanged = max(0, room.exchanged - most)
-        self._must_reconcile = jobs is None
-        for job in jobs or ():
-            self._start(job)
-        self._has_room = jobs is not None and len(jobs) < free
-        return jobs is not None and (len(jobs) < CLAIM_BATCH or not room.free())
+        self._must_reconcile = claimed is None
+        if claimed is None:
+            return False
+        for job in claimed:
+            jobs.start(job)
+        self._has_room = len(claimed) < free
+        return len(claimed) < CLAIM_BATCH or not room.free()
 
     async def _wait(self) -> None:
         """Until `wake`, for `ASK_S` at most, or until there is room again, or less blame."""

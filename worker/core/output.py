@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from asyncio import Future
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.job.log import (
     DeltaDecoder,
@@ -28,9 +28,12 @@ from shared.job.log import (
 )
 from shared.job.result import JobResult
 from shared.store.queue import HeldJob, Step, pack_end
-from worker.core.answer_edits import AnswerEdit
+from worker.core.edits import AnswerEdit
 from worker.engines.interface import Logprobs, Past
 from worker.engines.prompt_context import Context
+
+if TYPE_CHECKING:
+    from worker.core.publish import Publisher
 
 _RESTARTED = pack_entry(None, None, (EventName.RESTARTED,))
 
@@ -49,7 +52,7 @@ class Charged(NamedTuple):
 class Output:
     """The output of one job. It is the engine's `Journal` for the job.
 
-    `notify(output)` is called once when there is output to take, and again after each `take`.
+    It notifies the publisher once when there is output to take, and again after each `take`.
     """
 
     __slots__ = (
@@ -84,7 +87,7 @@ class Output:
         "taken_over",
     )
 
-    def __init__(self, job: HeldJob, notify: Callable[[Output], None]) -> None:
+    def __init__(self, job: HeldJob, publisher: Publisher) -> None:
         self.job = job
         self.id = job.id
         self.shard = job.shard
@@ -127,7 +130,7 @@ class Output:
         self._restart: str | None = None
         self._notified = False
         self._encoder = DeltaEncoder()
-        self._notify = notify
+        self._notify = publisher.notify
 
     # --- what is sent of it ---
 

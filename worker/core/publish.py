@@ -21,9 +21,9 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.job.lanes import FLEX
 from shared.job.log import EventName, pack_entry
@@ -31,11 +31,13 @@ from shared.job.result import PIECE_BYTES, JobResult, n_pieces
 from shared.job.states import JobState
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
-from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import run_together
 from shared.store.errors import TRANSIENT
-from shared.store.queue import NOT_TOLD, Emitted, Queue, Step
+from shared.store.queue import Emitted, Queue, Step
 from worker.core.output import Output
+
+if TYPE_CHECKING:
+    from worker.core.jobs import Jobs
 
 log = logging.getLogger("flotilla.publisher")
 
@@ -61,12 +63,9 @@ class _Call(NamedTuple):
 
 
 class ShardPublisher:
-    """What a worker has and sends in one shard. `on_lost(output, state)` is called for each job
-    that is this worker's no more, with its state now."""
+    """What a worker has and sends in one shard."""
 
-    def __init__(
-        self, queue: Queue, shard: int, worker: str, on_lost: Callable[[Output, str], None]
-    ) -> None:
+    def __init__(self, jobs: Jobs, shard: int) -> None:
         self.outputs: dict[str, Output] = {}
         """Of the jobs that the worker has here as far as it knows, by job id."""
         self.flex: dict[str, Output] = {}
@@ -74,20 +73,16 @@ class ShardPublisher:
         self._suspects: dict[str, Output] = {}  # that another worker had before
         self.wanted = asyncio.Event()
         """There may be something to send now."""
-        self.idle: Callable[[], tuple[str, int]] = lambda: NOT_TOLD
-        """The worker's pool, and how many more of its jobs it could claim now. Told with the end of
-        a job, so that no claim has to tell it."""
         self.must_claim = True
         """As of the last end: jobs wait, or the worker's room was not told."""
-        self._queue = queue
-        self._shard = shard
-        self._worker = worker
-        self._on_lost = on_lost
-        self._claim = pack_entry(None, None, (EventName.CLAIMED, worker))
+        self.shard = shard
+        self._jobs = jobs
+        self._queue = jobs.queue
+        self._claim = pack_entry(None, None, (EventName.CLAIMED, jobs.worker_id))
         self._unsent: dict[Output, None] = {}
         self._in_flight: _Call | None = None
         self._kept: deque[tuple[float, Step]] = deque()  # when each was acknowledged
-        self._losses = queue.losses(shard)
+        self._losses = jobs.queue.losses(shard)
         self._repeats = False
         self._version = b""  # of the followers that it knows; empty: none
         self._warn = RareWarning(log)
@@ -130,7 +125,7 @@ class ShardPublisher:
     def disconnected(self) -> None:
         """What was in flight was carried out, or was not, or will be. Redis may have lost writes:
         watchers, too, and it may give the same version again."""
-        self._losses = self._queue.losses(self._shard)
+        self._losses = self._queue.losses(self.shard)
         self._repeats, self._version = True, b""
 
     async def run(self) -> None:
@@ -142,22 +137,22 @@ class ShardPublisher:
             try:
                 await self.send()
             except TRANSIENT as error:
-                self._warn("output not sent, trying again: %s", error, shard=self._shard)
+                self._warn("output not sent, trying again: %s", error, shard=self.shard)
                 self.wanted.set()
                 await asyncio.sleep(backoff.next_delay_s())
                 with contextlib.suppress(*TRANSIENT):
-                    await self._queue.connect(self._shard)
+                    await self._queue.connect(self.shard)
             else:
                 backoff.reset()
 
     def flush(self) -> None:
         """Send what there is, as soon as the call in flight is done."""
-        if self._unsent or self._losses != self._queue.losses(self._shard):
+        if self._unsent or self._losses != self._queue.losses(self.shard):
             self.wanted.set()
 
     async def send(self) -> None:
         """Send what there is, in one call. Raises StoreError."""
-        if self._losses != self._queue.losses(self._shard):
+        if self._losses != self._queue.losses(self.shard):
             self.disconnected()
         repeated = self._in_flight
         call = repeated or self._collect()
@@ -167,7 +162,9 @@ class ShardPublisher:
             return
         self._in_flight = call
         try:
-            reply = await self._queue.emit(self._shard, self._worker, self._version, call.step)
+            reply = await self._queue.emit(
+                self.shard, self._jobs.worker_id, self._version, call.step
+            )
         except TRANSIENT:
             self.disconnected()
             raise
@@ -194,7 +191,7 @@ class ShardPublisher:
             if output.take(step, claim):
                 outputs[output] = None
         if step.ends:
-            step.idle = self.idle()
+            step.idle = self._jobs.idle_room(self.shard)
         return call
 
     def _tell_acknowledged(self, call: _Call) -> None:
@@ -265,23 +262,19 @@ class ShardPublisher:
         self.remove(output)
         if not output.discarded:
             output.discarded = True
-            self._on_lost(output, state)
+            self._jobs.lost(output, state)
         output.resolve(state)
 
 
 class Publisher:
     """The publishers of all shards."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        worker: str,
-        metrics: WorkerMetrics,
-        on_lost: Callable[[Output, str], None],
-    ) -> None:
-        self.shards = [ShardPublisher(queue, each, worker, on_lost) for each in range(queue.shards)]
-        self._queue = queue
-        self._metrics = metrics
+    def __init__(self, jobs: Jobs) -> None:
+        self.shards = [ShardPublisher(jobs, shard) for shard in range(jobs.queue.shards)]
+        self.n_steps = 0
+        """Of the engine, so far."""
+        self._queue = jobs.queue
+        self._metrics = jobs.metrics
         self._loop = asyncio.get_running_loop()
         self._no_step: asyncio.TimerHandle | None = None
         self._flush_is_due = False
@@ -307,6 +300,7 @@ class Publisher:
 
     def on_step(self) -> None:
         """The engine has ended a step: send once all tasks that the step woke have run."""
+        self.n_steps += 1
         self._metrics.steps.inc()
         self._flush_is_due = True
         self._loop.call_soon(self._flush)

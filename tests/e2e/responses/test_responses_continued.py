@@ -16,8 +16,8 @@ import pytest
 from shared.fleet.pool import DEMO_MODEL
 from tests.e2e.continuation_classes import LogRecorder, run
 from tests.harness.asgi_client import Reply
-from worker.core.response_edit import ResponseEdit
-from worker.core.sent_output import SentChunks
+from worker.core.edits import ResponseEdit
+from worker.core.resume import SentChunks
 from worker.engines.interface import Engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]

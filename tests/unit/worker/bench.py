@@ -18,10 +18,10 @@ from shared.job.record import ResponseInfo
 from shared.job.result import JobResult
 from shared.job.states import JobEvent
 from shared.platform.metrics.worker import WorkerMetrics
-from shared.store.queue import HeldJob, Queue, Step
-from worker.core.job_run import JobRun
+from shared.store.queue import NOT_TOLD, HeldJob, Queue, Step
 from worker.core.output import Output
 from worker.core.publish import Publisher
+from worker.core.run import Run
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -171,22 +171,29 @@ def _rows(flat: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 class Bench:
-    """Runs jobs on an engine, with a publisher that sends to a recording queue.
+    """Runs jobs on an engine, with a publisher that sends to a recording queue: what a run asks of
+    `Jobs`.
 
     `before`: the log of earlier attempts at the job.
     """
+
+    worker_id = "w-1"
 
     def __init__(self, engine: Any, before: Sequence[Entry] = ()) -> None:
         self.queue = RecordingQueue(before=list(before))
         self.engine = engine
         self.metrics = WorkerMetrics(CollectorRegistry())
-        queue: Any = self.queue
-        self.runs: list[JobRun] = []
-        self.publisher = Publisher(queue, "w-1", self.metrics, self._lost)
+        self.runs: list[Run] = []
+        self.publisher = Publisher(self)  # type: ignore[arg-type]
         self.engine.on_step = self.publisher.on_step
         self.task = asyncio.create_task(self.publisher.run())
 
-    def _lost(self, output: Output, state: str) -> None:
+    def idle_room(self, shard: int) -> tuple[str, int]:
+        """See Jobs."""
+        return NOT_TOLD
+
+    def lost(self, output: Output, state: str) -> None:
+        """See Jobs."""
         for run in self.runs:
             if run.output is output:
                 run.abort()
@@ -200,7 +207,7 @@ class Bench:
         watched: bool = False,
         origin: Origin = NO_ORIGIN,
         **body: Any,
-    ) -> JobRun:
+    ) -> Run:
         given: dict[str, Any] = {"messages": MESSAGES}
         if endpoint in ("/v1/completions", "/v1/responses"):
             given = {"prompt": "hello", "input": "hello"}
@@ -213,8 +220,7 @@ class Bench:
             attempt=attempt or (1 if claim.number == 1 else 2), endpoint=endpoint,
             watched=watched, origin=origin,
         )  # fmt: skip
-        queue: Any = self.queue
-        run = JobRun(job, self.engine, self.publisher, self.metrics, queue)
+        run = Run(self, job)  # type: ignore[arg-type]
         self.publisher.of(run.output).add(run.output)
         self.runs.append(run)
         return run

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from worker.core.asgi import Exchange
+from worker.core.run import Exchange
 
 
 async def test_the_application_gets_the_request_as_from_a_server() -> None:

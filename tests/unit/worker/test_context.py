@@ -21,8 +21,8 @@ from shared.job.log import (
 )  # fmt: skip
 from tests.harness.settings import Settings
 from tests.unit.worker.bench import Bench
-from worker.core.job_run import Outcome
-from worker.core.sent_output import ContinuationReader
+from worker.core.resume import Continuation
+from worker.core.run import Outcome
 from worker.engines.prompt_context import SCHEME, Context, difference
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.vllm import weights
@@ -59,10 +59,10 @@ def test_a_context_is_a_prompt_that_other_readers_pass_over() -> None:
         7,
         [{"index": 0, "text": "x", "tokens": 1}],
     )
-    reader = ContinuationReader()
-    reader.add([Entry(START, journal, ())])
-    assert reader.continuation.contexts == {2: OLD}
-    assert list(reader.continuation.pasts) == [2]
+    past = Continuation()
+    past.add([Entry(START, journal, ())])
+    assert past.contexts == {2: OLD}
+    assert list(past.pasts) == [2]
 
 
 # --- runs on the simulated engine ---
@@ -107,11 +107,11 @@ async def test_a_log_without_a_context_is_continued_and_gets_one() -> None:
     before = without_context(first.queue.log[:4])
     bench, outcome = await run(asked("a passage", stream=True), before)
     assert outcome is Outcome.FINISHED
-    reader = ContinuationReader()
-    reader.add([*before, *bench.queue.log])
-    known = ContinuationReader()
+    past = Continuation()
+    past.add([*before, *bench.queue.log])
+    known = Continuation()
     known.add(first.queue.log)
-    assert reader.continuation.contexts == known.continuation.contexts
+    assert past.contexts == known.contexts
 
 
 async def test_a_context_that_is_in_the_log_is_not_written_again() -> None:
@@ -132,8 +132,8 @@ async def test_what_has_no_token_yet_begins_with_the_new_context() -> None:
     before = [entry._replace(journal=prompts, items=())]
     bench, outcome = await run(asked("passage two", stream=True), before)
     assert (outcome, bench.queue.restarted) == (Outcome.FINISHED, [])
-    reader = ContinuationReader()
-    reader.add([*before, *bench.queue.log])
+    past = Continuation()
+    past.add([*before, *bench.queue.log])
     again, outcome = await run(asked("passage two", stream=True), [*before, *bench.queue.log[:3]])
     assert (outcome, again.queue.restarted) == (Outcome.FINISHED, [])
 

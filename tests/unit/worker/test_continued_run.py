@@ -21,8 +21,8 @@ from shared.store.errors import StoreUnavailable
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 from tests.unit.worker.bench import CHAT, Bench
-from worker.core.job_run import Outcome
-from worker.core.sent_output import ContinuationDiffers, SentChunks
+from worker.core.resume import ContinuationDiffers, SentChunks
+from worker.core.run import Outcome
 from worker.engines.interface import JOURNAL
 from worker.engines.simulated import TOKENS
 from worker.engines.simulated.engine import SimulatedEngine

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from shared.api.endpoints import ENDPOINTS
 from shared.job.responses import ResponseOptions, opening
-from worker.core.response_edit import ResponseEdit, with_response_id
-from worker.core.sent_output import ContinuationDiffers, SentChunks
+from tests.unit.worker.bench import make_job
+from worker.core.edits import ResponseEdit, engine_body
+from worker.core.resume import ContinuationDiffers, SentChunks
 
 JOB = "job_000" + "0" * 24
 DELTA = b'event: response.output_text.delta\ndata: {"delta":"response.completed"}\n\n'
@@ -30,9 +32,10 @@ def edit(tier: str = "", **options: Any) -> ResponseEdit:
 
 
 def test_vllm_names_the_response_by_its_job() -> None:
-    body = with_response_id(b'{"input":"x"}', JOB)
+    responses = ENDPOINTS["/v1/responses"]
+    body = engine_body(make_job(id=JOB, body=b'{"input":"x"}'), responses)
     assert json.loads(body) == {"request_id": "resp_" + JOB[4:], "input": "x"}
-    assert with_response_id(b"[]", JOB) == b"[]"
+    assert engine_body(make_job(id=JOB, body=b"[]"), responses) == b"[]"
 
 
 def test_an_answer_without_options_stays_as_it_is() -> None:

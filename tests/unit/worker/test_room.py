@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,8 +14,16 @@ from shared.job.log import DeltaDecoder
 from shared.job.states import WorkerState
 from shared.store.queue import HeldJob
 from worker.core import claim as module
-from worker.core.claim import Charges, Room, SlotSnapshot, cheapest, free_slots, yieldable
-from worker.core.hand_over import how_many
+from worker.core.claim import (
+    Charges,
+    Room,
+    SlotSnapshot,
+    cheapest,
+    free_slots,
+    homes,
+    yieldable,
+)
+from worker.core.jobs import how_many
 from worker.core.output import Output
 from worker.core.publish import ShardPublisher
 from worker.engines.interface import Capacity, Load
@@ -34,14 +43,6 @@ class Engine:
     def load(self) -> Load:
         """The load now."""
         return Load(self.sequences, self.kv_usage)
-
-
-class NoQueue:
-    """A queue that is not asked."""
-
-    def losses(self, shard: int) -> int:
-        """See Queue."""
-        return 0
 
 
 class Clock:
@@ -72,7 +73,7 @@ def make_output(
         waited_s=0.0, tenant=tenant, share=Share(lane, weight, charged),
         has_deadline=has_deadline,
     )  # fmt: skip
-    output = Output(job, lambda _: None)
+    output = Output(job, Mock())
     output.charged = output.charged._replace(at=1000.0)
     return output
 
@@ -258,10 +259,33 @@ def test_jobs_with_the_least_work_in_them_move_first() -> None:
 
 
 def test_flex_jobs_make_room_but_for_a_tenth_of_all_and_those_with_a_deadline() -> None:
-    publisher = ShardPublisher(cast(Any, NoQueue()), 0, "w", lambda *_: None)
+    publisher = ShardPublisher(Mock(worker_id="w"), 0)
     for number in range(20):
         publisher.add(make_output(number, lane=FLEX if number < 4 else DEFAULT))
     publisher.add(make_output(20, lane=FLEX, has_deadline=True))
     assert len(publisher.flex) == 5
     assert len(yieldable(publisher)) == 3  # of five; two of 21 stay
     assert all(output.job.share.lane == FLEX for output in yieldable(publisher))
+
+
+# --- home shards ---
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 7, 12])
+@pytest.mark.parametrize("n_workers", range(1, 16))
+def test_every_shard_has_a_worker_and_the_workers_have_about_as_many(
+    n_workers: int, shards: int
+) -> None:
+    workers = [f"w{n}" for n in range(n_workers)]
+    own = {worker: homes(worker, workers, shards) for worker in workers}
+    of_shard = [sum(shard in each for each in own.values()) for shard in range(shards)]
+    counts = of_shard if n_workers >= shards else [len(each) for each in own.values()]
+    assert min(of_shard) >= 1
+    assert min(len(each) for each in own.values()) >= 1
+    assert max(counts) - min(counts) <= 1
+    assert n_workers < shards or all(len(each) == 1 for each in own.values())
+
+
+def test_a_worker_that_is_not_registered_yet_counts_itself() -> None:
+    assert homes("w2", [], 3) == {0, 1, 2}
+    assert homes("w2", ["w1", "w3"], 3) == {1}

@@ -13,8 +13,8 @@ from shared.platform import tracing
 from tests.harness.collector import Collector, Span
 from tests.harness.settings import Settings
 from tests.unit.worker.bench import Bench
-from worker.core.job_run import JobRun
 from worker.core.publish import REVOKED
+from worker.core.run import Run
 from worker.engines.simulated.engine import SimulatedEngine
 
 REQUEST = new_trace()
@@ -50,9 +50,9 @@ async def bench() -> AsyncIterator[Bench]:
     await bench.close()
 
 
-def written(collector: Collector, run: JobRun) -> list[Span]:
+def written(collector: Collector, run: Run, ending: str) -> list[Span]:
     assert run.trace is not None
-    run.trace.write(run.output, "w-1")
+    run.trace.write(run.output, "w-1", ending, "")
     tracing.shut_down()
     return collector.spans
 
@@ -79,9 +79,8 @@ async def test_an_attempt_that_was_taken_from_the_worker_has_failed(
 ) -> None:
     run = bench.run(origin=TRACED)
     assert run.trace is not None
-    run.trace.lease_lost(state)
-    run.trace.ended("lost", "")
-    (attempt,) = [span for span in written(collector, run) if span.name == "attempt"]
+    run.trace.lost(state)
+    (attempt,) = [span for span in written(collector, run, "lost") if span.name == "attempt"]
     assert (attempt.attributes["flotilla.outcome"], attempt.failed) == ("lost", True)
 
 
@@ -91,9 +90,8 @@ async def test_a_job_that_was_ended_by_others_has_not_failed(
 ) -> None:
     run = bench.run(origin=TRACED)
     assert run.trace is not None
-    run.trace.lease_lost(state)
-    run.trace.ended("lost", "")
-    (attempt,) = [span for span in written(collector, run) if span.name == "attempt"]
+    run.trace.lost(state)
+    (attempt,) = [span for span in written(collector, run, "lost") if span.name == "attempt"]
     assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (state, False)
 
 
@@ -104,6 +102,5 @@ async def test_a_released_attempt_has_the_reason_of_the_history(
     run = bench.run(origin=TRACED)
     assert run.trace is not None
     run.trace.released(reason)
-    run.trace.ended("release", "")
-    (attempt,) = [span for span in written(collector, run) if span.name == "attempt"]
+    (attempt,) = [span for span in written(collector, run, "release") if span.name == "attempt"]
     assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (reason, failed)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from gateway.core.admission import lane_of
 from shared.job.errors import BadRequest
 from tests.unit.worker.bench import make_job
+from worker.core.edits import TierEdit, requested_tier
 from worker.core.output import EditedOutput
-from worker.core.service_tier import TierEdit, add_tier, requested_tier
 from worker.engines.vllm import stream_chunks
 
 
@@ -56,14 +57,14 @@ def test_the_tier_of_a_request(body: Any, tier: str) -> None:
 
 def test_a_full_answer_contains_the_tier() -> None:
     answer = json.dumps({"id": "x", "service_tier": None, "text": "é"}).encode()
-    named = json.loads(add_tier(answer, "flex"))
+    named = json.loads(TierEdit("flex").whole(answer))
     assert named == {"id": "x", "service_tier": "flex", "text": "é"}
     for other in (b"", b"text", b"[1]"):
-        assert add_tier(other, "flex") == other
+        assert TierEdit("flex").whole(other) == other
 
 
 def test_each_chunk_contains_the_tier() -> None:
-    buffer = EditedOutput(make_job(), lambda _: None)
+    buffer = EditedOutput(make_job(), Mock())
     buffer.edit = TierEdit("priority")
     buffer.chunk(b'data: {"id":"a","choices":[{"delta":{"content":"}"}}]}\n\n')
     buffer.chunk(b'data: {"id":"a"}\n\ndata: {"id":"b"}\n\ndata: [DONE]\n\n')

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,7 +79,7 @@ async def test_the_journal_of_a_whole_answer_keeps_each_delta_as_it_came(n: int)
                     part = CompletionOutput(index, text, [number], None, None, reason)
                     yield RequestOutput("x", "", [1], None, [part], last and index == n - 1)
 
-    buffer = Output(make_job(stream=False), lambda _: None)
+    buffer = Output(make_job(stream=False), Mock())
     JOURNAL.set(buffer)
     params = SamplingParams(n=n, max_tokens=3, output_kind=RequestOutputKind.FINAL_ONLY)
     whole = [o async for o in JournalledEngine(StubEngine()).generate({}, params, "cmpl-x-0")]

@@ -23,9 +23,7 @@ class RunTrace:
         self._job = job
         self._leased_at = time()
         self._leased = monotonic()
-        self._ended_at = 0.0
         self._outcome = ""
-        self._error = ""
 
     @classmethod
     def of(cls, job: HeldJob) -> RunTrace | None:
@@ -34,7 +32,7 @@ class RunTrace:
         parent = parse(traceparent) if traceparent and tracing.is_on() else None
         return None if parent is None else cls(job, parent)
 
-    def lease_lost(self, state: str) -> None:
+    def lost(self, state: str) -> None:
         """The job is not this worker's any more; `state` is its state now."""
         ended = {JobState.CANCELLED, JobState.EXPIRED, REVOKED}
         self._outcome = state if state in ended else "lost"
@@ -43,14 +41,10 @@ class RunTrace:
         """The worker releases the job; the job's history has this reason."""
         self._outcome = self._outcome or reason
 
-    def ended(self, outcome: str, error: str) -> None:
-        """The run has ended. `error`: a code, empty if there is none."""
-        self._ended_at = time()
-        self._outcome = self._outcome or outcome
-        self._error = error or (self._outcome if self._outcome in _FAILED else "")
-
-    def write(self, output: Output, worker: str) -> None:
-        """Write the spans."""
+    def write(self, output: Output, worker: str, ending: str, error: str) -> None:
+        """Write the spans of a run that has just ended. `error`: a code, empty if there is none."""
+        ended_at, outcome = time(), self._outcome or ending
+        error = error or (outcome if outcome in _FAILED else "")
         job = self._job
         ids: tracing.Attributes = {
             tracing.JOB: job.id,
@@ -60,17 +54,15 @@ class RunTrace:
         if job.attempt == 1:
             period = (self._leased_at - job.waited_s, self._leased_at)
             tracing.write("queue", self._parent.child(), self._parent, period, ids)
-        self._write_attempt(output, ids)
-
-    def _write_attempt(self, output: Output, ids: tracing.Attributes) -> None:
-        outcome: tracing.Attributes = {
-            tracing.OUTCOME: self._outcome,
+        attempt: tracing.Attributes = {
+            **ids,
+            tracing.OUTCOME: outcome,
             tracing.INPUT_TOKENS: output.prompt_tokens,
             tracing.OUTPUT_TOKENS: output.completion_tokens,
         }
-        whole = (self._leased_at, self._ended_at)
-        tracing.write("attempt", self.ref, self._parent, whole, {**ids, **outcome}, self._error)
-        first, ended_at = output.first_output_at, self._ended_at
+        whole = (self._leased_at, ended_at)
+        tracing.write("attempt", self.ref, self._parent, whole, attempt, error)
+        first = output.first_output_at
         prefilled_at = ended_at if first is None else self._leased_at + first - self._leased
         tracing.write("prefill", self.ref.child(), self.ref, (self._leased_at, prefilled_at))
         if first is not None:

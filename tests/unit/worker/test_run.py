@@ -14,8 +14,8 @@ from shared.job.log import Transcript, read_journal
 from shared.job.states import JobEvent
 from tests.harness.settings import Settings
 from tests.unit.worker.bench import Bench
-from worker.core import job_run as module
-from worker.core.job_run import Outcome
+from worker.core import run as module
+from worker.core.run import Outcome
 from worker.engines.interface import JOURNAL, TENANT, Capacity, Load
 from worker.engines.simulated.engine import SimulatedEngine
 

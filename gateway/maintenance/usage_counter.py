@@ -9,8 +9,10 @@ from shared.job.log import START, EventName, prompt_tokens_in, tokens_in
 from shared.platform.logs import RareWarning
 from shared.store.ended import Ended, EndedStreams, Reader, delete_used
 from shared.store.errors import StoreError
+from shared.store.fleet_registry import Registry
 from shared.store.queue import Queue
 from shared.store.usage import UsageRecords
+from shared.tenants.rate_limits import estimate
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -31,11 +33,13 @@ class UsageCounter:
         self._streams = EndedStreams(queue, Reader.USAGE)
         self._records = UsageRecords(queue)
         self._kept_days = kept_days
+        self._registry = Registry(queue.servers.primary)
+        self._contexts: dict[str, int] = {}  # model -> its context; as of this round
         self._warn = RareWarning(log, 60.0)
 
     async def run(self) -> None:
         """One round. Raises StoreError, after all shards were tried."""
-        positions = await self._streams.positions()
+        positions, self._contexts = await self._streams.positions(), {}
         until = asyncio.get_running_loop().time() + _ROUND_S
         lost: StoreError | None = None
         for shard in range(self._queue.shards):
@@ -71,4 +75,15 @@ class UsageCounter:
         if not found:
             self._warn(f"the tokens of {job.id} are not known: its log is gone")
             return job
+        if not prompt and job.begun_bytes:  # no engine has told its tokens with a first one
+            prompt = estimate(job.begun_bytes, await self._context(job.owner.model), 0)
         return job._replace(prompt_tokens=prompt, cached_tokens=0, output_tokens=output)
+
+    async def _context(self, model: str) -> int:
+        """That of a model in tokens; of an unknown one the longest; 0 if none is known."""
+        if not self._contexts:
+            found = await self._registry.models()
+            self._contexts = {
+                name: info.card.get("max_model_len") or 0 for name, info in found.items()
+            }
+        return self._contexts.get(model) or max(self._contexts.values(), default=0)

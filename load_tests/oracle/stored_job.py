@@ -29,6 +29,8 @@ class StoredJob:
     """Of the record; -1: it is kept for good."""
     log_ttl_ms: int
     """As `ttl_ms`; -2: there is no log."""
+    begun_bytes: int = 0
+    """Of its body, if a worker has had it and none has reported its end; else 0."""
 
     @property
     def answer(self) -> Sequence[Entry]:
@@ -64,4 +66,7 @@ def _stored(
     entries = [read_entry(Position.read(entry_id), fields[b"d"]) for entry_id, fields in log]
     numbers = [entry.position.number for entry in entries]
     lacks = job.error_code == "log_lost" or numbers != list(range(1, len(numbers) + 1))
-    return StoredJob(job, entries, lacks, ttl_ms, log_ttl_ms)
+    begun_bytes = 0
+    if b"response" not in raw and any(entry.event == EventName.CLAIMED for entry in entries):
+        begun_bytes = int(raw.get(b"body_bytes") or len(raw.get(b"body", b"")))
+    return StoredJob(job, entries, lacks, ttl_ms, log_ttl_ms, begun_bytes)

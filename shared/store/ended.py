@@ -43,7 +43,8 @@ class Ended(NamedTuple):
     reserved: str
     """The tokens that were taken from token limits for it; empty: none."""
     prompt_tokens: int | None
-    """None: no worker has reported any, they are to be counted in the job's log."""
+    """None: no worker has reported any, they are to be counted in the job's log, or estimated by
+    `begun_bytes`."""
     cached_tokens: int | None
     output_tokens: int | None
     queue_us: int
@@ -52,6 +53,8 @@ class Ended(NamedTuple):
     """Of all attempts."""
     wasted_us: int
     """Of attempts that were taken back and have added nothing to the answer."""
+    begun_bytes: int = 0
+    """Of the body, if no worker has reported tokens and one has had the job."""
 
     @property
     def at_ms(self) -> int:
@@ -158,4 +161,5 @@ def _parse(entry: str, packed: bytes) -> Ended:
         int(cached) if known else None,
         int(output or 0) if known else None,
         *map(int, times),
+        begun_bytes=0 if known else int(cached),
     )

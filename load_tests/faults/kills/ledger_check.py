@@ -11,6 +11,7 @@ from shared.job.log import Entry, prompt_tokens_in, tokens_in
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.queue import Queue
 from shared.store.servers import Servers
+from shared.tenants.rate_limits import estimate
 
 _AT_ONCE = 10_000
 
@@ -26,7 +27,10 @@ class Logged(NamedTuple):
     def of(cls, stored: StoredJob) -> Logged:
         """That of a job as Redis holds it."""
         job = stored.job
-        return cls(Owner(job.tenant, job.key, job.model), *_tokens(stored.answer))
+        prompt, output = _tokens(stored.answer)
+        if not prompt and stored.begun_bytes:
+            prompt = estimate(stored.begun_bytes, 0, 0)
+        return cls(Owner(job.tenant, job.key, job.model), prompt, output)
 
 
 async def ledger_errors(url: str, shards: int, logged: Mapping[str, Logged]) -> list[str]:

@@ -1,8 +1,9 @@
 -- The stream `ended`: an entry for each end of a job or batch, in the call that ends it. Maintenance reads it for the sums of
 -- use and for webhooks, each from its own position. It has no text of the request or of the answer.
 -- An entry is a msgpack array in the field `e` (ended.py): id, tenant, key, model, state, the webhook endpoints that get its end, reserved
--- tokens, tokens of the prompt, those of it that were cached, tokens of the answer (all three false: no worker has reported
--- them, the job's log tells), microseconds in the queue, with an engine, and of these wasted.
+-- tokens, tokens of the prompt, those of it that were cached, tokens of the answer (the first and the last are false where no worker has
+-- reported them: the job's log tells, or where it has no prompt, the second: bytes of the body if a worker has had the job, else 0),
+-- microseconds in the queue, with an engine, and of these wasted.
 
 -- The attempts that were taken back: {worker, start, end, reason, entries}; nil if they can't be read.
 local function unpacked_history(job)
@@ -27,10 +28,16 @@ local function times_of(job)
   return math.max(0, first - (tonumber(job.created_us) or now)), engine, wasted
 end
 
+-- An engine may have computed the prompt of a job that has no output.
+local function begun_bytes(id, job)
+  if (job.claims or 0) == 0 then return 0 end
+  return tonumber(job.body_bytes) or redis.call('HSTRLEN', key('job', id), 'body')
+end
+
 -- `job`: a job, or of a batch its `tenant` and `notify`. `job.reported`: {tokens of the prompt, cached ones, tokens of the answer}, if
 -- its worker has reported them.
 local function note_end(id, state, job)
-  local reported = job.reported or {false, false, false}
+  local reported = job.reported or {false, begun_bytes(id, job), false}
   redis.call('XADD', base .. 'ended', '*', 'e',
              cmsgpack.pack({id, job.tenant or '', job.key or '', job.model or '', state, job.notify or '', job.reserved or '',
                             reported[1], reported[2], reported[3], times_of(job)}))

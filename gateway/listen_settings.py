@@ -38,6 +38,7 @@ class TenantEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     weight: float = Field(1.0, ge=0.01, le=1000)
+    priority: bool = False
 
 
 class ListenSettings(BaseModel):
@@ -64,7 +65,7 @@ class ListenSettings(BaseModel):
     tenants: dict[str, TenantEntry] = Field(
         default_factory=dict,
         description="by the name of their API keys: `weight` is a tenant's share of a full pool, 1 "
-        "where it is not set",
+        "where it is not set; `priority: true` gives its keys in the settings the scope `priority`",
     )
     grace_s: int = Field(
         10,

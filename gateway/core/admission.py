@@ -97,9 +97,17 @@ def lane_of(fields: Mapping[str, Any]) -> str:
 
 
 def check_lane(key: ApiKey, lane: str) -> None:
-    """Raise MissingScope if this key may not use the lane."""
+    """Raise MissingScope if this key may not use the lane. Only a job that names it is refused: a
+    call's `service_tier` selects DEFAULT then, as `granted` says."""
     if lane == PRIORITY:
         check_scope(key, Scope.PRIORITY)
+
+
+def granted(request: CheckedRequest, key: ApiKey) -> CheckedRequest:
+    """The request in a lane that this key may use."""
+    if request.lane == PRIORITY and Scope.PRIORITY not in key.scopes:
+        return request._replace(lane=DEFAULT)
+    return request
 
 
 def check_intake(fleet: FleetView, pool: str) -> None:

@@ -30,6 +30,7 @@ from gateway.core.admission import (
     check_lane,
     check_model,
     check_request,
+    granted,
 )
 from gateway.core.call_options import CallHeaders
 from gateway.core.context import CallContext, Gateway
@@ -125,7 +126,7 @@ async def _checked_call(
 ) -> tuple[NewCall, int | None]:
     """The call, and what its request allows its answer, as in CheckedRequest."""
     endpoint, request, body, options, raw = await _read(gateway, incoming, source)
-    sent = admit_tenant(incoming)
+    sent, request = admit_tenant(incoming), granted(request, incoming.key)
     model = await admit(gateway.fleet, request, sent.model_version, incoming.key)
     on_disconnect = sent.on_disconnect or options.on_disconnect
     prepared = request.prepared

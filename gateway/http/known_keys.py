@@ -7,7 +7,7 @@ right. No request asks Redis (core/key_refresh.py keeps the copy up to date).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from shared.job.errors import RedisUnavailable, Unauthorized
@@ -19,7 +19,7 @@ from shared.tenants.rate_limits import (
     key_name,
     tenant_name,
 )
-from shared.tenants.scopes import ALL_SCOPES, TENANT_SCOPES
+from shared.tenants.scopes import ALL_SCOPES, TENANT_SCOPES, Scope
 from shared.tenants.tenant import DEFAULT_TENANT, Tenant, tenants_with
 
 ANYONE = ApiKey("", DEFAULT_TENANT, ALL_SCOPES)
@@ -38,13 +38,19 @@ class KnownKeys:
         tenants: Mapping[str, str],
         admins: frozenset[str] = frozenset(),
         without_redis_s: float = 60.0,
+        hurried: Collection[str] = (),
     ) -> None:
         """`tenants`: SHA-256 (hex) of each key in the settings -> its tenant; `admins`: those of
-        operators' keys. `without_redis_s`: how long the copy counts if Redis is away."""
+        operators' keys. `without_redis_s`: how long the copy counts if Redis is away. `hurried`:
+        tenants whose keys in the settings have the scope `priority`."""
+
+        def scopes(digest: str, tenant: str) -> frozenset[Scope]:
+            if digest in admins:
+                return ALL_SCOPES
+            return TENANT_SCOPES | {Scope.PRIORITY} if tenant in hurried else TENANT_SCOPES
+
         self._seeds = {
-            bytes.fromhex(digest): ApiKey(
-                "", tenant, ALL_SCOPES if digest in admins else TENANT_SCOPES
-            )
+            bytes.fromhex(digest): ApiKey("", tenant, scopes(digest, tenant))
             for digest, tenant in tenants.items()
         }
         self._without_redis_s = without_redis_s

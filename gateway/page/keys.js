@@ -99,7 +99,7 @@ function create(tenant, after) {
       field("Expires in days", "days", { type: "number", min: 0.001, step: "any", placeholder: "never" })),
     field("Models", "models", { placeholder: "all; else their names with commas" }));
   const scopes = h("fieldset", "checks", h("legend", null, "Scopes"), SCOPES.map((name, index) =>
-    h("label", "check", h("input", { type: "checkbox", value: name, checked: index < 3 }), name)));
+    h("label", "check", h("input", { type: "checkbox", value: name, checked: index < 2 }), name)));
   const limits = limitFields();
   secretly({
     title: "New key", verb: "Make the key", fields: [texts, scopes, limits], after,

@@ -1,4 +1,4 @@
-"""The lanes of a pool: a better one goes before the others, but for every tenth claim."""
+"""The lanes of a pool: a better one goes before the others, which keep an eighth of what is served."""
 
 from __future__ import annotations
 

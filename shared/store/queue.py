@@ -116,8 +116,9 @@ class HeldJob(NamedTuple):
     origin: Origin = NO_ORIGIN
     tenant: str = ""
     share: Share = Share("", 1.0, 0.0)
-    has_deadline: bool = False
-    """It has a deadline that goes on if it has to wait again."""
+    stays: bool = False
+    """It makes no room for jobs of better lanes: it has a deadline that goes on if it has to wait
+    again, or was claimed as the turn of its lane."""
     blame: int = 0
     """How many workers in a row it may have ended: those that were lost without progress; 1 at
     least if another worker has had it before."""
@@ -653,13 +654,13 @@ def _held_jobs(now_us: bytes, *jobs: Sequence[Any]) -> list[HeldJob]:
             origin=Origin.read(origin) if origin else NO_ORIGIN,
             tenant=tenant.decode(),
             share=_share(lane, weight, charged),
-            has_deadline=bool(has_deadline),
+            stays=bool(stays),
             blame=blame,
             known_blocks=known_blocks[0] if known_blocks else None,
         )
         for (
             job_id, generation, number, attempt, created_us, stream, endpoint, body, body_bytes,
-            watchers, watched, origin, tenant, lane, weight, charged, has_deadline, blame,
+            watchers, watched, origin, tenant, lane, weight, charged, stays, blame,
             *known_blocks,
         ) in jobs
     ]  # fmt: skip

@@ -13,14 +13,14 @@ class Scope(StrEnum):
     JOBS = "jobs"
     """Jobs, batches, files and webhooks of its tenant."""
     PRIORITY = "priority"
-    """Use the lane `priority` (`service_tier: priority`)."""
+    """Use the lane `priority` (`service_tier: priority`, which else runs as `default`)."""
     ADMIN_READ = "admin:read"
     """See the fleet and what concerns other tenants."""
     ADMIN_WRITE = "admin:write"
     """Change the fleet, and make keys of any tenant with any scopes."""
 
 
-TENANT_SCOPES = frozenset({Scope.INFER, Scope.JOBS, Scope.PRIORITY})
+TENANT_SCOPES = frozenset({Scope.INFER, Scope.JOBS})
 """Of a key in FLOTILLA_API_KEYS, and of a new one that names none."""
 ALL_SCOPES = frozenset(Scope)
 """Of a key in FLOTILLA_ADMIN_KEYS."""

@@ -86,7 +86,6 @@ def test_a_new_key_and_its_secret(open_tab: OpenTab, stand_in: StandIn) -> None:
     expect(page.locator("[name=tenant]")).to_have_value("search")
     for name, value in (("name", "ci"), ("models", "a, b,"), ("tokens_per_day", "500")):
         page.locator(f"[name={name}]").fill(value)
-    page.get_by_label("priority").uncheck()
     press(page, "Make the key")
     expect(page.locator(DIALOG)).to_contain_text("not again")
     expect(page.locator(".secret")).to_have_text(SECRET)

@@ -28,7 +28,8 @@ async def charge(case: Case, cost: float, tenant: str, lane: str = DEFAULT) -> N
 
 
 def levels(case: Case, word: str = "levels") -> dict[str, float]:
-    found = case.server.zrange(f"{case.base}{word}:{POOL}:{DEFAULT}", 0, -1, withscores=True)
+    name = f"{word}:{POOL}" if word == "levels" else f"{word}:{POOL}:{DEFAULT}"
+    found = case.server.zrange(case.base + name, 0, -1, withscores=True)
     return {tenant.decode(): level for tenant, level in found}
 
 
@@ -144,8 +145,8 @@ async def test_levels_halve_and_stay_small_enough_for_a_number(case: Case) -> No
 
 async def test_levels_mean_nothing_without_their_clock(case: Case) -> None:
     await queued(case, 1, tenant="a")
-    for word in ("levels", "turns"):
-        case.server.zadd(f"{case.base}{word}:{POOL}:{DEFAULT}", {"a": 1e100})
+    for name in (f"levels:{POOL}", f"turns:{POOL}:{DEFAULT}"):
+        case.server.zadd(case.base + name, {"a": 1e100})
     await charge(case, 5.0, "b")
     assert levels(case) == {"b": 5.0}
     assert levels(case, "turns") == {"a": 0}

@@ -382,7 +382,7 @@ def yieldable(publisher: ShardPublisher) -> list[Output]:
     """The jobs of the lane flex that would make room for better lanes, those first that cost least
     to continue elsewhere. A part of the worker's jobs stays, so that the lane goes on."""
     stays = len(publisher.outputs) // FLEX_PART
-    movable = cheapest(each for each in publisher.flex.values() if not each.job.has_deadline)
+    movable = cheapest(each for each in publisher.flex.values() if not each.job.stays)
     return movable[: max(0, len(publisher.flex) - stays)]
 
 

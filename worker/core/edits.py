@@ -57,6 +57,8 @@ def answer_edit(job: HeldJob, endpoint: Endpoint | None) -> AnswerEdit | None:
     if endpoint is None:
         return None
     tier = requested_tier(job.body) if endpoint.policy.service_tier else ""
+    if tier:  # one without the right to `priority` runs as `default`, and a batch's line as `flex`
+        tier = job.share.lane or tier
     if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
         return ResponseEdit(job.id, job.body, tier)
     return TierEdit(tier) if tier else None

@@ -7,19 +7,21 @@
 --       output yet; home: '1' if the shard is one of its home shards.
 -- Reply: {now_us, job...}; a job: {id, generation, number of the claim's entry, claims, created_us, stream, endpoint, body, its
 --       bytes if it lies in a key of its own, else '', watchers,
---       watched, origin, tenant, lane, weight or '', charged or '', 1 if it has a deadline that goes on while it waits again, else 0,
---       blame: how often its workers were lost in a row without progress, 1 at least if it was claimed before,
---       leading blocks of its prompt that the worker may hold, nil: it is short}; nil if the worker has jobs that it does not know, as
+--       watched, origin, tenant, lane, weight or '', charged or '', 1 if it makes no room for better lanes, else 0: it has a deadline
+--       that goes on while it waits again, or is here by its lane's turn; blame: how often its workers were lost in a row without
+--       progress, 1 at least if it was claimed before, leading blocks of its prompt that the worker may hold, nil: it is short}; nil if the worker has jobs that it does not know, as
 --       a reply was lost: it has to `reconcile` first
 local pool, worker, room, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[3]), tonumber(ARGV[5]))
 local expected_cost, half_life_us = tonumber(ARGV[7]), tonumber(ARGV[8])
 local window, overtake_us, patience_us = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local MOST_AT_ONCE = 4 -- of one tenant, where others wait
-local LOWER = 10 -- one of so many claims is for a lower lane
+local PART = 8 -- such a part of what lanes that wait are served is for those below the best one
+local MOST_DEBT, CREDIT_MS = 10, 2000
 if count_held(worker) > tonumber(ARGV[4]) then return nil end
 
 local reply, entries, looks, n_flex, growth = {int(now_us())}, {}, 0, 0, nil
-local most_blame, is_stuck = tonumber(ARGV[13]), false
+local most_blame, is_stuck, is_lower = tonumber(ARGV[13]), false, false
+local passed = {} -- of each lane: so many tenants, those with the lowest levels, have only jobs that are left to others
 local function free() return most - #entries end
 local function may_look() return free() > 0 and looks - #entries < MOST and not is_stuck end
 local function current_growth()
@@ -78,12 +80,12 @@ local function hand_out(id, charge_of, known)
   end
   defer('ZREM', key('waiting', lane_of(job)), id)
   if job.watched == '1' then tell(job.watchers, marker) end
-  if job.lane == LANES[#LANES] then n_flex = n_flex + 1 end
-  local has_deadline = (job.run_ms ~= '' or job.total_ms ~= '') and 1 or 0
+  if job.lane == LANES[#LANES] and not is_lower then n_flex = n_flex + 1 end
+  local stays = (is_lower or job.run_ms ~= '' or job.total_ms ~= '') and 1 or 0
   entries[#entries + 1] = job.entry
   reply[#reply + 1] = {id, int(job.generation), job.number, job.claims, job.created_us, job.stream, job.endpoint, job.body, job.body_bytes,
                        job.watchers, job.watched, job.origin, job.tenant, job.lane, job.weight, charged and tostring(charged) or '',
-                       has_deadline, blame, known}
+                       stays, blame, known}
 end
 
 -- Whether a new job is left to another worker that is idle and warm for it. That worker gets a message to claim again: its first claim
@@ -122,7 +124,32 @@ local function choose(line, count)
   return chosen, blocks
 end
 
-local passed = {} -- of each lane: so many tenants, those with the lowest levels, have only jobs that are left to others
+-- Lanes with waiting jobs, best first.
+local function waiting_lanes()
+  local names = {}
+  for _, lane in ipairs(LANES) do
+    local name = pool .. ':' .. lane
+    if redis.call('ZCARD', key('turns', name)) > (passed[name] or 0) then names[#names + 1] = name end
+  end
+  return names
+end
+
+local with_turns, rank, unit = waiting_lanes(), {}, math.max(1, expected_cost)
+local waiting = with_turns
+for i, lane in ipairs(LANES) do rank[pool .. ':' .. lane] = i end
+-- While several lanes wait: what those below the best one may be served before it goes on, and how many turns they have had.
+local credit, n_lower
+if #waiting > 1 then
+  credit, n_lower = string.match(redis.call('GET', key('lane_credit', pool)) or '', '^(%S+) (%d+)$')
+  credit, n_lower = tonumber(credit or '') or -unit, tonumber(n_lower or 0)
+end
+
+-- A lane was served so much. However much that was, the others wait for a time that has an end.
+local function count_lane(name, cost)
+  if not credit then return end
+  credit = credit + ((rank[name] or 1) <= rank[waiting[1]] and cost / (PART - 1) or -cost)
+  credit = math.max(-MOST_DEBT * unit, math.min(MOST_AT_ONCE * unit, credit))
+end
 
 -- A turn: some jobs of the tenant with the lowest level in a lane. Returns false if no tenant waits.
 local function take_turn(name, count)
@@ -135,8 +162,9 @@ local function take_turn(name, count)
   local charged, done = 0, 0
   for n, id in ipairs(ids) do
     if other and n > 1 and level > limit then break end
-    hand_out(id, other and function(job)
+    hand_out(id, (other or credit) and function(job)
       local cost = expected_cost / (tonumber(job.weight) or 1)
+      count_lane(name, math.max(1, cost))
       local added = charge_of_claim(level, cost, current_growth(), half_life_us) * current_growth()
       level, charged = level + added, charged + added
       return cost
@@ -145,43 +173,33 @@ local function take_turn(name, count)
     done = n
   end
   if done > 0 then redis.call('ZREM', line, unpack(ids, 1, done)) end
-  if charged > 0 then charge(name, tenant, charged) end
+  if charged > 0 then charge(with_turns, pool, tenant, charged) end
   if redis.call('EXISTS', line) == 0 then redis.call('ZREM', turns, tenant) elseif #ids == 0 then passed[name] = first + 1 end
   return true
 end
 
--- Lanes with waiting jobs, best first.
-local function waiting_lanes()
-  local names = {}
-  for _, lane in ipairs(LANES) do
-    local name = pool .. ':' .. lane
-    if redis.call('ZCARD', key('turns', name)) > (passed[name] or 0) then names[#names + 1] = name end
-  end
-  return names
-end
-
 local function take_lanes()
-  while may_look() do
-    local names = waiting_lanes()
-    if #names == 0 then return end
-    if #names == 1 then
-      while may_look() and take_turn(names[1], free()) do end
+  while may_look() and #waiting > 0 do
+    is_lower = #waiting > 1 and credit > 0
+    if is_lower then
+      n_lower = n_lower + 1
+      take_turn(waiting[2 + n_lower % (#waiting - 1)], 1)
+    elseif #waiting > 1 then
+      take_turn(waiting[1], math.min(free(), MOST_AT_ONCE))
     else
-      local n, before = tonumber(redis.call('HGET', base .. 'lane_claims', pool) or 0), #entries
-      if n % LOWER == LOWER - 1 then
-        take_turn(names[2 + math.floor(n / LOWER) % (#names - 1)], 1)
-      else
-        take_turn(names[1], math.min(free(), LOWER - 1 - n % LOWER))
-      end
-      redis.call('HINCRBY', base .. 'lane_claims', pool, #entries - before)
+      while may_look() and take_turn(waiting[1], free()) do end
     end
+    waiting = waiting_lanes()
   end
 end
 
 -- Levels change before they are read.
 if ARGV[12] ~= '' then
   local charges = cmsgpack.unpack(ARGV[12])
-  for i = 1, #charges, 3 do charge(pool .. ':' .. charges[i], charges[i + 1], charges[i + 2] * current_growth()) end
+  for i = 1, #charges, 3 do
+    count_lane(pool .. ':' .. charges[i], charges[i + 2])
+    charge(with_turns, pool, charges[i + 1], charges[i + 2] * current_growth())
+  end
 end
 if most > 0 then
   if redis.call('EXISTS', key('first', pool)) == 1 then
@@ -197,8 +215,9 @@ if most > 0 then
   take_lanes()
   if #entries > 0 then hold(pool, worker, entries) end
 end
+if credit then redis.call('SET', key('lane_credit', pool), credit .. ' ' .. n_lower, 'PX', CREDIT_MS) end
 -- The message that woke it may have been for a job that it has no room for any more.
-if room == 0 and #waiting_lanes() > 0 then woken[pool] = 1 end
+if room == 0 and #waiting > 0 then woken[pool] = 1 end
 beat(worker)
 if room > #entries then
   note_idle(pool, worker, room - #entries, ARGV[14] == '1')

@@ -65,13 +65,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def make_output(
     number: int = 0, *, tenant: str = "a", lane: str = DEFAULT, weight: float = 1.0,
-    charged: float = 0.0, body: bytes = b"", has_deadline: bool = False,
+    charged: float = 0.0, body: bytes = b"", stays: bool = False,
 ) -> Output:  # fmt: skip
     job = HeldJob(
         id=f"job_000{number:024x}", generation=1, number=1, attempt=1, stream=True,
         endpoint="/v1/completions", body=body, body_bytes=0, watchers="", watched=False,
         waited_s=0.0, tenant=tenant, share=Share(lane, weight, charged),
-        has_deadline=has_deadline,
+        stays=stays,
     )  # fmt: skip
     output = Output(job, Mock())
     output.charged = output.charged._replace(at=1000.0)
@@ -262,7 +262,7 @@ def test_flex_jobs_make_room_but_for_a_tenth_of_all_and_those_with_a_deadline() 
     publisher = ShardPublisher(Mock(worker_id="w"), 0)
     for number in range(20):
         publisher.add(make_output(number, lane=FLEX if number < 4 else DEFAULT))
-    publisher.add(make_output(20, lane=FLEX, has_deadline=True))
+    publisher.add(make_output(20, lane=FLEX, stays=True))
     assert len(publisher.flex) == 5
     assert len(yieldable(publisher)) == 3  # of five; two of 21 stay
     assert all(output.job.share.lane == FLEX for output in yieldable(publisher))

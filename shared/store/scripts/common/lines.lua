@@ -1,5 +1,5 @@
 -- Lines: `line:<pool>:<lane>:<tenant>` has the waiting jobs of a tenant, by their time of submit; `turns:<pool>:<lane>` the tenants by
--- level (fair_shares.py): the lowest is next; `first:<pool>` the interrupted jobs, which go before all turns. `waiting:<pool>:<lane>` has
+-- level (fair_shares.py), which counts what they were served in all lanes of the pool: the lowest is next; `first:<pool>` the interrupted jobs, which go before all turns. `waiting:<pool>:<lane>` has
 -- all that wait, for views and limits; `prefixes:<pool>` what a claim needs of their prompts.
 -- As halving all levels changes no order, charges grow instead, twofold in each half-life, and all levels are scaled back before they
 -- are too large for a number.
@@ -9,11 +9,12 @@ local function lane_of(job) return job.pool .. ':' .. job.lane end
 
 local function scale_levels(factor)
   for _, pool in ipairs(redis.call('SMEMBERS', base .. 'pools')) do
+    local levels = key('levels', pool)
+    redis.call('ZUNIONSTORE', levels, 1, levels, 'WEIGHTS', factor)
+    redis.call('ZREMRANGEBYSCORE', levels, '-inf', 1)
     for _, lane in ipairs(LANES) do
-      local turns, levels = key('turns', pool .. ':' .. lane), key('levels', pool .. ':' .. lane)
+      local turns = key('turns', pool .. ':' .. lane)
       redis.call('ZUNIONSTORE', turns, 1, turns, 'WEIGHTS', factor)
-      redis.call('ZUNIONSTORE', levels, 1, levels, 'WEIGHTS', factor)
-      redis.call('ZREMRANGEBYSCORE', levels, '-inf', 1)
     end
   end
 end
@@ -32,11 +33,10 @@ local function charge_growth(half_life_us)
   return 2 ^ halvings
 end
 
--- Add to the level of a tenant; returns it.
-local function charge(name, tenant, cost)
-  local level = redis.call('ZINCRBY', key('levels', name), cost, tenant)
-  redis.call('ZADD', key('turns', name), 'XX', level, tenant)
-  return tonumber(level)
+-- Add to the level of a tenant. `names`: the lanes of the pool in which jobs wait.
+local function charge(names, pool, tenant, cost)
+  local level = redis.call('ZINCRBY', key('levels', pool), cost, tenant)
+  for _, name in ipairs(names) do redis.call('ZADD', key('turns', name), 'XX', level, tenant) end
 end
 
 -- What a claim adds to a level for a job that is expected to cost so much. A level of n jobs loses the part 1/n of itself between two
@@ -49,8 +49,8 @@ local function charge_of_claim(level, expected, growth, half_life_us)
 end
 
 -- A tenant whose jobs did not wait has a turn. Its level is lifted to this part of the lowest one.
-local function give_turn(name, tenant, lift)
-  local turns, levels = key('turns', name), key('levels', name)
+local function give_turn(name, pool, tenant, lift)
+  local turns, levels = key('turns', name), key('levels', pool)
   local lowest = tonumber(redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2] or '') or 0
   local level = tonumber(redis.call('ZSCORE', levels, tenant) or '') or 0
   if lift * lowest > level then
@@ -67,7 +67,7 @@ local function enter_line(id, job, lift)
   defer('ZADD', key('waiting', name), job.created_us, id)
   defer('ZADD', line, job.created_us, id)
   if job.prefixes ~= '' then defer('HSET', key('prefixes', job.pool), id, job.prefixes) end
-  if is_first and not redis.call('ZSCORE', key('turns', name), job.tenant) then give_turn(name, job.tenant, lift or 0) end
+  if is_first and not redis.call('ZSCORE', key('turns', name), job.tenant) then give_turn(name, job.pool, job.tenant, lift or 0) end
 end
 
 -- An interrupted job goes before all turns.

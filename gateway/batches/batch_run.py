@@ -16,10 +16,11 @@ from gateway.batches.window import NOTHING_NEW, Share, Window
 from shared.batches.batch import BatchStatus, LineError, file_id_of
 from shared.job.errors import BlobMissing
 from shared.store.batch_records import Change, OwnedBatch, Which, pack_errors
-from shared.store.files import Purpose, StoredFile
+from shared.store.files import Purpose, StoredFile, total_bytes
 
 _NOTHING: Mapping[str, str] = {}
 _IDLE_S = 0.05
+_SMALL_BYTES = 4 << 20
 _OUTPUT_TTL_S = 30 * 86_400.0
 
 
@@ -62,6 +63,21 @@ class BatchRun:
         return self._owner.batch.model
 
     @property
+    def tenant(self) -> str:
+        """Whose batch it is."""
+        return self._owner.batch.tenant
+
+    @property
+    def to_check(self) -> bool:
+        """Whether its input is not checked yet."""
+        return self._owner.status is BatchStatus.VALIDATING
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its input is checked in a moment, and with little memory."""
+        return self._file is None or total_bytes(self._file.segments) <= _SMALL_BYTES
+
+    @property
     def is_checking(self) -> bool:
         """Whether its input is being checked."""
         return self._check is not None
@@ -78,9 +94,7 @@ class BatchRun:
         """
         while not self.ended and time.monotonic() < until:
             await self._owner.renew()
-            if (
-                self._owner.status is BatchStatus.VALIDATING and not may_check(self)
-            ) or not await self._step(share(self)):
+            if (self.to_check and not may_check(self)) or not await self._step(share(self)):
                 await asyncio.sleep(_IDLE_S)
 
     async def fail_damaged(self, why: str) -> None:

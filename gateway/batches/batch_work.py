@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from gateway.batches.batch_context import BatchContext
@@ -36,6 +37,7 @@ class BatchWork:
         self._runs: dict[str, BatchRun] = {}
         self._being_advanced: dict[str, BatchRun] = {}
         self._again_at: dict[str, float] = {}
+        self._check_began_at: dict[str, float] = {}  # of each tenant
         self._refreshed_at = float("-inf")
         self._warn = RareWarning(log)
 
@@ -45,6 +47,7 @@ class BatchWork:
         self._runs = {batch_id: run for batch_id, run in self._runs.items() if batch_id in ids}
         self._again_at = {each: at for each, at in self._again_at.items() if each in ids}
         if not ids:
+            self._check_began_at.clear()
             return
         until = time.monotonic() + SLICE_S
         await self._context.health.look()
@@ -84,19 +87,33 @@ class BatchWork:
             self._being_advanced.pop(batch_id, None)
 
     def _may_check(self, run: BatchRun) -> bool:
-        """Whether a batch's input may be checked now: one at a time, as that takes memory."""
-        checking = [each for each in self._all() if each.is_checking]
-        return not checking or checking[0] is run
+        """Whether a batch's input may be checked now: one large one at a time, as that takes
+        memory, and one small one beside it. Next is the tenant whose check began longest ago."""
+        rivals = (each for each in self._all() if each.to_check and each.is_small == run.is_small)
+        began_at = self._check_began_at
+        chosen = min(
+            rivals, key=lambda each: (not each.is_checking, began_at.get(each.tenant, 0.0))
+        )
+        if chosen is run and not run.is_checking:
+            began_at[run.tenant] = time.monotonic()
+        return chosen is run
 
     def _all(self) -> Iterable[BatchRun]:
         return chain(self._being_advanced.values(), self._runs.values())
 
     def _share(self, run: BatchRun) -> Share:
-        """What a batch may have in flight: its share of twice the slots and some, and of bytes."""
+        """What a batch may have in flight: its tenant's share of twice the slots and some, and of
+        bytes, over the tenant's batches."""
         fleet, names, all_runs = self._context.fleet, self._context.fleet.names, list(self._all())
         model = names.resolve(run.model, "", 0.5) if run.model else None
         workers = fleet.workers if model is None else fleet.workers_of(model.pool)
         slots = sum(worker.slots for worker in workers if worker.state.serving)
-        beside = sum(other.model == run.model for other in all_runs)
-        lines = (2 * slots + _FURTHER_LINES) // max(1, beside)
-        return Share(max(_LEAST_LINES, lines), MOST_BYTES // max(1, len(all_runs)))
+        parts = _parts(run, [other for other in all_runs if other.model == run.model])
+        lines = (2 * slots + _FURTHER_LINES) // parts
+        return Share(max(_LEAST_LINES, lines), MOST_BYTES // _parts(run, all_runs))
+
+
+def _parts(run: BatchRun, beside: Sequence[BatchRun]) -> int:
+    """How many parts as large as a batch's share of these all of them are: tenants first."""
+    tenants = Counter(other.tenant for other in beside)
+    return max(1, len(tenants) * tenants[run.tenant])

@@ -37,15 +37,18 @@ class LineJobs:
         shard = int.from_bytes(digest[:4]) % self._context.queue.shards
         return f"job_{shard:03x}{digest[4:].hex()}"
 
-    async def new(self, number: int, job_id: str, data: bytes) -> NewJob | LineResult | None:
-        """The job of a line, or its result if it is refused; None: it has to wait."""
+    async def new(
+        self, number: int, job_id: str, data: bytes
+    ) -> tuple[NewJob, int] | LineResult | None:
+        """The job of a line and the tokens that it is expected to use, or its result if it is
+        refused; None: it has to wait."""
         batch, line = self._batch, parse_line(data)
         custom_id, body = line.custom_id, bytes(line.body)
         metadata = {"batch_id": batch.id, "custom_id": custom_id}
         try:
             endpoint = ENDPOINTS[batch.endpoint]
-            job = await line_job(self._context, batch.tenant, endpoint, body)
-            return job._replace(id=job_id, metadata=metadata, key=batch.key)
+            job, tokens = await line_job(self._context, batch.tenant, endpoint, body)
+            return job._replace(id=job_id, metadata=metadata, key=batch.key), tokens
         except FlotillaError as error:
             # 503: no worker has this model now, or the pool's intake is stopped.
             if error.status == 503:

@@ -3,8 +3,8 @@
 Redis knows where they are, so that another process can go on from any moment:
 
 1. `reserve`: lines are read, and noted in the batch's record;
-2. `submit`: each becomes a job, whose id is made of the batch, the line and its try, so that a line
-   that is submitted twice is one job;
+2. `submit`: each is taken from the limits of the batch's key, and becomes a job, whose id is made
+   of the batch, the line and its try, so that a line that is submitted twice is one job;
 3. `collect`: jobs that have ended become lines of the output, or of the errors, or are tried again;
 4. `commit`: these are written to the storage, then noted in the record, then the jobs are deleted.
 
@@ -22,13 +22,16 @@ from typing import NamedTuple
 from gateway.batches.batch_context import BatchContext
 from gateway.batches.input_lines import InputLine, input_lines, line_at
 from gateway.batches.line_jobs import LineJobs, delete_jobs
+from gateway.batches.line_limits import LineLimits
 from gateway.batches.line_result import CutOff, LineResult, given_up
 from gateway.batches.owner import Owner
 from gateway.batches.result_store import ResultStore
+from shared.batches.batch import LineError
 from shared.batches.line_check import parse_line
 from shared.job.job import NewJob, checked_shard
-from shared.store.batch_records import Change, LinePlace, OwnedBatch
+from shared.store.batch_records import Change, LinePlace, OwnedBatch, pack_errors
 from shared.store.files import StoredFile
+from shared.tenants.rate_limits import TooMuch
 
 _MOST_LINES = 8192
 MOST_BYTES = 32 << 20
@@ -66,6 +69,8 @@ class Window:
         self._owner = owner
         self._file = file
         self._jobs = LineJobs(context, owner.batch)
+        self._limits = LineLimits(context.queue, owner.batch)
+        self._limit: LineError | None = None  # that lines wait for
         self._store = ResultStore(context, owner)
         self._cut_off: CutOff | None = None
         self._places = owned.lines
@@ -141,8 +146,10 @@ class Window:
         if not self._unsent or time.monotonic() < self._tried_at + _PATIENCE_S:
             return False
         jobs: dict[tuple[int, int], list[tuple[int, NewJob]]] = {}
-        sent = False
+        sent, self._limit = False, None
         for number in list(islice(self._unsent, _AT_ONCE)):
+            if self._limit:
+                break
             self._unsent[number] = self._unsent.pop(number)  # behind the others, if it has to wait
             if self._places[number].length > _LARGE_BYTES:
                 sent = await self._submit_large(number) or sent
@@ -151,14 +158,23 @@ class Window:
             if isinstance(made, LineResult):
                 self._finish(made)
                 sent = True
-            elif made is not None and self._context.health.take_job(made):
+            elif made is not None:
                 max_depth = self._context.max_depth(made.pool)
                 jobs.setdefault((made.shard, max_depth), []).append((number, made))
         for (shard, max_depth), pairs in jobs.items():
             sent = await self._submit_to(shard, max_depth, pairs) or sent
-        if not sent:
-            self._tried_at = time.monotonic()  # no worker, or lanes or Redis are full
+        if not sent:  # no worker, or lanes or Redis are full, or a limit is reached
+            self._tried_at = time.monotonic()
+        await self._tell_limit()
         return sent
+
+    async def _tell_limit(self) -> None:
+        """Show in the batch which limit its lines wait for."""
+        errors = (self._limit,) if self._limit else ()
+        batch = self._owner.batch
+        if [each.code for each in errors] != [each.code for each in batch.errors]:
+            self._owner.batch = batch._replace(errors=errors)
+            await self._owner.change(Change(set={"errors": pack_errors(errors)}))
 
     async def _submit_large(self, number: int) -> bool:
         """Submit a line that is not kept in memory if it has to wait."""
@@ -168,13 +184,14 @@ class Window:
             if isinstance(made, LineResult):
                 self._finish(made)
                 return True
-            if made is None or not self._context.health.take_job(made):
+            if made is None:
                 return False
             depth = self._context.max_depth(made.pool)
             return await self._submit_to(made.shard, depth, [(number, made)])
 
     async def _made_of(self, number: int) -> NewJob | LineResult | None:
-        """The job of a line that is not submitted, or its result; None: it has to wait."""
+        """The job of a line that is not submitted, taken from all limits, or its result; None: it
+        has to wait."""
         data, job_id = self._unsent[number], self._job_id(number)
         if data is None:
             place, segments = self._places[number], self._file.segments
@@ -182,7 +199,16 @@ class Window:
             self._unsent[number] = data
         if self._cut_off is not None:
             return given_up(number, parse_line(data).custom_id, job_id, *self._cut_off)
-        return await self._jobs.new(number, job_id, data)
+        made = await self._jobs.new(number, job_id, data)
+        if made is None or isinstance(made, LineResult):
+            return made
+        job, tokens = made
+        taken = await self._limits.take(number, tokens, self._context.fleet.now_s())
+        if isinstance(taken, TooMuch):
+            code = "budget_exceeded" if taken.is_used_up else "rate_limit_exceeded"
+            self._limit = LineError(code, f"Lines wait. {taken.message(tokens)}", None)
+            return None
+        return job._replace(reserved=taken) if self._context.health.take_job(job) else None
 
     async def _submit_to(
         self, shard: int, max_depth: int, pairs: Sequence[tuple[int, NewJob]]
@@ -193,6 +219,7 @@ class Window:
         taken = [n for (n, _), reply in zip(pairs, replies, strict=True) if isinstance(reply, int)]
         for number in taken:
             del self._unsent[number]
+            self._limits.queued(number)
         return bool(taken)
 
     def _job_id(self, number: int) -> str:
@@ -289,6 +316,7 @@ class Window:
     async def cut_off(self, why: CutOff) -> None:
         """Submit no more lines, and cancel those that run."""
         self._cut_off = why
+        await self._limits.give_back(self._unsent)
         queue, tenant = self._context.queue, self._owner.batch.tenant
         running = [number for number in self._places if number not in self._unsent]
         for at in range(0, len(running), _AT_ONCE):

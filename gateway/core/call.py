@@ -112,13 +112,18 @@ async def _limited(
     """The call, taken from these limits. `output`: as in CheckedRequest."""
     if call.joined:
         return call
-    job, model = call.job, gateway.fleet.models.get(call.job.model)
+    job = call.job
+    holder = job.id if job.gateway and not call.background else ""
+    taken = await gateway.of(RateLimiter).take(limits, holder, _tokens(gateway, job, output))
+    return call._replace(job=job._replace(reserved=taken.reserved), taken=taken)
+
+
+def _tokens(gateway: CallContext, job: NewJob, output: int | None) -> int:
+    """What a job is expected to use, as its limits count it. `output`: as in CheckedRequest."""
+    model = gateway.fleet.models.get(job.model)
     context = (model.card.get("max_model_len") if model else None) or 0
     generates = ENDPOINTS[job.endpoint].stream is not None
-    tokens = estimate(len(job.body), context, output if generates else 0)
-    holder = job.id if job.gateway and not call.background else ""
-    taken = await gateway.of(RateLimiter).take(limits, holder, tokens)
-    return call._replace(job=job._replace(reserved=str(tokens)), taken=taken)
+    return estimate(len(job.body), context, output if generates else 0)
 
 
 async def _checked_call(
@@ -167,8 +172,11 @@ async def _checked_call(
     return NewCall(made, background, bool(key)), request.output
 
 
-async def line_job(context: CallContext, tenant: str, endpoint: Endpoint, body: bytes) -> NewJob:
-    """The job of a batch's line, which no client waits for.
+async def line_job(
+    context: CallContext, tenant: str, endpoint: Endpoint, body: bytes
+) -> tuple[NewJob, int]:
+    """The job of a batch's line, which no client waits for, and the tokens that it is expected to
+    use.
 
     Raises BadRequest, BodyTooLarge, ModelNotFound, NoWorker, IntakeStopped, and StoreError.
     """
@@ -184,7 +192,7 @@ async def line_job(context: CallContext, tenant: str, endpoint: Endpoint, body: 
     job = context.factory.new(endpoint, tenant, model, request, read.body, attached=False)
     # It waits for as long as its batch, which ends it: these of its pool are for clients that wait.
     job = job._replace(lane=FLEX, deadline_s=None, queue_deadline_s=None)
-    return await _with_prefixes(context, job)
+    return await _with_prefixes(context, job), _tokens(context, job, request.output)
 
 
 async def repeat(

@@ -24,13 +24,11 @@ from shared.store.errors import StoreError
 from shared.store.rate_limit_records import LEASE_S, RateLimitRecords
 from shared.tenants.api_key import ApiKey
 from shared.tenants.rate_limits import (
-    Limit,
     Limited,
     Taken,
     TooMuch,
-    key_name,
+    names_of,
     rate_headers,
-    tenant_name,
 )
 
 log = logging.getLogger("flotilla.gateway")
@@ -47,7 +45,7 @@ class RateLimiter:
         self._now_s = now_s
         self._running: set[tuple[str, str]] = set()  # name of limits, holder
         self._ended: list[tuple[str, str]] = []
-        self._unused: list[tuple[int, list[str]]] = []
+        self._unused: list[NewJob] = []
         self._changed = asyncio.Event()
 
     async def take(self, limited: tuple[Limited, ...], holder: str, tokens: int) -> Taken:
@@ -64,8 +62,7 @@ class RateLimiter:
     def give_back(self, job: NewJob) -> None:
         """The tokens of a job that was not queued. Its request still counts."""
         if job.reserved:
-            names = [tenant_name(job.tenant), *([key_name(job.key)] if job.key else [])]
-            self._unused.append((int(job.reserved), names))
+            self._unused.append(job)
             self._changed.set()
 
     def release(self, taken: Taken) -> None:
@@ -87,8 +84,8 @@ class RateLimiter:
             unused, self._unused = self._unused, []
             try:
                 await self._records.release(ended)
-                for tokens, names in unused:
-                    await self._records.give_back(tokens, names)
+                for job in unused:
+                    await self._records.give_back(job.reserved, names_of(job.tenant, job.key))
                 if time.monotonic() - renewed_at >= _RENEW_S:
                     renewed_at = time.monotonic()
                     await self._records.renew(list(self._running))
@@ -104,7 +101,7 @@ def _holders(taken: Taken) -> set[tuple[str, str]]:
 
 def _refusal(found: TooMuch, wanted: int) -> RateLimited:
     headers = rate_headers(found.requests_left, found.tokens_left)
-    if found.limit in (Limit.DAY, Limit.MONTH):
+    if found.is_used_up:
         error: RateLimited = BudgetExceeded(found.message(wanted), headers=headers)
     else:
         error = RateLimited(found.message(wanted), found.limit, headers)

@@ -12,13 +12,7 @@ from types import MappingProxyType
 
 from shared.job.errors import RedisUnavailable, Unauthorized
 from shared.tenants.api_key import KEY_PREFIX, ApiKey, digest_of
-from shared.tenants.rate_limits import (
-    NO_LIMITS,
-    Limited,
-    RateLimits,
-    key_name,
-    tenant_name,
-)
+from shared.tenants.rate_limits import NO_LIMITS, Limited, RateLimits, limited_by
 from shared.tenants.scopes import ALL_SCOPES, TENANT_SCOPES, Scope
 from shared.tenants.tenant import DEFAULT_TENANT, Tenant, tenants_with
 
@@ -77,11 +71,10 @@ class KnownKeys:
 
     def limits_of(self, key: ApiKey) -> tuple[Limited, ...]:
         """The limits of a key and of its tenant; empty if there are none."""
-        own, of_tenant = key.limits, self.tenant_limits.get(key.tenant)
-        if own == NO_LIMITS and of_tenant is None:
+        of_tenant = self.tenant_limits.get(key.tenant, NO_LIMITS)
+        if key.limits == NO_LIMITS == of_tenant:
             return ()
-        found = () if own == NO_LIMITS else (Limited(key_name(key.id), own),)
-        return found if of_tenant is None else (*found, Limited(tenant_name(key.tenant), of_tenant))
+        return limited_by(key.id, key.limits, key.tenant, of_tenant)
 
     def checked(self, at: float) -> None:
         """The copy was compared with Redis, at this time of the monotonic clock."""

@@ -75,7 +75,7 @@ class UsageCounter:
         if not found:
             self._warn(f"the tokens of {job.id} are not known: its log is gone")
             return job
-        if not prompt and job.begun_bytes:  # no engine has told its tokens with a first one
+        if job.begun_bytes and not (prompt or output):  # tokens of prompts come with a first one
             prompt = estimate(job.begun_bytes, await self._context(job.owner.model), 0)
         return job._replace(prompt_tokens=prompt, cached_tokens=0, output_tokens=output)
 

@@ -81,7 +81,7 @@ class Batch(NamedTuple):
     """Lines that are in the errors."""
     usage: Usage = Usage()
     errors: tuple[LineError, ...] = ()
-    """Why it has failed."""
+    """Why it has failed, or which limit its lines wait for."""
     model: str = ""
     """Of all its lines; empty: not known yet, or several."""
     output_file_id: str = ""

@@ -2,10 +2,10 @@
 level is next.
 
 A tenant's level is what it was served lately in all lanes of a pool: tokens of its prompts and
-twice those of its answers, over its weight. This is VTC's counter ("Fairness in Serving Large Language
-Models", OSDI'24) with two changes: it forgets, and a part of what an answer is expected to cost is
-charged as its job is claimed, with more of it where the level is made of few jobs, which forgets
-most between two claims. `scripts/common/lines.lua` keeps the levels.
+twice those of its answers, over its weight. This is VTC's counter ("Fairness in Serving Large
+Language Models", OSDI'24) with two changes: it forgets, and a part of what an answer is expected to
+cost is charged as its job is claimed, with more of it where the level is made of few jobs, which
+forgets most between two claims. `scripts/common/lines.lua` keeps the levels.
 """
 
 from __future__ import annotations

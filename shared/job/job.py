@@ -122,7 +122,7 @@ class NewJob(NamedTuple):
     key: str = ""
     """The id of the API key that submitted it; empty: it stands in the settings."""
     reserved: str = ""
-    """The tokens that were taken from its token limits; empty: none."""
+    """The tokens that were taken from its limits, and the day (rate_limits.py); empty: none."""
     max_wait_s: float | None = None
     """It is not submitted if it is expected to wait for longer; None: however long."""
 

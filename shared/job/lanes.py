@@ -1,4 +1,4 @@
-"""The lanes of a pool: a better one goes before the others, which keep an eighth of what is served."""
+"""The lanes of a pool: a better one goes before the others, which keep an eighth of all tokens."""
 
 from __future__ import annotations
 

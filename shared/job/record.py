@@ -77,7 +77,7 @@ class Request(NamedTuple):
     key: str
     """The id of the API key that submitted it; empty: it stands in the settings."""
     reserved: str
-    """The tokens that were taken from its token limits; empty: none."""
+    """The tokens that were taken from its limits, and the day (rate_limits.py); empty: none."""
 
 
 class Lease(NamedTuple):

@@ -41,7 +41,7 @@ class Ended(NamedTuple):
     notify: str
     """The webhook endpoints that get the event, as `notify_of` made it; empty: none."""
     reserved: str
-    """The tokens that were taken from token limits for it; empty: none."""
+    """The tokens that were taken from limits for it, and the day (rate_limits.py); empty: none."""
     prompt_tokens: int | None
     """None: no worker has reported any, they are to be counted in the job's log, or estimated by
     `begun_bytes`."""
@@ -150,6 +150,7 @@ def _parse(entry: str, packed: bytes) -> Ended:
     words = msgpack.unpackb(packed)
     subject, tenant, key, model, state, notify, reserved, prompt, cached, output, *times = words
     known = prompt is not False
+    queue_us, engine_us, wasted_us = map(int, times)
     return Ended(
         entry,
         subject,
@@ -160,6 +161,8 @@ def _parse(entry: str, packed: bytes) -> Ended:
         int(prompt) if known else None,
         int(cached) if known else None,
         int(output or 0) if known else None,
-        *map(int, times),
+        queue_us,
+        engine_us,
+        wasted_us,
         begun_bytes=0 if known else int(cached),
     )

@@ -1,4 +1,5 @@
-"""Limits of keys and tenants in Redis: the rates, and who runs. They lie in the first shard.
+"""Limits of keys and tenants in Redis: the rates, what is reserved of budgets, and who runs. They
+lie in the first shard.
 
 A request takes from all its limits in one call, or from none. Its tokens are settled by the ledger,
 when its job has ended.
@@ -12,7 +13,15 @@ from datetime import UTC, datetime, timedelta
 from shared.job.packing import pack
 from shared.store import keys
 from shared.store.queue import Queue
-from shared.tenants.rate_limits import Left, Limit, Limited, Taken, TooMuch, least
+from shared.tenants.rate_limits import (
+    Left,
+    Limit,
+    Limited,
+    Taken,
+    TooMuch,
+    least,
+    read_reserved,
+)
 
 SHARD = 0
 LEASE_S = 30.0
@@ -35,7 +44,8 @@ class RateLimitRecords:
         `holder`: as in Taken. `now_s`: the time by Redis' clock, in Unix seconds.
         """
         limits = [(each.name, *each.limits) for each in limited]
-        request = (holder, int(LEASE_S * 1000), tokens, *_periods(now_s), limits)
+        day, *periods = _periods(now_s)
+        request = (holder, int(LEASE_S * 1000), tokens, day, *periods, limits)
         refused, *rates = await self._queue.run("take_limits", SHARD, pack(request))
         requests = [
             Left(each.limits.requests_per_minute, rate[0])
@@ -48,14 +58,14 @@ class RateLimitRecords:
             if each.limits.tokens_per_minute
         ]
         if not refused:
-            return Taken(holder, tokens, limited, least(requests), least(rests))
+            return Taken(holder, tokens, limited, least(requests), least(rests), day)
         name, number, wait_ms, left = refused
         (of,) = (each for each in limited if each.name == name.decode())
         return TooMuch(_KINDS[number], of, left, wait_ms, least(requests), least(rests))
 
-    async def give_back(self, tokens: int, names: Iterable[str]) -> None:
+    async def give_back(self, reserved: str, names: Iterable[str]) -> None:
         """The tokens that were taken for a request whose job was not queued."""
-        await self._queue.run("give_back_tokens", SHARD, tokens, *names)
+        await self._queue.run("give_back_tokens", SHARD, *read_reserved(reserved), *names)
 
     async def release(self, holders: Iterable[tuple[str, str]]) -> None:
         """The requests of these (name, holder) pairs have been answered."""

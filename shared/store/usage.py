@@ -17,13 +17,12 @@ from shared.job.states import JobState
 from shared.store import keys
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.queue import Queue
-from shared.tenants.rate_limits import UsedTokens, key_name, tenant_name
+from shared.tenants.rate_limits import UsedTokens, names_of, read_reserved
 
 OTHER = "(other)"
 """In place of key and model, where a tenant has too many of them in a day."""
 MOST_ROWS = 2000
 """Of a tenant in a day: what is more is added up under `OTHER`."""
-TOTALS_KEPT_S = 62 * 86_400
 _SHARD = 0
 _DAY_S = 86_400
 _TENANTS_AT_ONCE = 20
@@ -114,7 +113,7 @@ class UsageRecords:
         ]
         arguments = (
             Reader.USAGE.of(shard), after, ended[-1].entry, len(jobs), kept_days * _DAY_S * 1000,
-            TOTALS_KEPT_S * 1000, MOST_ROWS, pack(rows), pack(_totals(sums)), pack(_unused(jobs)),
+            MOST_ROWS, pack(rows), pack(_totals(sums)), pack(_settled(jobs)),
         )  # fmt: skip
         return bool(await self._queue.run("add_usage", _SHARD, *arguments))
 
@@ -180,26 +179,22 @@ def _totals(rows: Mapping[tuple[str, Owner], UsageSums]) -> list[tuple[str, str,
     totals: Counter[tuple[str, str]] = Counter()
     for (day, owner), sums in rows.items():
         for period in (day, _month_of(day)):
-            for name in _names_of(owner):
+            for name in names_of(*owner[:2]):
                 totals[period, name] += sums.prompt_tokens + sums.output_tokens
     return [(*place, tokens) for place, tokens in totals.items() if tokens]
 
 
-def _unused(jobs: Iterable[Ended]) -> list[tuple[str, int]]:
-    """What the jobs have not used of the tokens that were taken for them, by name of limits."""
-    unused: Counter[str] = Counter()
+def _settled(jobs: Iterable[Ended]) -> list[tuple[str, int, int, str]]:
+    """What was taken for the jobs: name of limits, tokens that were not used, all tokens, day."""
+    unused: Counter[tuple[str, str]] = Counter()
+    taken: Counter[tuple[str, str]] = Counter()
     for job in jobs:
         if job.reserved:
-            left = int(job.reserved) - (job.prompt_tokens or 0) - (job.output_tokens or 0)
-            for name in _names_of(job.owner):
-                unused[name] += left
-    return [*unused.items()]
-
-
-def _names_of(owner: Owner) -> Sequence[str]:
-    """The names of the limits that its use counts for."""
-    of_tenant = tenant_name(owner.tenant)
-    return (of_tenant, key_name(owner.key)) if owner.key else (of_tenant,)
+            tokens, day = read_reserved(job.reserved)
+            for name in names_of(*job.owner[:2]):
+                unused[name, day] += tokens - (job.prompt_tokens or 0) - (job.output_tokens or 0)
+                taken[name, day] += tokens
+    return [(name, left, taken[name, day], day) for (name, day), left in unused.items()]
 
 
 def date_of(at_s: float) -> date:

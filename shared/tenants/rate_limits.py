@@ -1,8 +1,10 @@
 """How much a key or a tenant may use, and what is left of it. Pure.
 
 A rate is a token bucket (RFC 2697 describes one): it holds what a minute allows, and is refilled
-continuously. Tokens are taken by an estimate when a request is accepted; when its job has ended,
-the bucket gets the difference to the ledger's count, and may hold less than nothing then.
+continuously. Tokens are taken by an estimate when a request is accepted, from rates and from
+budgets; when its job has ended, the bucket gets the difference to the ledger's count, and may hold
+less than nothing then, and the budget has that count in place of the estimate. What was taken for a
+request that was lost before its job was queued counts in budgets until the day is over.
 """
 
 from __future__ import annotations
@@ -67,6 +69,20 @@ def tenant_name(tenant: str) -> str:
     return f"t:{tenant}"
 
 
+def names_of(tenant: str, key_id: str) -> Sequence[str]:
+    """The names of the limits that the use of a key counts for. `key_id`: empty: it stands in the
+    settings."""
+    return (tenant_name(tenant), key_name(key_id)) if key_id else (tenant_name(tenant),)
+
+
+def limited_by(
+    key_id: str, own: RateLimits, tenant: str, all_own: RateLimits
+) -> tuple[Limited, ...]:
+    """The limits of a key, and of all keys of its tenant together; empty if there are none."""
+    both = Limited(key_name(key_id), own), Limited(tenant_name(tenant), all_own)
+    return tuple(each for each in both if each.limits != NO_LIMITS)
+
+
 class Left(NamedTuple):
     """What a rate has left."""
 
@@ -91,6 +107,13 @@ class Taken(NamedTuple):
     requests_left: Left | None
     """Of the rate that has least left; None: there is no such limit."""
     tokens_left: Left | None
+    day: str
+    """Of UTC, on which it was."""
+
+    @property
+    def reserved(self) -> str:
+        """As its job has it (`read_reserved`)."""
+        return f"{self.tokens} {self.day}"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """OpenAI's headers for what is left."""
@@ -108,6 +131,12 @@ class TooMuch(NamedTuple):
     requests_left: Left | None
     tokens_left: Left | None
 
+    @property
+    def is_used_up(self) -> bool:
+        """It is a budget that has nothing left. Else it may be that requests use less than was
+        reserved for them."""
+        return self.limit in (Limit.DAY, Limit.MONTH) and self.wait_ms > 0
+
     def message(self, wanted: int) -> str:
         """What the client is told. `wanted`: the tokens that its request was estimated at."""
         kind, name = self.of.name.split(":", 1)
@@ -116,6 +145,8 @@ class TooMuch(NamedTuple):
         found = f"Limit reached for {_WORDS[self.limit]} of {whose}: limit {most}, left {self.left}"
         if self.limit is Limit.TOKENS:
             found += f", requested about {wanted}"
+        elif self.limit in (Limit.DAY, Limit.MONTH) and not self.wait_ms:
+            found += " beside what is reserved for requests that have not ended"
         when = f" Try again in {duration_text(self.wait_ms)}." if self.wait_ms else ""
         return f"{found}.{when}"
 
@@ -127,6 +158,12 @@ _WORDS = {
     Limit.DAY: "tokens per day",
     Limit.MONTH: "tokens per month",
 }
+
+
+def read_reserved(text: str) -> tuple[int, str]:
+    """The tokens that were taken for a job, and the day; the inverse of `Taken.reserved`."""
+    tokens, _, day = text.partition(" ")
+    return int(tokens), day
 
 
 def least(found: Sequence[Left]) -> Left | None:

@@ -61,7 +61,8 @@ class BatchError(BaseModel):
 
 
 class BatchErrors(BaseModel):
-    """Why a batch has failed: its first errors."""
+    """Why a batch has failed: its first errors; while it is in progress, the limit that it waits
+    for."""
 
     object: Literal["list"] = "list"
     data: list[BatchError]

@@ -28,7 +28,7 @@ class Logged(NamedTuple):
         """That of a job as Redis holds it."""
         job = stored.job
         prompt, output = _tokens(stored.answer)
-        if not prompt and stored.begun_bytes:
+        if stored.begun_bytes and not (prompt or output):
             prompt = estimate(stored.begun_bytes, 0, 0)
         return cls(Owner(job.tenant, job.key, job.model), prompt, output)
 

@@ -9,8 +9,8 @@
 --       bytes if it lies in a key of its own, else '', watchers,
 --       watched, origin, tenant, lane, weight or '', charged or '', 1 if it makes no room for better lanes, else 0: it has a deadline
 --       that goes on while it waits again, or is here by its lane's turn; blame: how often its workers were lost in a row without
---       progress, 1 at least if it was claimed before, leading blocks of its prompt that the worker may hold, nil: it is short}; nil if the worker has jobs that it does not know, as
---       a reply was lost: it has to `reconcile` first
+--       progress, 1 at least if it was claimed before, leading blocks of its prompt that the worker may hold, nil: it is short}; nil if
+--       the worker has jobs that it does not know, as a reply was lost: it has to `reconcile` first
 local pool, worker, room, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[3]), tonumber(ARGV[5]))
 local expected_cost, half_life_us = tonumber(ARGV[7]), tonumber(ARGV[8])
 local window, overtake_us, patience_us = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
@@ -146,7 +146,7 @@ end
 
 -- A lane was served so much. However much that was, the others wait for a time that has an end.
 local function count_lane(name, cost)
-  if not credit then return end
+  if not credit or #waiting < 2 then return end
   credit = credit + ((rank[name] or 1) <= rank[waiting[1]] and cost / (PART - 1) or -cost)
   credit = math.max(-MOST_DEBT * unit, math.min(MOST_AT_ONCE * unit, credit))
 end
@@ -189,7 +189,7 @@ local function take_lanes()
     else
       while may_look() and take_turn(waiting[1], free()) do end
     end
-    waiting = waiting_lanes()
+    if may_look() then waiting = waiting_lanes() end
   end
 end
 

@@ -1,4 +1,5 @@
 -- Give back the tokens of a request whose job was not queued.
--- ARGV: tokens, name, ...
+-- ARGV: tokens, day on which they were reserved, name, ...
 -- Reply: nothing
-for i = 2, #ARGV do settle_tokens(ARGV[i], tonumber(ARGV[1])) end
+local tokens = tonumber(ARGV[1])
+for i = 3, #ARGV do settle_tokens(ARGV[i], tokens, tokens, ARGV[2]) end

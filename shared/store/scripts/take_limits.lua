@@ -5,8 +5,8 @@
 -- Reply: {} or {name, number of the limit from 0 on, ms until there is enough (0: not known), what is left}, then of each name
 --       {requests left, tokens left}, -1 where that is not limited
 -- A repeated call takes a second time.
--- Invariant: in any time no more is taken of a rate than it allows for that and one minute more. A holder that is not renewed
---       does not count after lease_ms.
+-- Invariant: in any time no more is taken of a rate than it allows for that and one minute more, of a budget no more than it has and
+--       one request more. A holder that is not renewed does not count after lease_ms.
 local holder, lease_ms, tokens, day, month, day_ms, month_ms, limits = unpack(cmsgpack.unpack(ARGV[1]))
 local request, rates, running, reply = {tokens = tokens}, {}, {}, {{}}
 
@@ -18,8 +18,8 @@ for n, limit in ipairs(limits) do
     local key, is_new = check_concurrent(request, name, concurrent)
     running[key] = is_new
   end
-  if per_day > 0 then check_budget(request, name, per_day, 3, day, day_ms) end
-  if per_month > 0 then check_budget(request, name, per_month, 4, month, month_ms) end
+  if per_day > 0 then check_budget(request, name, per_day, 3, day, day, day_ms) end
+  if per_month > 0 then check_budget(request, name, per_month, 4, month, day, month_ms) end
   rates[n] = {requests_left, tokens_left}
 end
 
@@ -34,6 +34,9 @@ for n, rate in ipairs(rates) do
   reply[n + 1] = {requests_left or -1, tokens_left or -1}
 end
 if refused then return reply end
+for _, limit in ipairs(limits) do
+  if limit[5] + limit[6] > 0 then reserve(limit[1], tokens, day) end
+end
 for key, is_new in pairs(running) do
   redis.call('ZADD', key, int(now + lease_ms * 1000), holder)
   -- It has time to live mostly: one call of 32 is enough for that.

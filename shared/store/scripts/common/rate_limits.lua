@@ -1,5 +1,7 @@
 -- Limits of keys and tenants (rate_limits.py). Rates are token buckets, refilled by Redis' clock.
+-- Budgets are compared with the totals of their day or month, and what is reserved on this day: in the totals of the day under `r:`.
 local RATE_MS = 3600000 -- a bucket that no request has used for so long is deleted: it is full by then
+local TOTALS_MS = 5356800000 -- 62 days
 
 -- What a bucket held at a time: requests and tokens, false where that is not limited; nothing if it is full.
 local function read_rate(name)
@@ -13,10 +15,24 @@ local function write_rate(name, requests, tokens, at_us)
   redis.call('SET', key('rate', name), cmsgpack.pack(requests, tokens, at_us), 'PX', RATE_MS)
 end
 
--- Add tokens to a bucket; fewer than none if more were used than taken.
-local function settle_tokens(name, settled)
+-- Requests for which so much was reserved on a day have ended. `unused`: tokens of it; fewer than none if more were used.
+local function settle_tokens(name, unused, reserved, day)
   local requests, tokens, at_us = read_rate(name)
-  if tokens then write_rate(name, requests, tokens + settled, at_us) end
+  if tokens then write_rate(name, requests, tokens + unused, at_us) end
+  local totals, field = key('usage_totals', day), 'r:' .. name
+  local left = tonumber(redis.call('HGET', totals, field) or '')
+  if left and left > reserved then
+    redis.call('HSET', totals, field, int(left - reserved))
+  elseif left then
+    redis.call('HDEL', totals, field)
+  end
+end
+
+local function reserve(name, tokens, day)
+  local totals, field = key('usage_totals', day), 'r:' .. name
+  local before = tonumber(redis.call('HGET', totals, field) or '')
+  redis.call('HSET', totals, field, int((before or 0) + tokens))
+  if not before then redis.call('PEXPIRE', totals, TOTALS_MS) end
 end
 
 -- What a bucket with so many for each minute holds now.
@@ -53,7 +69,9 @@ local function check_concurrent(request, name, most)
   return running, count == 0
 end
 
-local function check_budget(request, name, most, number, period, ms_left)
+-- Without a time to wait what is left is reserved for requests that may use less.
+local function check_budget(request, name, most, number, period, day, ms_left)
   local used = tonumber(redis.call('HGET', key('usage_totals', period), name) or '') or 0
-  if used >= most then refuse(request, name, number, ms_left, 0) end
+  local reserved = tonumber(redis.call('HGET', key('usage_totals', day), 'r:' .. name) or '') or 0
+  if used + reserved >= most then refuse(request, name, number, used >= most and ms_left or 0, 0) end
 end

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 from redis import Redis
 
-from shared.job.job import NewJob, new_job_id
+from shared.job.job import Job, NewJob, new_job_id
 from shared.job.lanes import DEFAULT
 from shared.job.log import START, Entry, Position, frame_head, frames, pack_entry, pack_frame
 from shared.job.quotas import NO_QUOTAS, Quotas
@@ -47,14 +47,31 @@ def start_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
         )
 
 
-@pytest.fixture(params=["any", "embedded", "cluster"])
-def kind(request: pytest.FixtureRequest, start_kind: Any) -> RedisServer:
-    """Redis, Valkey, and a node of a cluster, each in turn, emptied."""
-    server: RedisServer = start_kind(request.param)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test of `kind` runs on Redis, Valkey and a cluster, or on the server that --redis names."""
+    if "kind" in metafunc.fixturenames:
+        named = metafunc.config.getoption("redis")
+        kinds = ["any", "embedded", "cluster"] if named == "any" else [named]
+        metafunc.parametrize("kind", kinds, indirect=True)
+
+
+def _emptied(server: RedisServer) -> RedisServer:
     with server.client() as client:
         client.flushall()
         client.function_flush()  # a test may have changed them
     return server
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest, start_kind: Callable[[str], RedisServer]) -> RedisServer:
+    """Each kind of server in turn, emptied."""
+    return _emptied(start_kind(request.param))
+
+
+@pytest.fixture
+def one(pytestconfig: pytest.Config, start_kind: Callable[[str], RedisServer]) -> RedisServer:
+    """One server, emptied: for what is the same on all kinds."""
+    return _emptied(start_kind(pytestconfig.getoption("redis")))
 
 
 class ChannelSubscriber:
@@ -99,19 +116,22 @@ class Case:
         self.queue, self._stack = queue, stack
         self.server: Any = server
         self.base = keys.base(0)
-        server.set(self.base + "clock", BEGIN_US)
+        self._clocks = [keys.base(shard) + "clock" for shard in range(queue.shards)]
+        for clock in self._clocks:
+            server.set(clock, BEGIN_US)
 
-    def load(self, changes: Iterable[tuple[str, str]] = ()) -> None:
-        """Have Redis run the scripts with the tests' clock, and with other changes."""
+    def load(self, *changes: tuple[str, str]) -> None:
+        """Have Redis run the scripts with these changes."""
         _, text = library()
-        for old, new in (CLOCK, *changes):
+        for old, new in changes:
             assert text.count(old) == 1, f"the scripts have no {old!r}"
             text = text.replace(old, new)
         self.server.function_load(text, replace=True)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass, or go back."""
-        self.server.eval(_PASS, 1, self.base + "clock", round(seconds * 1e6))
+        for clock in self._clocks:
+            self.server.eval(_PASS, 1, clock, round(seconds * 1e6))
 
     def record(self, job_id: str) -> dict[str, str]:
         """The fields of a record that are text."""
@@ -133,10 +153,23 @@ class Case:
         """A gateway that is subscribed."""
         return GatewayChannel(self.subscriber(keys.tokens_channel(name)))
 
-    def worker(self, name: str = "w-1", *, room: int = 100, heard: bool = True) -> Holder:
-        """A worker, subscribed to its control channel or not."""
+    def worker(
+        self, name: str = "w-1", *, room: int = 100, heard: bool = True, shard: int = 0
+    ) -> Holder:
+        """A worker of one shard, subscribed to its control channel or not."""
         channel = self.subscriber(keys.control_channel(name)) if heard else None
-        return Holder(self, name, room, channel)
+        return Holder(self, name, room, channel, shard)
+
+    async def begin(self, **changes: Any) -> tuple[Holder, HeldJob]:
+        """Submit a job and have a worker without a connection claim it; no other may wait."""
+        job = await self.submit(**changes)
+        worker = self.worker(heard=False, shard=job.shard)
+        return worker, await worker.claim_one()
+
+    async def lose(self, worker: str = "w-1") -> dict[str, str]:
+        """A worker's lease is over, and a round of upkeep takes its jobs."""
+        self.server.zadd(f"{self.base}workers", {worker: 1})
+        return dict((await self.queue.tick(0)).taken)
 
     async def submit(self, **changes: Any) -> NewJob:
         """Submit a job. Raises what refuses it."""
@@ -146,11 +179,18 @@ class Case:
 
     async def submit_all(self, jobs: list[NewJob], max_depth: int = 1000) -> list[int | JoinedJob]:
         """Submit jobs in one call; how many wait, of each. Raises what refuses one."""
-        replies = self.queue.parse_submit(jobs, await self.queue.submit(0, jobs, max_depth))
+        reply = await self.queue.submit(jobs[0].shard, jobs, max_depth)
+        replies = self.queue.parse_submit(jobs, reply)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
         return replies  # type: ignore[return-value]
+
+    async def shown(self, job: Any) -> Job:
+        """The job as its record has it."""
+        (found,) = await self.queue.get(job.id)
+        assert found is not None
+        return found
 
     async def state(self, job: Any) -> str:
         """The job's state; `gone` without a record."""
@@ -168,6 +208,14 @@ class Case:
             found += [item.decode() for item in entry.items if isinstance(item, bytes)]
             found += [entry.event] if entry.event else []
         return found
+
+    def truncate(self, job: Any, length: int) -> None:
+        """Leave the first entries of a log, as an older copy of the data has it."""
+        log = keys.log(0, job.id)
+        entries = self.server.xrange(log)[:length]
+        self.server.delete(log)
+        for entry_id, fields in entries:
+            self.server.xadd(log, fields, id=entry_id)
 
     def place(self, job: Any) -> str:
         """Where a job waits: `first`, `line`, or nowhere."""
@@ -209,8 +257,10 @@ def _shown(
 class Holder:
     """A worker: it claims, and writes what a test says."""
 
-    def __init__(self, case: Case, name: str, room: int, channel: ChannelSubscriber | None) -> None:
-        self._queue, self._channel = case.queue, channel
+    def __init__(
+        self, case: Case, name: str, room: int, channel: ChannelSubscriber | None, shard: int
+    ) -> None:
+        self._queue, self._channel, self._shard = case.queue, channel, shard
         self.name, self.room = name, room
         self.jobs: dict[str, HeldJob] = {}
         self.numbers: dict[str, int] = {}
@@ -221,7 +271,7 @@ class Holder:
         room = options.pop("room", max(0, self.room - len(self.jobs)))
         options = {"known": len(self.jobs), "room": room} | options
         jobs = await self._queue.claim(
-            0, POOL, self.name, most=room if most is None else most, **options
+            self._shard, POOL, self.name, most=room if most is None else most, **options
         )
         assert jobs is not None, f"{self.name} has to reconcile"
         self.jobs |= {job.id: job for job in jobs}
@@ -240,7 +290,7 @@ class Holder:
 
     async def send(self, step: Step) -> Emitted:
         """Send a step; jobs that are refused are dropped."""
-        reply = await self._queue.emit(0, self.name, self.version, step)
+        reply = await self._queue.emit(self._shard, self.name, self.version, step)
         emitted = Queue.parse_emit(reply)
         self.version = emitted.version
         for job_id in emitted.refused:
@@ -271,8 +321,9 @@ class Holder:
         """The end of a job, with the output of the last step."""
         self.next_id(job)
         self.jobs.pop(job.id, None)
-        items = [text.encode()] if text else None
-        return pack_end(job, self.numbers[job.id], None, items, 3, make_answer(**answer))
+        items, result = [text.encode()] if text else None, make_answer(**answer)
+        tokens = result.completion_tokens
+        return pack_end(job, self.numbers[job.id], None, items, tokens, result)
 
     async def restart(self, job: HeldJob, code: str = "worker_lost") -> Emitted:
         """Have the answer begin anew."""
@@ -343,14 +394,16 @@ def make_answer(**changes: Any) -> JobResult:
 
 @asynccontextmanager
 async def open_case(
-    server: RedisServer, quotas: Quotas = NO_QUOTAS, changes: Iterable[tuple[str, str]] = ()
-) -> AsyncIterator[Case]:
-    """A queue on this server, whose scripts may be changed."""
-    async with Servers(server.url) as servers:
+    server: RedisServer, quotas: Quotas = NO_QUOTAS, changes: Sequence[tuple[str, str]] = (), *,
+    url: str = "", shards: int = 1, own_clock: bool = True,
+) -> AsyncIterator[Case]:  # fmt: skip
+    """A queue on this server, whose scripts may be changed, on the tests' clock or on Redis'."""
+    async with Servers(url or server.url, shards) as servers:
         queue = Queue(servers, quotas=quotas)
         with server.client() as client, ExitStack() as stack:
             case = Case(queue, client, stack)
-            case.load(changes)
+            if own_clock or changes:
+                case.load(*([CLOCK] if own_clock else []), *changes)
             try:
                 yield case
             finally:
@@ -365,6 +418,21 @@ async def case(kind: RedisServer) -> AsyncIterator[Case]:
 
 
 @pytest.fixture
+async def live(kind: RedisServer) -> AsyncIterator[Case]:
+    """The same on Redis' own clock."""
+    async with open_case(kind, own_clock=False) as case:
+        yield case
+
+
+@pytest.fixture
+async def alone(one: RedisServer) -> AsyncIterator[Case]:
+    """The same on one server."""
+    async with open_case(one, own_clock=False) as case:
+        yield case
+        case.server.config_set("maxmemory", 0)
+
+
+@pytest.fixture
 def own_kind(start_kind: Any) -> RedisServer:
     """One Redis, emptied: for what is the same on all kinds."""
     server: RedisServer = start_kind("any")
@@ -372,6 +440,29 @@ def own_kind(start_kind: Any) -> RedisServer:
         client.flushall()
         client.function_flush()  # a test may have changed them
     return server
+
+
+class Mutant(NamedTuple):
+    """A test, and a change of the scripts with which it fails."""
+
+    test: Callable[..., Awaitable[None]]
+    old: str
+    new: str
+    arguments: Mapping[str, Any]
+
+
+MUTANTS: list[Mutant] = []
+Test = TypeVar("Test", bound=Callable[..., Awaitable[None]])
+
+
+def missed_without(old: str, new: str, **arguments: Any) -> Callable[[Test], Test]:
+    """The test fails where this is changed in the scripts, which test_mutants.py shows."""
+
+    def noted(test: Test) -> Test:
+        MUTANTS.append(Mutant(test, old, new, arguments))
+        return test
+
+    return noted
 
 
 # --- without a case: on Redis' own clock ---

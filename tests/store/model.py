@@ -20,6 +20,7 @@ from unittest import mock
 
 import msgpack
 
+from gateway.core import reader as reader_module
 from gateway.core.reader import Reader, ReadMode
 from shared.job.job import NewJob
 from shared.job.log import ENDS, Entry, EventName, read_entries, read_journal
@@ -467,6 +468,7 @@ class World:
         with (
             mock.patch.object(publish_module, "time", self),
             mock.patch.object(publish_module, "KEPT_S", 0.0),
+            mock.patch.object(reader_module, "_PAGE_BYTES", 100),  # slow clients fall behind
             mock.patch.object(queue_module, "run_together", in_order),
         ):
             self.submit()

@@ -264,7 +264,7 @@ class ModelRelay:
             for client in self.readers:
                 if client.job.encode() == frame[0]:
                     client.reader.on_frame(frame)
-                    client.take()
+                    client.come()
 
     def disconnected(self) -> None:
         """The subscription was lost, and is there again."""
@@ -290,7 +290,7 @@ class ModelRelay:
         reader.on_watched(watched)
         for client in self.readers:
             if client.reader is reader:
-                client.take()
+                client.come()
 
     def look(self) -> None:
         """Ask for the positions of readers without frames."""
@@ -330,6 +330,8 @@ class ModelClient:
             relay, job, mode, after=number, is_new=is_new,  # type: ignore[arg-type]
             with_events=mode is ReadMode.DELTAS,
         )  # fmt: skip
+        self.reader._page_entries = random.choice((2, 3, 32))
+        self.slowness = random.choice((0.0, 0.0, 0.7))
         self.number = number
         relay.readers.append(self)
 
@@ -339,9 +341,15 @@ class ModelClient:
         return self.reader.number >= self.number
 
     def read(self) -> None:
-        """Read a page, if the reader is behind."""
+        """Take what waits, and read a page if the reader is behind."""
+        self.take()
         if self.reader.is_behind:
-            self.relay.world.send(self.relay.name, self.reader.read_page(), lambda _: self.take())
+            self.relay.world.send(self.relay.name, self.reader.read_page(), lambda _: self.come())
+
+    def come(self) -> None:
+        """Something has come; a slow client takes it later."""
+        if random.random() >= self.slowness:
+            self.take()
 
     def take(self) -> None:
         """What the client gets: it is the beginning of an answer."""

@@ -9,7 +9,7 @@ import pytest
 from shared.job.job import Origin
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.store.queue import Control
-from tests.store.conftest import GATEWAY, POOL, TENANT, Case, make_job
+from tests.store.conftest import GATEWAY, POOL, TENANT, Case, make_job, missed_without
 
 
 async def test_a_claimed_job_has_what_its_worker_needs(case: Case) -> None:
@@ -74,6 +74,9 @@ async def test_lower_lanes_get_an_eighth_of_what_is_served_not_of_the_jobs(case:
     assert 0.09 < served[DEFAULT] / served.total() < 0.16
 
 
+@missed_without(
+    "if job.deadline_us ~= '' and tonumber(job.deadline_us) <= now_us() then", "if false then"
+)
 async def test_what_waits_no_more_is_cleared(case: Case) -> None:
     cancelled, expired, deleted, job = [await case.submit(deadline_s=n) for n in (9, 1, 9, 9)]
     await case.queue.cancel(TENANT, cancelled.id)
@@ -86,6 +89,7 @@ async def test_what_waits_no_more_is_cleared(case: Case) -> None:
     assert not [key for key in case.names() if key.startswith(("line", "turns", "waiting"))]
 
 
+@missed_without("if not values[1] and not values[2] then return nil end", "assert(values[1])")
 async def test_a_vanished_job_or_group_stops_no_other(case: Case) -> None:
     jobs = [await case.submit() for _ in range(300)]
     case.server.delete(*[f"{case.base}job:{job.id}" for job in jobs[:250]])
@@ -96,6 +100,7 @@ async def test_a_vanished_job_or_group_stops_no_other(case: Case) -> None:
     assert len(await case.worker("w-2", room=5).claim()) == 5
 
 
+@missed_without("if count_held(worker) > tonumber(ARGV[4]) then return nil end", "")
 async def test_a_worker_that_missed_a_reply_reconciles(case: Case) -> None:
     first = await case.submit()
     worker = case.worker()
@@ -112,6 +117,7 @@ async def test_a_worker_that_missed_a_reply_reconciles(case: Case) -> None:
     assert await worker.claim() == []
 
 
+@missed_without("if room == 0 and #waiting > 0 then woken[pool] = 1 end", "")
 async def test_a_worker_without_room_is_not_idle_and_passes_a_wake_on(case: Case) -> None:
     one, two = case.worker("w-1", room=1), case.worker("w-2", room=1)
     await one.claim()

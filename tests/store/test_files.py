@@ -1,11 +1,15 @@
-"""Files: whose they are, their quotas, and their end."""
+"""Files: whose they are, their quotas, and their end; and what maintenance deletes of a storage."""
 
 from __future__ import annotations
 
-import pytest
-from redis import Redis
+import os
+from pathlib import Path
 
-from shared.job.errors import BadRequest, FileInUse, StorageQuotaExceeded
+import pytest
+
+from gateway.files.files import Files
+from gateway.maintenance.file_sweep import FileSweep
+from shared.job.errors import BadRequest, FileInUse, StorageQuotaExceeded, StorageUnavailable
 from shared.storage import Segment
 from shared.store import keys
 from shared.store.files import (
@@ -16,30 +20,26 @@ from shared.store.files import (
     file_blob,
     new_file_id,
 )
-from shared.store.queue import Queue
+from tests.store.conftest import Case
 
 A, B = "a", "b"
+LONG_AGO = 1_000_000_000
 
 
 @pytest.fixture
-def records(queue: Queue) -> FileRecords:
-    return FileRecords(queue)
+def records(live: Case) -> FileRecords:
+    return FileRecords(live.queue)
 
 
 async def make_file(
-    records: FileRecords, tenant: str = A, n_bytes: int = 10, *, expires_in_s: float | None = None
+    records: FileRecords, n_bytes: int = 10, *, expires_in_s: float | None = None
 ) -> StoredFile:
     """A file that is not stored yet."""
     file_id, now_s = new_file_id(), await records.documents.now_s()
-    return StoredFile(
-        file_id,
-        tenant,
-        "a b\n.jsonl",
-        Purpose.BATCH,
-        round(now_s, 6),
-        None if expires_in_s is None else round(now_s + expires_in_s, 6),
-        (Segment(file_blob(file_id), n_bytes),),
-    )
+    expires_at = None if expires_in_s is None else round(now_s + expires_in_s, 6)
+    segment = Segment(file_blob(file_id), n_bytes)
+    name, created_at = "a b\n.jsonl", round(now_s, 6)
+    return StoredFile(file_id, A, name, Purpose.BATCH, created_at, expires_at, (segment,))
 
 
 async def test_bytes_and_files_have_a_quota(records: FileRecords) -> None:
@@ -48,7 +48,7 @@ async def test_bytes_and_files_have_a_quota(records: FileRecords) -> None:
     await records.check_room(A, quota)
     with pytest.raises(StorageQuotaExceeded, match="stored bytes is used up: there are 10 now"):
         await records.add(await make_file(records), quota)
-    await records.add(await make_file(records, n_bytes=5), quota)
+    await records.add(await make_file(records, 5), quota)
     with pytest.raises(StorageQuotaExceeded, match="stored files is used up: there are 2 now"):
         await records.add(await make_file(records), StorageQuota(files=2))
     for full in (StorageQuota(bytes=15), StorageQuota(files=2)):
@@ -56,33 +56,108 @@ async def test_bytes_and_files_have_a_quota(records: FileRecords) -> None:
             await records.check_room(A, full)
 
 
-async def test_a_file_that_a_batch_reads_stays(records: FileRecords, server: Redis) -> None:
-    file = await make_file(records, expires_in_s=-1)
-    await records.add(file)
-    server.sadd(keys.first("document_users", file.id), "batch_1")
-    with pytest.raises(FileInUse):
-        await records.delete(A, file.id)
-    assert await records.get(A, file.id) is None
-    assert await records.get(A, file.id, held=True) == file
-    assert await records.get(B, file.id, held=True) is None
-    assert await records.delete(B, file.id) is None
-
-
-async def test_what_has_expired_is_not_shown(records: FileRecords, server: Redis) -> None:
-    old, new = await make_file(records, expires_in_s=-1), await make_file(records, expires_in_s=60)
+async def test_what_has_expired_is_not_shown_and_what_a_batch_reads_stays(
+    records: FileRecords, live: Case
+) -> None:
+    old, new = [await make_file(records, expires_in_s=left_s) for left_s in (-1, 60)]
     for file in (old, new):
         await records.add(file)
     assert await records.list(A) == ([new], False)
     assert await records.list(A, purpose=Purpose.USER_DATA) == ([], False)
     with pytest.raises(BadRequest):
         await records.list(B, new.id)
-    server.hset(keys.first(keys.BATCH, "batch_1"), "status", "in_progress")
+    live.server.hset(keys.first(keys.BATCH, "batch_1"), "status", "in_progress")
     known = await records.known([old.id, new_file_id(), "batch_1", "batch_2", "other"])
     assert known == {old.id, "batch_1", "other"}
+    live.server.sadd(keys.first("document_users", old.id), "batch_1")
+    with pytest.raises(FileInUse):
+        await records.delete(A, old.id)
+    assert await records.get(A, old.id) is None
+    assert await records.get(A, old.id, held=True) == old
+    assert await records.get(B, old.id, held=True) is None
+    assert await records.delete(B, old.id) is None
+    assert [await records.fleet_id(name) for name in ("one", "two")] == ["one", "one"]
 
 
-async def test_a_fleet_has_one_id(records: FileRecords) -> None:
-    assert await records.fleet_id() is None
-    assert await records.fleet_id("one") == "one"
-    assert await records.fleet_id("two") == "one"
-    assert await records.fleet_id() == "one"
+# --- what maintenance deletes ---
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "files"
+
+
+@pytest.fixture
+async def files(alone: Case, folder: Path) -> Files:
+    files = Files(alone.queue, str(folder))
+    await files.ready()
+    return files
+
+
+def blobs(folder: Path, *, age: bool = False) -> set[str]:
+    """What is stored; `age`: as if it had been so for long."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "fleets"]
+    for path in found if age else ():
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    return {path.relative_to(folder).as_posix() for path in found}
+
+
+async def stored(files: Files, expires_in_s: float | None = None) -> StoredFile:
+    file = await make_file(files.records, expires_in_s=expires_in_s)
+    for segment in file.segments:
+        await files.storage.write_bytes(segment.blob, b"x" * segment.bytes)
+    await files.records.add(file)
+    return file
+
+
+async def test_what_has_expired_and_old_blobs_without_a_record_are_deleted(
+    alone: Case, files: Files, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.maintenance.file_sweep._AT_ONCE", 2)
+    sweep = FileSweep(alone.queue, str(folder))
+    kept = [await stored(files), await stored(files, 60)]
+    await stored(files, -1)
+    used = await stored(files, -1)
+    alone.server.sadd(keys.first("document_users", used.id), "batch_1")
+    for number in range(5):
+        await files.storage.write_bytes(f"files/file-{number}", b"x")
+    alone.server.hset(keys.first(keys.BATCH, "batch_1"), "status", "in_progress")
+    for batch_id in ("batch_1", "batch_2"):
+        await files.storage.write_bytes(f"batches/{batch_id}/output-1-1", b"x")
+    (folder / "files" / "file-6#1").write_bytes(b"x")  # of a killed process
+    before = blobs(folder)
+    await sweep.sweep()
+    assert len(before) - len(blobs(folder, age=True)) == 1, "others may be about to get a record"
+    await sweep.sweep()
+    named = {file.segments[0].blob for file in (*kept, used)}
+    assert blobs(folder) == named | {"batches/batch_1/output-1-1"}
+    assert await files.records.list(A) == (kept[::-1], False)
+
+
+async def test_the_scan_for_orphans_goes_on_where_it_stopped(
+    alone: Case, files: Files, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = FileSweep(alone.queue, str(folder))
+    for number in range(6):
+        await files.storage.write_bytes(f"files/file-{number}", b"x")
+    blobs(folder, age=True)
+    monkeypatch.setattr("gateway.maintenance.file_sweep._ROUND_S", -1)
+    for left in (5, 4, 3):
+        await sweep.sweep()
+        assert len(blobs(folder)) == left
+    monkeypatch.undo()
+    await sweep.sweep()
+    assert blobs(folder) == set()
+
+
+async def test_another_fleets_storage_is_not_swept(
+    alone: Case, files: Files, folder: Path, tmp_path: Path
+) -> None:
+    """Nor that of this one, when its Redis has lost everything."""
+    await stored(files)
+    before = blobs(folder, age=True)
+    with pytest.raises(StorageUnavailable, match="not the one"):
+        await FileSweep(alone.queue, str(tmp_path / "other")).sweep()
+    alone.server.flushall()
+    await FileSweep(alone.queue, str(folder)).sweep()
+    assert blobs(folder) == before

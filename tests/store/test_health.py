@@ -25,7 +25,7 @@ from shared.store.servers import Servers
 from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node, free_port
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.store.conftest import make_job, open_queue
+from tests.store.conftest import make_job, open_case
 
 MB = 1 << 20
 
@@ -42,80 +42,51 @@ async def servers(own_redis: RedisServer) -> AsyncIterator[Servers]:
         yield servers
 
 
-async def start(server: RedisServer, **settings: object) -> None:
-    """What a process does first. Raises SettingsError."""
-    await refuse_unfit(Settings(redis_url=server.url, **settings))
-
-
 # --- at a start ---
 
-
-@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-async def test_a_server_that_evicts_is_refused(
-    own_redis: RedisServer, client: Redis, policy: str
-) -> None:
-    client.config_set("maxmemory", 100 * MB)
-    await start(own_redis)
-    client.config_set("maxmemory-policy", policy)
-    with pytest.raises(SettingsError, match=f"{own_redis.port}/0.*{policy}.*noeviction"):
-        await start(own_redis)
-    client.config_set("maxmemory", 0)  # without a limit it never evicts
-    await start(own_redis)
-
-
-async def test_a_durable_fleet_needs_every_write_on_disk(
-    own_redis: RedisServer, client: Redis
-) -> None:
-    await start(own_redis)
-    with pytest.raises(SettingsError, match="appendfsync is everysec, it has to be always"):
-        await start(own_redis, durable=True)
-    client.config_set("appendfsync", "always")
-    await start(own_redis, durable=True)
-    client.config_set("appendonly", "no")
-    with pytest.raises(SettingsError, match="appendonly is no"):
-        await start(own_redis, durable=True)
+LIMITED = {"maxmemory": 100 * MB}
+NEEDS: list[tuple[dict[str, object], bool, str]] = [
+    (LIMITED, False, ""),
+    (LIMITED | {"maxmemory-policy": "allkeys-lru"}, False, "allkeys-lru.*noeviction"),
+    (LIMITED | {"maxmemory-policy": "volatile-ttl"}, False, "volatile-ttl.*noeviction"),
+    ({"maxmemory-policy": "allkeys-lru"}, False, ""),  # without a limit it never evicts
+    ({"min-replicas-to-write": 1}, False, ""),  # it refuses writes for now
+    ({}, True, "appendfsync is everysec, it has to be always"),
+    ({"appendfsync": "always"}, True, ""),
+    ({"appendfsync": "always", "appendonly": "no"}, True, "appendonly is no"),
+    ({"appendonly": "no"}, False, ""),
+]
+"""Configuration, whether the fleet is durable, and why such a server is refused."""
 
 
-async def test_one_without_an_append_only_file_is_told(
+async def test_what_a_server_needs(
     own_redis: RedisServer, client: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client.config_set("appendonly", "no")
-    await start(own_redis)
+    defaults = {name: client.config_get(name)[name] for row, *_ in NEEDS for name in row}
+    for config, durable, problem in NEEDS:
+        for name, value in (defaults | config).items():
+            client.config_set(name, value)
+        settings = Settings(redis_url=own_redis.url, durable=durable)
+        if problem:
+            with pytest.raises(SettingsError, match=f"{own_redis.port}/0.*{problem}"):
+                await refuse_unfit(settings)
+        else:
+            await refuse_unfit(settings)
     assert "jobs are lost when Redis stops; set it to yes" in caplog.text
-
-
-async def test_one_that_refuses_writes_for_now_is_not_refused(
-    own_redis: RedisServer, client: Redis
-) -> None:
-    client.config_set("min-replicas-to-write", 1)
-    await start(own_redis)
-
-
-async def test_what_is_away_or_hidden_is_not_refused(
-    own_redis: RedisServer, client: Redis, caplog: pytest.LogCaptureFixture
-) -> None:
+    assert client.get(keys.FORMAT) == str(FORMAT_VERSION).encode()
     away = f"redis://127.0.0.1:{free_port()}/0"
     await refuse_unfit(Settings(redis_url=away, durable=True))
     client.acl_setuser("default", enabled=True, nopass=True, commands=["-config", "-info"])
-    await start(own_redis, durable=True)
+    await refuse_unfit(Settings(redis_url=own_redis.url, durable=True))
     assert "can't be read" in caplog.text
-    assert "set maxmemory-policy noeviction" in caplog.text
-
-
-async def test_an_empty_database_is_marked_and_another_format_is_refused(
-    own_redis: RedisServer, client: Redis
-) -> None:
-    for _ in range(2):
-        await start(own_redis)
-        assert client.get(keys.FORMAT) == str(FORMAT_VERSION).encode()
     for value in (b"", b"two", b"\xff", b"-2"):
         client.set(keys.FORMAT, value)
         with pytest.raises(FormatMismatch, match=r"of format .* this release needs"):
-            await start(own_redis)
+            await refuse_unfit(Settings(redis_url=own_redis.url))
 
 
 async def test_of_two_formats_that_start_at_once_one_wins(
-    own_redis: RedisServer, client: Redis, monkeypatch: pytest.MonkeyPatch
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have found the database empty: the second marks it after the first."""
     async with Servers(own_redis.url) as first, Servers(own_redis.url) as second:
@@ -126,9 +97,6 @@ async def test_of_two_formats_that_start_at_once_one_wins(
     assert refused.value.found == str(FORMAT_VERSION)
 
 
-# --- on a cluster ---
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
     cluster = fleet_on_one_node(tmp_path_factory.mktemp("cluster"))
@@ -137,34 +105,31 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
         yield cluster
 
 
-async def test_the_first_process_fixes_the_number_of_shards(cluster: RedisCluster) -> None:
-    node = cluster.masters[0]
-    call(node, "FLUSHALL")
-    for _ in range(2):
-        await refuse_unfit(Settings(redis_url=cluster.url, shards=3))
-    assert call(node, "GET", keys.SHARDS) == b"3"
-    with pytest.raises(SettingsError, match=r"FLOTILLA_SHARDS is 2, and the fleet .* has 3 shards"):
-        await refuse_unfit(Settings(redis_url=cluster.url, shards=2))
-
-
-async def test_a_server_of_the_other_kind_is_refused(
+async def test_the_kind_of_server_and_the_number_of_shards_are_fixed(
     cluster: RedisCluster, own_redis: RedisServer
 ) -> None:
     node = cluster.masters[0]
-    with pytest.raises(SettingsError, match="is a node of a cluster: use redis\\+cluster://"):
-        await refuse_unfit(Settings(redis_url=f"redis://:secret@127.0.0.1:{node.port}"))
+    for _ in range(2):
+        await refuse_unfit(Settings(redis_url=cluster.url, shards=3))
+    assert call(node, "GET", keys.SHARDS) == b"3"
     alone = own_redis.url.replace("redis:", "redis+cluster:").removesuffix("/0")
-    with pytest.raises(SettingsError, match="is no cluster: use redis://") as caught:
-        await refuse_unfit(Settings(redis_url=alone))
-    assert "secret" not in str(caught.value)
+    for url, shards, problem in (
+        (cluster.url, 2, r"FLOTILLA_SHARDS is 2, and the fleet .* has 3 shards"),
+        (f"redis://:secret@127.0.0.1:{node.port}", 1, r"is a node of a cluster: use redis\+"),
+        (alone, 1, "is no cluster: use redis://"),
+    ):
+        with pytest.raises(SettingsError, match=problem) as caught:
+            await refuse_unfit(Settings(redis_url=url, shards=shards))
+        assert "secret" not in str(caught.value)
 
 
 async def test_each_slot_is_tested_by_itself(cluster: RedisCluster) -> None:
     """And no key is written where its slot is not."""
     node = cluster.masters[0]
     call(node, "FLUSHALL")
-    async with open_queue(cluster.url, shards=3) as queue:
-        assert await write_problems(queue, "gw") == ("", ["", "", ""])
+    async with open_case(node, url=cluster.url, shards=3, own_clock=False) as case:
+        call(node, "FLUSHALL")
+        assert await write_problems(case.queue, "gw") == ("", ["", "", ""])
         found = {key.decode() for key in call(node, "KEYS", "*")}
         assert found == {keys.PROBE, *(keys.base(n) + "probe" for n in range(3))}
         assert call(cluster.masters[1], "DBSIZE") == 0
@@ -173,34 +138,21 @@ async def test_each_slot_is_tested_by_itself(cluster: RedisCluster) -> None:
 # --- while a process runs ---
 
 
-async def test_a_changed_policy_is_found_and_logged_once(
+async def test_a_server_that_evicts_is_found_and_logged_once(
     client: Redis, servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flotilla.redis")
-    client.config_set("maxmemory", 100 * MB)
+    client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + MB)
     looked = Health(servers)
     await looked.look()
     assert (looked.eviction, caplog.messages) == ("", [])
-    client.config_set("maxmemory-policy", "allkeys-lru")
+    client.config_set("maxmemory-policy", "allkeys-random")
     for _ in range(3):
         await looked.look()
-        assert "allkeys-lru" in looked.eviction
+        assert "allkeys-random" in looked.eviction
     assert len(caplog.messages) == 1
-    client.config_set("maxmemory-policy", "noeviction")
-    await looked.look()
-    assert (looked.eviction, len(caplog.messages)) == ("", 2)
-
-
-async def test_evicted_keys_are_found(
-    client: Redis, servers: Servers, caplog: pytest.LogCaptureFixture
-) -> None:
-    looked = Health(servers)
-    await looked.look()
-    client.config_set("maxmemory-policy", "allkeys-random")
-    client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + MB)
     for number in range(200):
         client.set(f"filler {number}", b"x" * 20_000)
-    assert client.info("stats")["evicted_keys"]
     client.config_set("maxmemory-policy", "noeviction")
     await looked.look()
     assert "evicted" in looked.eviction
@@ -225,7 +177,9 @@ async def test_a_server_that_was_away_is_checked_as_soon_as_it_is_back(
     assert "of format 1" in looked.format
 
 
-async def test_above_the_mark_nothing_is_accepted(client: Redis, servers: Servers) -> None:
+async def test_above_the_mark_nothing_is_accepted_until_there_is_room_again(
+    client: Redis, servers: Servers
+) -> None:
     looked = Health(servers, 0.9)
     await looked.look()
     assert looked.take_job(make_job())
@@ -235,29 +189,14 @@ async def test_above_the_mark_nothing_is_accepted(client: Redis, servers: Server
     assert not looked.take_job(make_job())
     assert "Redis uses" in looked.full
     assert "nothing new is accepted" in str(looked.refusal(0))
-    client.config_set("maxmemory", 0)
-    await looked.look()
-    assert looked.take_job(make_job())
-    assert looked.full == ""
-
-
-async def test_the_memory_is_looked_at_again_when_it_is_needed(
-    client: Redis, servers: Servers
-) -> None:
-    used = int(client.info("memory")["used_memory"])
-    client.config_set("maxmemory", used + 50 * MB)
-    looked = Health(servers, 0.9)
     running = asyncio.create_task(looked.run())
+    client.config_set("maxmemory", 5000 * MB)
 
-    async def is_refused() -> bool:
-        return not looked.take(0, 8 * MB)
+    async def is_taken() -> bool:  # who asks in vain has it looked at
+        return looked.take_job(make_job())
 
-    async def is_taken() -> bool:
-        return looked.take(0, 8 * MB)
-
-    await eventually(is_refused, "there is no room")
-    client.config_set("maxmemory", used + 5000 * MB)
     await eventually(is_taken, "there is room again")
+    assert looked.full == ""
     await end([running])
 
 
@@ -270,23 +209,23 @@ def memory(used: int, limit: int = LIMIT) -> Memory:
     return found
 
 
-def test_without_a_limit_there_is_room_for_everything() -> None:
-    for unlimited in (Memory(0.9), memory(10**6, 0)):
-        assert unlimited.take(1e15)
-        assert not unlimited.is_outdated
-        assert not unlimited.full
-
-
-def test_what_is_accepted_below_the_mark() -> None:
-    assert not memory(900).take(1 * MB)
-    assert not memory(5000).take(1 * MB)
-    assert memory(899).take(1 * MB)
-    assert not memory(5, 40 * MB).take(15.1 * MB)  # a small server keeps room for buffers
-    assert memory(5, 40 * MB).take(15 * MB)
-    assert memory(100).take(800 * MB)  # a large one may take all of it, several the half
-    assert not memory(100).take(801 * MB)
-    several = memory(100)
-    assert [several.take(100 * MB) for _ in range(5)] == [True] * 4 + [False]
+@pytest.mark.parametrize(
+    ("found", "asked_mb", "taken"),
+    [
+        (Memory(0.9), [1e9], [True]),
+        (memory(10**6, 0), [1e9], [True]),  # no limit
+        (memory(900), [1], [False]),
+        (memory(5000), [1], [False]),
+        (memory(899), [1], [True]),
+        (memory(5, 40 * MB), [15.1, 15], [False, True]),  # a small one keeps room for buffers
+        (memory(100), [801, 800], [False, True]),  # one large job may take all of it
+        (memory(100), [100] * 5, [True] * 4 + [False]),  # several the half
+    ],
+)
+def test_what_is_accepted_below_the_mark(
+    found: Memory, asked_mb: list[float], taken: list[bool]
+) -> None:
+    assert [found.take(each * MB) for each in asked_mb] == taken
 
 
 def test_after_an_eighth_of_the_room_the_server_is_looked_at_again() -> None:
@@ -296,6 +235,7 @@ def test_after_an_eighth_of_the_room_the_server_is_looked_at_again() -> None:
     assert found.take(1 * MB)
     assert found.is_outdated
     assert memory(900).is_outdated  # so that it is known soon when there is room again
+    assert not Memory(0.9).is_outdated
 
 
 def test_what_was_accepted_counts_until_the_second_look() -> None:
@@ -307,14 +247,11 @@ def test_what_was_accepted_counts_until_the_second_look() -> None:
     for used in (400, 500):
         found.looked({"used_memory": used * MB, "maxmemory": LIMIT})
     assert found.take(400 * MB)
-
-
-def test_eight_gateways_do_not_accept_more_than_there_is() -> None:
-    used, gateways = 0, [memory(0) for _ in range(8)]
+    used_mb, gateways = 0, [memory(0) for _ in range(8)]
     for _ in range(200):
         for each in gateways:
             while not each.is_outdated and each.take(5 * MB):
-                used += 5
+                used_mb += 5
         for each in gateways:
-            each.looked({"used_memory": used * MB, "maxmemory": LIMIT})
-    assert 850 <= used <= 900 + 8 * 5  # one job each, as it is seen behind it
+            each.looked({"used_memory": used_mb * MB, "maxmemory": LIMIT})
+    assert 850 <= used_mb <= 900 + 8 * 5  # one job each, as it is seen behind it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,10 +37,11 @@ from tests.store.conftest import (
     make_job,
     submit,
 )
-from tests.store.test_overview import RELAY, info
 from tests.unit.gateway.test_wait_estimate import SCALE
+from tests.unit.worker_info import worker as info
 
 SLOTS, JOB_S = 4, 2.0
+RELAY: Any = SimpleNamespace(is_subscribed=lambda shard: True)
 WAITING = 20
 
 

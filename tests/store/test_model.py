@@ -201,16 +201,16 @@ CONTROLS = {
                 local marker = ''
                 if number == 0 then {_CLAIMED[len("local ") :]} end"""
         },
-        first=113,
+        first=45,
     ),
     "what Redis has lost": Control(
-        {"for i = 1, #acknowledged, 3 do check(": "for i = 1, 0, 3 do check("}, first=51
+        {"for i = 1, #acknowledged, 3 do check(": "for i = 1, 0, 3 do check("}, first=11
     ),
     "the number of known jobs": Control(
         {"if count_held(worker) > tonumber(ARGV[4]) then return nil end": ""}, first=33
     ),
     "jobs that are in no list": Control(
-        {"for _, each in ipairs(found) do look_at(unpack(each)) end": ""}, first=1
+        {"for _, each in ipairs(found) do look_at(unpack(each)) end": ""}, first=12
     ),
     "deadlines at the claim": Control(
         {"if job.deadline_us ~= '' and tonumber(job.deadline_us) <= now_us() then": _NEVER},
@@ -220,25 +220,25 @@ CONTROLS = {
         {"if lease_end > now + lease_us(worker) then beat(worker) end": ""}
     ),
     "frames of refused entries": Control(
-        {"some_refused and without_refused(ARGV[i + 1]) or ARGV[i + 1]": "ARGV[i + 1]"}, first=152
+        {"some_refused and without_refused(ARGV[i + 1]) or ARGV[i + 1]": "ARGV[i + 1]"}, first=182
     ),
     "restarts that a client sees": Control(
         {f"if is_seen(job) then{_FAILS}": f"{_NEVER}{_FAILS}"}, first=32
     ),
     "unchanged repeats": Control(world={"worker": Merging}, first=288),
-    "claims without room": Control(world={"worker": Silent}, first=123),
-    "ten seconds of entries": Control(world={"worker": Forgetting}, first=99),
+    "claims without room": Control(world={"worker": Silent}, first=13),
+    "ten seconds of entries": Control(world={"worker": Forgetting}, first=109),
     "readers' own last entries": Control(
-        world={"reader": Exclusive, "damages": 1.0}, seeds=range(1, 2 * _MOST, 2), first=129
+        world={"reader": Exclusive, "damages": 1.0}, seeds=range(1, 2 * _MOST, 2), first=199
     ),
     "frames that come with a page": Control(
         world={"reader": Deaf, "loses_frames": False, "looks": False},
         seeds=range(0, _MOST, 2),
-        first=78,
+        first=16,
     ),
     "watches after a loss": Control(world={"reader": Unwatching}),
     "looks for lost frames": Control(world={"looks": False}),
-    "workers that see lost connections": Control(world={"hides": True}, first=11),
+    "workers that see lost connections": Control(world={"hides": True}, first=13),
 }
 """By the name of the rule that is missing."""
 

@@ -14,7 +14,7 @@ from shared.job.job import NewJob, Share
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.job.placement import HASH_BYTES, PlacementRules
 from shared.store.queue import Control, HeldJob
-from tests.store.conftest import POOL, Case, Holder, make_job
+from tests.store.conftest import CLOCK, POOL, Case, Holder, make_job
 
 HALF_LIFE_S = ShareRules().half_life_s
 
@@ -294,7 +294,7 @@ async def test_a_requeued_job_makes_its_next_worker_warm(case: Case) -> None:
 async def test_the_map_of_prefixes_has_two_generations(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case.load([(f"MOST_PREFIXES = {placement.MOST_PREFIXES}", "MOST_PREFIXES = 8")])
+    case.load(CLOCK, (f"MOST_PREFIXES = {placement.MOST_PREFIXES}", "MOST_PREFIXES = 8"))
     worker = await warm(case, "w-1", *[prefixes(f"{n:02}", 4) for n in range(5)])
     sizes = [case.server.hlen(f"{case.base}{word}:{POOL}") for word in ("warm", "warm_before")]
     assert sizes == [4, 8]

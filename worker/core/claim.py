@@ -20,7 +20,7 @@ import logging
 import random
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shared.job.fair_shares import FIRST_TOKENS, OUTPUT_COST, ShareRules, cost
 from shared.job.states import WorkerState
@@ -61,35 +61,6 @@ _HOMES_S = 1.0
 """Between two looks at the other workers."""
 _WORKERS_AT_FULL_RATE = 20
 """More read less often each: the reply grows with their number, too."""
-
-
-class SlotSnapshot(NamedTuple):
-    """The engine's slots and KV cache at one moment."""
-
-    slots: int
-    """Sequences that the engine runs at once."""
-    taken: int
-    """Sequences in the engine, and jobs on their way into it."""
-    kv_usage: float
-    """Share of the KV cache in use, 0 to 1."""
-    kv_high_watermark: float
-    """Above this share of the KV cache nothing is claimed, 0 to 1."""
-    kv_per_prompt: float = 0.0
-    """What the mean prompt takes of the KV cache, 0 to 1; 0: not known."""
-    passed_over: bool = False
-    """A job waits for its adapter's place. New jobs of the adapters that run would keep it waiting
-    without an end: vLLM starts those first."""
-
-
-def free_slots(now: SlotSnapshot) -> int:
-    """How many jobs may be claimed."""
-    if now.kv_usage > now.kv_high_watermark or now.passed_over:
-        return 0
-    free = max(0, now.slots - now.taken)
-    if not now.kv_per_prompt:
-        return free
-    # One at least: a prompt may be shorter, or in the cache already.
-    return min(free, max(1, int((now.kv_high_watermark - now.kv_usage) / now.kv_per_prompt)))
 
 
 class Charges:
@@ -191,7 +162,7 @@ class Room:
         """Jobs that may be claimed beside those of claims in flight."""
         if self.draining or self.paused or self._engine.dead:
             return 0
-        return max(self.exchanged - self.requested, free_slots(self._snapshot(self.requested)))
+        return max(self.exchanged - self.requested, self._look(self.requested)[0])
 
     def started(self, output: Output) -> None:
         """A job was claimed."""
@@ -205,20 +176,12 @@ class Room:
             return WorkerState.DRAINING, "draining: claims nothing"
         if self.paused:
             return WorkerState.PAUSED, f"{self.paused}: claims nothing"
-        now = self._snapshot()
-        free, slots = free_slots(now), max(0, now.slots - now.taken)
-        if not slots:
-            return WorkerState.BUSY, f"all {now.slots} slots are taken"
-        if now.passed_over:
-            return WorkerState.BUSY, "a job waits for other adapters' jobs to end"
-        if not free:
-            return WorkerState.BUSY, f"KV cache {now.kv_usage:.0%} full"
-        if free < slots:
-            return WorkerState.READY, f"the KV cache has room for {free} more"
-        return WorkerState.READY, f"{free} of {now.slots} slots are free"
+        free, reason = self._look()
+        return WorkerState.READY if free else WorkerState.BUSY, reason
 
-    def _snapshot(self, requested: int = 0) -> SlotSnapshot:
-        load, capacity = self._engine.load(), self._capacity
+    def _look(self, requested: int = 0) -> tuple[int, str]:
+        """How many jobs may be claimed beside so many, and why no more."""
+        load, capacity, watermark = self._engine.load(), self._capacity, self._kv_high_watermark
         mean = min(self._charges.prompt_tokens, capacity.max_model_len)
         taken, prompt_tokens = load.unfinished + requested, requested * mean
         starting: list[Output] = []
@@ -232,17 +195,26 @@ class Room:
             elif output.new_tokens:
                 self._latest_start = max(self._latest_start, output.started)
         self._starting = starting
-        due = min(self._latest_start, time.monotonic() - _ADAPTER_TURN_S)
-        per_token = 1 / capacity.kv_tokens if capacity.kv_tokens else 0.0
-        return SlotSnapshot(
-            slots=capacity.max_num_seqs,
-            taken=taken,
-            kv_usage=load.kv_usage + prompt_tokens * per_token,
-            kv_high_watermark=self._kv_high_watermark,
-            kv_per_prompt=mean * per_token,
-            passed_over=capacity.max_loras > 0
-            and any(each.reached_engine and each.started < due for each in starting),
-        )
+        slots = free = max(0, capacity.max_num_seqs - taken)
+        kv_usage = load.kv_usage
+        if capacity.kv_tokens:
+            kv_usage += prompt_tokens / capacity.kv_tokens
+            # One at least: a prompt may be shorter, or in the cache already.
+            prompts = (watermark - kv_usage) * capacity.kv_tokens / max(1.0, mean)
+            free = min(slots, max(1, int(prompts)))
+        if not slots:
+            return 0, f"all {capacity.max_num_seqs} slots are taken"
+        if capacity.max_loras and starting:
+            # New jobs of the adapters that run would keep one that waits for its adapter's place
+            # waiting without an end: vLLM starts those first.
+            due = min(self._latest_start, time.monotonic() - _ADAPTER_TURN_S)
+            if any(each.reached_engine and each.started < due for each in starting):
+                return 0, "a job waits for other adapters' jobs to end"
+        if kv_usage > watermark:
+            return 0, f"KV cache {kv_usage:.0%} full"
+        if free < slots:
+            return free, f"the KV cache has room for {free} more"
+        return free, f"{free} of {capacity.max_num_seqs} slots are free"
 
 
 def homes(worker: str, others: Collection[str], shards: int) -> frozenset[int]:

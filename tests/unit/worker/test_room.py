@@ -17,9 +17,7 @@ from worker.core import claim as module
 from worker.core.claim import (
     Charges,
     Room,
-    SlotSnapshot,
     cheapest,
-    free_slots,
     homes,
     yieldable,
 )
@@ -86,21 +84,23 @@ def make_room(engine: Engine, watermark: float = 0.9) -> Room:
 
 
 @pytest.mark.parametrize(
-    ("taken", "kv_usage", "kv_per_prompt", "free"),
+    ("taken", "kv_usage", "kv_tokens", "free"),
     [
-        (0, 0.0, 0.0, 8),
-        (6, 0.0, 0.0, 2),
-        (9, 0.0, 0.0, 0),
-        (0, 0.91, 0.0, 0),
-        (0, 0.5, 0.1, 4),
-        (0, 0.85, 0.1, 1),  # the prompt may be shorter, or cached
-        (7, 0.5, 0.1, 1),
+        (0, 0.0, 0, 8),
+        (6, 0.0, 0, 2),
+        (9, 0.0, 0, 0),
+        (0, 0.91, 0, 0),
+        (0, 0.5, 2000, 4),  # a prompt takes a tenth
+        (0, 0.85, 2000, 1),  # it may be shorter, or cached
+        (7, 0.5, 2000, 1),
     ],
 )
 def test_no_more_is_claimed_than_slots_and_the_kv_cache_have_room_for(
-    taken: int, kv_usage: float, kv_per_prompt: float, free: int
+    taken: int, kv_usage: float, kv_tokens: int, free: int
 ) -> None:
-    assert free_slots(SlotSnapshot(8, taken, kv_usage, 0.9, kv_per_prompt)) == free
+    engine = Engine(kv_tokens=kv_tokens)
+    engine.sequences, engine.kv_usage = taken, kv_usage
+    assert make_room(engine).free() == free
 
 
 def test_a_job_takes_one_slot_until_the_engine_counts_it() -> None:

@@ -18,7 +18,7 @@ from shared.store.health import refuse_unfit
 from worker.core.worker import Worker
 from worker.engines.interface import Engine
 from worker.engines.simulated.simulated_settings import SimulatedSettings
-from worker.engines.vllm.vllm_settings import VllmSettings
+from worker.engines.vllm.args import VllmSettings
 from worker.worker_settings import WorkerSettings
 
 

@@ -9,13 +9,12 @@ import os
 from pathlib import Path
 
 from worker.engines.simulated.engine import Sequence
-from worker.engines.vllm.arguments import DEMO_DEFAULTS
+from worker.engines.vllm.args import DEMO_DEFAULTS
 
 _PROCESSES = 1 << 16
 _VLLM = (
     "vllm.v1.engine.core",
-    "worker.engines.vllm.engine",
-    "worker.engines.vllm.prefill_resume",
+    "worker.engines.vllm.processors",
 )
 """A worker that has them is ready after its model is loaded, without the 10 s of the imports."""
 
@@ -51,8 +50,10 @@ def load_vllm() -> None:
     os.environ.update(DEMO_DEFAULTS)  # before OpenMP is loaded, which reads its own at once
     for module in _VLLM:
         importlib.import_module(module)
-    vllm = importlib.import_module("worker.engines.vllm.release").load()
-    if vllm.on_cpu():  # it replaces parts of torch.cuda
+    importlib.import_module("worker.engines.vllm.engine").load_vllm()
+    if importlib.import_module(
+        "vllm.platforms"
+    ).current_platform.is_cpu():  # it replaces parts of torch.cuda
         importlib.import_module("vllm.v1.worker.cpu_worker")
     # It finds the memory for names of processes only before a process replaces its environment.
     importlib.import_module("setproctitle").getproctitle()

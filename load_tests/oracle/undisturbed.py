@@ -21,7 +21,7 @@ from worker.engines.interface import JOURNAL, Engine, Logprobs, Past
 from worker.engines.prompt_context import Context
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.simulated_settings import SimulatedSettings
-from worker.engines.vllm.vllm_settings import VllmSettings
+from worker.engines.vllm.args import VllmSettings
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from tests.harness.fleet import Stack
 from tests.harness.processes import metric, python_command
 from tests.harness.servers import free_port
 from worker.demo import MODEL_DIR
-from worker.engines.vllm.arguments import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
+from worker.engines.vllm.args import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
 
 _LOADED_S = 300.0
 _GENERATED = "vllm:generation_tokens_total"
@@ -47,7 +47,7 @@ class VllmServe(System):
         options += f" --disable-uvicorn-access-log {'' if self.model else DEMO_ARGS}"
         options += f" {self.engine_args}"
         model = self.model or MODEL_DIR
-        command = python_command("worker.engines.vllm.cli", "serve", model, *options.split())
+        command = python_command("tests.harness.vllm_cli", "serve", model, *options.split())
         environment = to_environment("") | _ENGINE
         self.ports = [port]
         self.start_program("vllm", command, port, _LOADED_S, environment)

@@ -49,7 +49,7 @@ DECLARED: Mapping[str, tuple[str, ...]] = {
     "gateway": ("gateway.gateway_settings:GatewaySettings",),
     "worker": (
         "worker.worker_settings:WorkerSettings",
-        "worker.engines.vllm.vllm_settings:VllmSettings",
+        "worker.engines.vllm.args:VllmSettings",
         "worker.engines.simulated.simulated_settings:SimulatedSettings",
     ),
     "maintenance": ("gateway.maintenance.maintenance_settings:MaintenanceSettings",),

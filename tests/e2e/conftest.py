@@ -27,13 +27,11 @@ async def simulated_engine() -> AsyncIterator[Engine]:
 async def vllm_engine() -> AsyncIterator[Engine]:
     """Real vLLM with the demo model, in this process. Tests that use it are marked `vllm`.
 
-    It has the logits processor of forced replay too, so that both ways to continue are tested, and
-    float32, with which an answer does not depend on what else is in the batch.
+    It has float32, with which an answer does not depend on what else is in the batch.
     """
     from worker.engines.vllm.engine import VllmEngine
 
-    processor = "worker.engines.vllm.forced_replay:ForcedReplay"
-    settings = Settings(engine_args=f"--dtype float32 --logits-processors {processor}")
+    settings = Settings(engine_args="--dtype float32")
     engine = VllmEngine(settings, settings.described.own)
     await engine.start()
     yield engine

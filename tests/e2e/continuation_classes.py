@@ -1,11 +1,17 @@
-"""The classes of requests that are continued after the loss of a worker, and how their tests cut
-and compare them."""
+"""The classes of requests that are continued after the loss of a worker, and how their tests, and
+`python -m load_tests continuation`, cut and compare them.
+
+Each class runs undisturbed once. Then its journal is cut after the first, a random, the middle, the
+last but one and the last delta, and the engine gets the request again with that past, all of them
+at once and beside a new request. What comes out is compared with the undisturbed answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -208,6 +214,7 @@ class LogRecorder(Recorder):
         self.chunks = 0
         self.prompt_logprobs: dict[int, Any] = {}
         self.refused = ""
+        self.stays = False
         self.ways: list[tuple[str, int]] = []
         self._past = past or {}
 
@@ -220,6 +227,9 @@ class LogRecorder(Recorder):
 
     def continued(self, how: str, decoded_again: int) -> None:
         self.ways.append((how, decoded_again))
+
+    def keep_here(self) -> None:
+        self.stays = True
 
     def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
         super().prompt(call, n_tokens, logprobs)
@@ -331,3 +341,115 @@ def _joined_calls(so_far: list[Any], pieces: list[Any]) -> list[Any]:
         known = {k: v for k, v in piece.items() if v is not None}
         calls[piece["index"]] = call | known | {"function": call["function"] | function}
     return list(calls.values())
+
+
+async def answer(
+    engine: Engine, of: RequestClass, body: Any, past: Any = None
+) -> tuple[Reply, LogRecorder]:
+    """An answer and its journal; the call has a task of its own, as a worker's."""
+    journal = LogRecorder(past)
+    reply = await asyncio.create_task(run(engine, of.path, body, journal))
+    assert reply.status == 200, reply.body
+    return reply, journal
+
+
+async def undisturbed(engine: Engine, of: RequestClass) -> tuple[Any, Reply, LogRecorder]:
+    """The request's body, its answer and its journal."""
+    body = dict(of.body)
+    if of.seam_stop:
+        _, free = await answer(engine, of, body)
+        texts = [delta.text for _, delta in free.log]
+        seam = len("".join(texts[: len(texts) // 2]))
+        body["stop"] = "".join(texts)[seam - 2 : seam + 2]
+    return body, *await answer(engine, of, body)
+
+
+@dataclass(frozen=True)
+class Continued:
+    """How a class was continued behind its first `cut` deltas."""
+
+    cut: int
+    ways: list[tuple[str, int]]
+    """See `Journal.continued`."""
+    past: int
+    """Tokens."""
+    problem: str
+    """What differs from the undisturbed answer; empty: nothing."""
+
+
+async def continue_at_each_cut(engine: Engine, of: RequestClass) -> tuple[Reply, list[Continued]]:
+    """The undisturbed answer, and how it was continued."""
+    body, whole, journal = await undisturbed(engine, of)
+    ks = _cuts(journal, of)
+    calls = [answer(engine, of, body, journal.cut(k)) for k in ks]
+    *answers, _ = await asyncio.gather(*calls, answer(engine, of, body))
+    return whole, [
+        Continued(
+            k,
+            new.ways,
+            sum(map(len, tokens(journal.log[:k]).values())),
+            new.refused or _problem(of, k, (whole, journal), (again, new)),
+        )
+        for k, (again, new) in zip(ks, answers, strict=True)
+    ]
+
+
+def _cuts(journal: LogRecorder, of: RequestClass) -> list[int]:
+    n = len(journal.log)
+    some = {1, random.Random(of.name).randint(1, n), n // 2, n - 1, n}
+    if "UTF-8" in of.name:
+        texts = [delta.text for _, delta in journal.log]
+        assert "" in texts[:-1], texts
+        some |= {k + 1 for k, text in enumerate(texts) if not text}
+    return sorted(some - {0})
+
+
+def _problem(
+    of: RequestClass, k: int, before: tuple[Reply, LogRecorder], after: tuple[Reply, LogRecorder]
+) -> str:
+    (whole, journal), (again, new) = before, after
+    if new.prompts != journal.prompts:
+        return "another prompt"
+    if k == len(journal.log) and new.log:
+        return "tokens behind the end"
+    if of.body.get("stream") and not _has_chunks(of, k, before, again):
+        return "a chunk that the client has is not made again"
+    if not of.exact:
+        n_tokens = sum(map(len, tokens(journal.log[:k] + new.log).values()))
+        return "" if _is_right(of, again, n_tokens) else "not as asked for"
+    if tokens(journal.log[:k] + new.log) != tokens(journal.log):
+        return "other tokens"
+    return "" if same(summary(again), summary(whole)) else "another answer"
+
+
+def tokens(log: list[Any]) -> dict[Any, list[int]]:
+    """The tokens of a log by call and choice."""
+    found: dict[Any, list[int]] = {}
+    for call_number, delta in log:
+        found.setdefault((call_number, delta.choice), []).extend(delta.token_ids)
+    return found
+
+
+def _has_chunks(of: RequestClass, k: int, before: tuple[Reply, LogRecorder], again: Reply) -> bool:
+    """Whether the chunks that a client had when the `k`-th delta was the last are made again, one
+    by one the same."""
+    whole, journal = before
+    n = journal.chunks_before[k] if k < len(journal.log) else journal.chunks
+    known = Reply(200, whole.headers, [f"data: {data}\n\n".encode() for data in whole.data()[:n]])
+    made = chunks_by_choice(again)
+    return not n or all(
+        made.get(index, [])[: len(chunks)] == chunks
+        for index, chunks in chunks_by_choice(known).items()
+        if of.exact or index is not None
+    )
+
+
+def _is_right(of: RequestClass, reply: Reply, n_tokens: int) -> bool:
+    (choice,) = (value for index, value in summary(reply).items() if index == 0)
+    (usage,) = (chunk["usage"] for chunk in chunks_by_choice(reply)[None] if chunk != "[DONE]")
+    return (
+        re.fullmatch(of.matches or "(?s).+", choice["content"]) is not None
+        and choice["finish_reason"] in ("stop", "length")
+        and usage["completion_tokens"] == n_tokens
+        and (choice["finish_reason"] == "stop" or n_tokens == of.body["max_tokens"])
+    )

@@ -14,7 +14,7 @@ from tests.harness.fleet import Process, Stack
 from tests.harness.servers import RedisServer, free_port
 from tests.harness.waiting import wait_for
 from worker.demo import MODEL_DIR
-from worker.engines.vllm.arguments import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
+from worker.engines.vllm.args import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
 
 pytestmark = pytest.mark.vllm
 MODEL = "flotilla-demo"
@@ -45,7 +45,7 @@ class Nodes:
         """Start a worker and the node of its engine; returns when it is ready."""
         args = f"{_ARGS} --tensor-parallel-size 2 --nnodes 2 --master-port {free_port()}"
         node = self.stack.start(
-            *("worker.engines.vllm.cli", "serve", str(MODEL_DIR), *DEMO_ARGS.split()),
+            *("tests.harness.vllm_cli", "serve", str(MODEL_DIR), *DEMO_ARGS.split()),
             *("--served-model-name", MODEL, *args.split(), "--headless", "--node-rank", "1"),
             variables=DEFAULTS | DEMO_DEFAULTS,
         )

@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.harness.asgi_client import Recorder
-from worker.engines.vllm import stream_chunks
+from worker.engines.vllm import chunks as vllm_chunks
 from worker.engines.vllm.engine import VllmEngine
 
 pytestmark = pytest.mark.vllm
 
 CHAT, COMPLETION = "openai_serving_chat", "openai_serving_completion"
-NAMES = dict(stream_chunks._GENERATORS)
+NAMES = dict(vllm_chunks._GENERATORS)
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 BOTH_PLAIN: list[dict[str, Any]] = [
@@ -103,7 +103,7 @@ class Pair:
         vars(self.serving).pop(name)
         vars(self.serving).update(changes)
         self._own = getattr(self.serving, name)
-        stream_chunks.install(SimpleNamespace(**{kind: self.serving}))
+        vllm_chunks.install(SimpleNamespace(**{kind: self.serving}))
         self._ours = getattr(self.serving, name)
 
     def request(self, **fields: Any) -> Any:
@@ -170,20 +170,15 @@ class Pair:
     def taken(self, request: Any, script: list[Any]) -> list[Any]:
         """The chunks, and the usage at the end, if results are intercepted as soon as possible."""
         chunks: list[Any] = []
-        interceptor: stream_chunks.Interceptor | None = None
-
-        def set_interceptor(intercept: stream_chunks.Interceptor) -> None:
-            nonlocal interceptor
-            interceptor = intercept
+        tap = vllm_chunks.Tap(Recorder(), 0)
 
         async def results() -> AsyncIterator[Any]:
-            nonlocal interceptor
             for item in copy.deepcopy(script):
                 if isinstance(item, Exception):
                     raise item
-                chunk = interceptor(item) if interceptor is not None else None
+                chunk = tap.to_chunk(item) if tap.to_chunk is not None else None
                 if chunk is None:
-                    interceptor = None
+                    tap.to_chunk = None
                     yield item if self.kind == CHAT else (0, item)
                 elif chunk:
                     chunks.append(chunk)
@@ -191,7 +186,7 @@ class Pair:
         metadata = SimpleNamespace(final_usage_info=None)
 
         async def read() -> None:
-            stream_chunks.INTERCEPT.set(set_interceptor)
+            vllm_chunks.TAP.set(tap)
             async for chunk in self.open(request, results(), ours=True, metadata=metadata):
                 chunks.append(chunk)  # noqa: PERF401 - `results` appends in between
 
@@ -201,7 +196,7 @@ class Pair:
 
     def is_templated(self, request: Any, **changes: Any) -> bool:
         stream = self.open(request, None, ours=True, **changes)
-        templated = stream.ag_code is stream_chunks._stream.__code__
+        templated = stream.ag_code is vllm_chunks._stream.__code__
         assert templated or stream.ag_code is self._own.__code__
         return templated
 
@@ -326,29 +321,29 @@ def test_the_same_chunks_for_any_texts(
 
 def test_what_is_not_intercepted_is_collected_and_so_is_what_follows(vllm_engine: Any) -> None:
     from vllm.sampling_params import RequestOutputKind
-
-    from worker.engines.vllm.collector import Collector
-    from worker.engines.vllm.journal import _intercept
+    from vllm.v1.engine.output_processor import RequestOutputCollector
 
     def intercept(item: Any) -> str | None:
         if item.outputs[0].text == "?":
             raise ValueError("sorry")
         return None if item.finished else item.outputs[0].text
 
-    collector, journal = Collector(RequestOutputKind.DELTA, "r"), Recorder()
+    collector, journal = RequestOutputCollector(RequestOutputKind.DELTA, "r"), Recorder()
+    tap = vllm_chunks.Tap(journal, 0)
+    tap.queue = collector
     journal.prompt(0, 3)
     chunks: list[bytes] = []
     journal.client = chunks.append
     for last in [result("?"), result("", 1, "stop"), ValueError("dead")]:
         chunks.clear()
-        _intercept(collector, journal, 0, intercept)
-        collector.put(result("a"))
-        collector.put(result("b", 2))
+        tap.to_chunk = intercept
+        tap.put(result("a"))
+        tap.put(result("b", 2))
         assert (chunks, collector.output) == ([b"a", b"b"], None)
-        collector.put(last)
+        tap.put(last)
         assert collector.output is last
         if last.__class__ is not ValueError:
-            collector.put(result("c"))  # merged with what has not been read, as ever
+            tap.put(result("c"))  # merged with what has not been read, as ever
         assert chunks == [b"a", b"b"]
         collector.output = None
     assert journal.token_ids[0, 0] == [0, 0, 1] * 3
@@ -400,7 +395,7 @@ def test_several_prompts_are_left_to_vllm(state: Any) -> None:
     serving = Pair(state, COMPLETION).serving
     request = Pair(state, COMPLETION).request(prompt=["a", "b"])
     stream = serving.completion_stream_generator(request, [], None, "id", 0, "m", 2, None, None)
-    assert stream.ag_code is not stream_chunks._stream.__code__
+    assert stream.ag_code is not vllm_chunks._stream.__code__
 
 
 def test_the_applications_streams_are_templated(state: Any) -> None:

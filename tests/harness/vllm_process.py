@@ -45,8 +45,8 @@ class _Server(uvicorn.Server):
 
 
 def _engine(pool: Pool) -> Any:
+    from worker.engines.vllm.args import VllmSettings
     from worker.engines.vllm.engine import VllmEngine
-    from worker.engines.vllm.vllm_settings import VllmSettings
 
     class Engine(VllmEngine):
         """Also serves vLLM's own application."""

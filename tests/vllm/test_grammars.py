@@ -41,7 +41,7 @@ def trying(demo: ServedModel) -> list[int]:
     return [
         int(child)
         for child in children
-        if b"grammar_process" in Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"vllm.grammars" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
 
 

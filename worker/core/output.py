@@ -1,8 +1,7 @@
 """The output of one job, until it is sent: what the engine has generated becomes entries of the
 job's log.
 
-Token path: `worker/engines/vllm/journal.py` and `stream_chunks.py` -> here ->
-`worker/core/publish.py`.
+Token path: `worker/engines/vllm/journal.py` and `chunks.py` -> here -> `worker/core/publish.py`.
 """
 
 from __future__ import annotations

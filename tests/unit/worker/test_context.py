@@ -25,8 +25,7 @@ from worker.core.resume import Continuation
 from worker.core.run import Outcome
 from worker.engines.prompt_context import SCHEME, Context, difference
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.engines.vllm import weights
-from worker.engines.vllm.rendered_context import Contexts
+from worker.engines.vllm.checksums import Contexts, checksum_of_weights
 
 OLD = Context(SCHEME, 1, 2, 3, 4)
 
@@ -175,17 +174,17 @@ def weights_in(folder: Path, data: bytes, **config: Any) -> str:
 
 def test_weights_are_told_apart_by_their_content(tmp_path: Path) -> None:
     data = os.urandom(300_000)
-    first = weights.checksum(weights_in(tmp_path / "a", data))
-    assert first == weights.checksum(weights_in(tmp_path / "copy", data))
+    first = checksum_of_weights(weights_in(tmp_path / "a", data))
+    assert first == checksum_of_weights(weights_in(tmp_path / "copy", data))
     retrained = bytes(byte ^ 1 for byte in data)
     others = [
-        weights.checksum(weights_in(tmp_path / "b", retrained)),
-        weights.checksum(weights_in(tmp_path / "c", data + b"x")),
-        weights.checksum(weights_in(tmp_path / "d", data, layers=3)),
-        weights.checksum(str(tmp_path / "a" / "model.safetensors")),
-        weights.checksum("no-such/model"),
-        weights.checksum("no-such/model", "v2"),
-        weights.checksum("s3://bucket/a model"),
+        checksum_of_weights(weights_in(tmp_path / "b", retrained)),
+        checksum_of_weights(weights_in(tmp_path / "c", data + b"x")),
+        checksum_of_weights(weights_in(tmp_path / "d", data, layers=3)),
+        checksum_of_weights(str(tmp_path / "a" / "model.safetensors")),
+        checksum_of_weights("no-such/model"),
+        checksum_of_weights("no-such/model", "v2"),
+        checksum_of_weights("s3://bucket/a model"),
     ]
     assert len({first, *others}) == len(others) + 1
     assert 0 not in {first, *others}
@@ -193,10 +192,10 @@ def test_weights_are_told_apart_by_their_content(tmp_path: Path) -> None:
 
 def test_what_training_leaves_beside_the_weights_does_not_count(tmp_path: Path) -> None:
     folder = weights_in(tmp_path / "a", b"data")
-    before = weights.checksum(folder)
+    before = checksum_of_weights(folder)
     (tmp_path / "a" / "optimizer.pt").write_bytes(b"state")
     (tmp_path / "a" / "README.md").write_text("text")
-    assert weights.checksum(folder) == before
+    assert checksum_of_weights(folder) == before
 
 
 async def test_an_adapter_that_is_replaced_in_place_is_another_one(tmp_path: Path) -> None:

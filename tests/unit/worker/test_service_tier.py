@@ -13,7 +13,7 @@ from shared.job.errors import BadRequest
 from tests.unit.worker.bench import make_job
 from worker.core.edits import TierEdit, requested_tier
 from worker.core.output import EditedOutput
-from worker.engines.vllm import stream_chunks
+from worker.engines.vllm import chunks
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_each_chunk_contains_the_tier() -> None:
 
 
 def test_a_tier_keeps_a_stream_plain() -> None:
-    assert "service_tier" in stream_chunks._HARMLESS.split()
+    assert "service_tier" in chunks._HARMLESS.split()

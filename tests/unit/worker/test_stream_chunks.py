@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from worker.engines.vllm import stream_chunks
+from worker.engines.vllm import chunks
 
 
 class Delta(BaseModel):
@@ -23,17 +23,17 @@ def test_every_character_is_written_as_pydantic_writes_it() -> None:
     for start in range(0, 0x110000, 64):
         if not 0xD800 <= start < 0xE000:  # surrogates: neither of them can write one
             text = "".join(map(chr, range(start, start + 64)))
-            assert stream_chunks.quoted(text) == by_pydantic(text)
+            assert chunks.quoted(text) == by_pydantic(text)
     escaped = r'"\b\f\n\r\t\u000b\u001f\"\\/' '\x7f"'
-    assert stream_chunks.quoted('\b\f\n\r\t\x0b\x1f"\\/\x7f') == escaped
+    assert chunks.quoted('\b\f\n\r\t\x0b\x1f"\\/\x7f') == escaped
 
 
 @given(st.text())
 def test_every_text_is_written_as_pydantic_writes_it(text: str) -> None:
-    assert stream_chunks.quoted(text) == by_pydantic(text)
+    assert chunks.quoted(text) == by_pydantic(text)
 
 
 def test_an_application_without_the_routes_is_left_unchanged() -> None:
     state = SimpleNamespace()
-    stream_chunks.install(state)
+    chunks.install(state)
     assert not vars(state)

@@ -4,249 +4,537 @@ vLLM's serving layer gets the outputs of the past once more, made of the journal
 delta, and so makes the same chunks again; then it gets the engine's new outputs. The last delta
 waits until it is known whether the answer had ended with it.
 
-The engine's outputs for a continued choice begin with tokens of its past: all of them (forced
-replay), or the last one with the text of all (prefill resume). `Seam` drops those and passes on
-what follows. An output may lie across the seam, because vLLM merges outputs that wait for a reader:
-it is cut by tokens and by text.
+There are two ways. **By prefill**, the engine gets prompt and past as one prompt, with what is left
+of `max_tokens`; what has to count the past is done by processors.py in the engine, and by vLLM's
+own detokenizer here, which gets the past first: texts, stop strings, characters that the seam cuts.
+By **forced replay**, for the few classes that are left, the engine generates the past's tokens once
+more, one step for each.
 
-The engine gets one request per choice (`n`): each has a past of its own. vLLM itself divides a
+The engine gets one request for each choice (`n`): each has a past of its own. vLLM itself divides a
 request with `n` like that, and gives choice i the seed `seed + i`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections.abc import AsyncGenerator, Sequence
+import logging
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
+from vllm.logprobs import Logprob, create_sample_logprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from shared.platform.tasks import end
+from shared.platform.tasks import end as end_of_tasks
 from worker.engines.interface import Generated, Past, PastRefused
-from worker.engines.vllm import forced_replay, prefill_resume
-from worker.engines.vllm import logprobs as vllm_logprobs
-from worker.engines.vllm.resume_args import FORCED, PREFILL
+from worker.engines.vllm import processors
+from worker.engines.vllm.processors import KEY
 
-# After so many outputs of the past other requests get the event loop.
+log = logging.getLogger("flotilla.engine")
+
 _BURST = 32
+"""After so many outputs of the past other requests get the event loop."""
+_DECODED_AT_ONCE = 256
+_CHARACTER = 4
+"""So many tokens may be parts of one UTF-8 character."""
+_OTHER = "the engine did not repeat what the answer has so far."
+Generate = Callable[..., AsyncGenerator[RequestOutput, None]]
 
 
 class Replayed(RequestOutput):  # type: ignore[misc]
     """An output that was made of a journaled delta."""
 
 
-class Seam:
-    """The past of the choice `index`, of whose tokens the engine repeats the last `repeated`."""
+def logprobs_to_journal(logprobs: Any) -> list[Any]:
+    """The journal's form of vLLM's logprobs; the first position of a prompt has none."""
+    return [
+        [(token, of.logprob, of.rank, of.decoded_token) for token, of in position.items()]
+        if position
+        else None
+        for position in logprobs
+    ]
+
+
+def _logprobs_from_journal(logprobs: Sequence[Any], *, flat: bool) -> Any:
+    """In vLLM's own form, of which it has two (`SamplingParams.flat_logprobs`)."""
+    positions = create_sample_logprobs(flat)
+    for position in logprobs:
+        positions.append(
+            {
+                token: Logprob(logprob, rank, text.decode() if isinstance(text, bytes) else text)
+                for token, logprob, rank, text in position
+            }
+            if position
+            else None
+        )
+    return positions
+
+
+def without_key(params: SamplingParams) -> SamplingParams:
+    """`params`, or a copy without what clients may not set."""
+    if not params.extra_args or KEY not in params.extra_args:
+        return params
+    cleaned = params.clone()
+    cleaned.extra_args = {name: of for name, of in params.extra_args.items() if name != KEY}
+    return cleaned
+
+
+def token_ids(prompt: Any) -> list[int] | None:
+    """The token ids of a rendered prompt, of a model with an encoder those of the decoder's; None
+    if it is not of tokens alone."""
+    if not isinstance(prompt, dict):
+        return None
+    prompt = prompt.get("decoder_prompt") or prompt
+    return None if "prompt_embeds" in prompt else prompt.get("prompt_token_ids")
+
+
+def _with_tokens(prompt: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
+    if own := prompt.get("decoder_prompt"):
+        return {**prompt, "decoder_prompt": _with_tokens(own, tokens)}
+    # Its text, if it has one, would be another one now.
+    return {**prompt, "prompt_token_ids": [*prompt["prompt_token_ids"], *tokens]}
+
+
+class Ways:
+    """How the answers of one engine can be continued."""
+
+    def __init__(self, config: Any, *, on_cpu: bool) -> None:
+        """Adds the logits processors to vLLM's configuration, before the engine is made."""
+        model = config.model_config
+        self._config = config
+        self._v1 = not getattr(config, "use_v2_model_runner", False)
+        self._on_cpu = on_cpu
+        names = ("Continued", "ContinuedSeed") if self._v1 else ("ContinuedV2",)
+        self._takes_processors = (
+            config.speculative_config is None
+            and model.runner_type != "pooling"
+            and (self._v1 or processors.RUNNER_V2_TAKES_ANY)
+        )
+        if self._takes_processors:
+            own = [f"{processors.__name__}:{name}" for name in names]
+            model.logits_processors = [*(model.logits_processors or []), *own]
+            log.info("answers are continued with --logits-processors %s", " ".join(own))
+        self._missing = processors.missing()
+        if self._missing and self._takes_processors:
+            log.warning("by forced replay: this vLLM lacks what a prefill needs: %s", self._missing)
+        self._processed = str(model.logprobs_mode).startswith("processed")
+        self._errors = Path(tempfile.mkdtemp(prefix="flotilla-engine-"))
+
+    def close(self) -> None:
+        """Remove what is left of requests that failed."""
+        shutil.rmtree(self._errors, ignore_errors=True)
+
+    def is_replayed(self, params: SamplingParams, prompt: Any, tokens: list[int]) -> bool:
+        """Whether a choice with these tokens is continued by forced replay, not by prefill.
+
+        Raises PastRefused if it can't be continued at all.
+        """
+        config = self._config.model_config
+        logprobs = params.num_logprobs is not None
+        parts = self._parts(params)
+        replayed = (
+            token_ids(prompt) is None
+            or params.repetition_detection is not None
+            or (params.thinking_token_budget is not None and self._v1)
+            or (logprobs and params.structured_outputs is not None)
+            or (logprobs and self._processed and bool(parts))
+            or not parts.isdisjoint(self._missing)
+        )
+        reason = ""
+        if (replayed or parts) and not self._takes_processors:
+            reason = "this engine takes no custom logits processors."
+        elif getattr(config, "return_sampling_mask", False):
+            reason = "sampling masks are not in the job's log."
+        elif getattr(config, "enable_return_routed_experts", False):
+            reason = "routed experts are not in the job's log."
+        elif getattr(params, "prompt_logprob_token_ids", None) is not None:
+            reason = "the fixed tokens' prompt logprobs are not in the job's log."
+        if reason:
+            raise PastRefused(reason)
+        return replayed
+
+    def _parts(self, params: SamplingParams) -> set[str]:
+        """What of a request has to count the past and is done by a processor."""
+        found = {
+            "penalties": params.presence_penalty or params.frequency_penalty,
+            "bad_words": params.bad_words,
+            "grammar": params.structured_outputs is not None,
+            "seed": self._v1 and params.seed is not None and params.temperature > 0,
+        }
+        return {part for part, is_set in found.items() if is_set}
+
+    def begun(self, params: SamplingParams) -> SamplingParams:
+        """The parameters of a request without a past: on a CPU, see ContinuedSeed."""
+        if not (self._on_cpu and self._takes_processors) or "seed" in self._missing:
+            return params
+        if "seed" not in self._parts(params) or (
+            self._processed and params.num_logprobs is not None
+        ):
+            return params
+        own = params.clone()
+        own.seed = None
+        need = {"seed": params.seed, "errors": self._error_file()}
+        own.extra_args = {**(params.extra_args or {}), KEY: need}
+        return own
+
+    def replayed(self, params: SamplingParams, tokens: list[int]) -> SamplingParams:
+        """The parameters for a forced replay of these tokens."""
+        own = self.begun(params).clone()
+        own.prompt_logprobs = None  # they are in the journal
+        own.extra_args = dict(own.extra_args or {})
+        own.extra_args[KEY] = {**own.extra_args.get(KEY, {}), "forced": tokens}
+        return own
+
+    def prefilled(
+        self, params: SamplingParams, tokens: list[int], options: dict[str, Any], tokenizer: Any
+    ) -> SamplingParams:
+        """The parameters of the request whose prompt ends with these tokens."""
+        parts = self._parts(params)
+        own = params.clone()
+        if own.max_tokens is not None:
+            own.max_tokens -= len(tokens)
+        own.min_tokens = max(0, own.min_tokens - len(tokens))
+        own.prompt_logprobs, own.stop = None, []
+        # vLLM decodes the tokens of logprobs with its detokenizer only.
+        own.detokenize = own.detokenize and own.num_logprobs is not None
+        need: dict[str, Any] = {"past": tokens, "errors": self._error_file()}
+        if "penalties" in parts:
+            # Model runner V1 applies all of its penalties after the processors.
+            need["penalties"] = [
+                float(params.presence_penalty),
+                float(params.frequency_penalty),
+                float(params.repetition_penalty),
+            ]
+            own.presence_penalty, own.frequency_penalty, own.repetition_penalty = 0.0, 0.0, 1.0
+        if "bad_words" in parts:
+            need["bad_words"] = True
+        if "seed" in parts:
+            need["seed"], own.seed = params.seed, None
+        if "grammar" in parts:
+            config = self._config
+            own.verify(  # chooses the library
+                config.model_config, None, config.structured_outputs_config, tokenizer
+            )
+            grammar = own.structured_outputs
+            assert grammar is not None
+            need["grammar"] = {
+                each.name: getattr(grammar, each.name) for each in fields(grammar) if each.init
+            }
+            need["backend"] = grammar._backend  # noqa: SLF001
+            names = ("reasoning_ended", "reasoning_parser_kwargs")
+            need["reasoning"] = {name: options.get(name) for name in names}
+            own.structured_outputs = None
+        if parts:
+            own.extra_args = {**(params.extra_args or {}), KEY: need}
+        return own
+
+    def _error_file(self) -> str:
+        return str(self._errors / uuid4().hex)
+
+
+def error_of(params: SamplingParams) -> str:
+    """What a processor has told about a request; empty: it has not failed."""
+    path = processors.asked(params).get("errors")
+    if path is None or not Path(path).exists():
+        return ""
+    return Path(path).read_text()
+
+
+def _keep(part: CompletionOutput, tokens: slice) -> None:
+    part.token_ids = part.token_ids[tokens]
+    if part.logprobs is not None:
+        part.logprobs = part.logprobs[tokens]
+
+
+class _Prefilled:
+    """The engine's side of a choice that is continued by prefill. Its texts are made here, by
+    vLLM's own detokenizer."""
 
     def __init__(
-        self,
-        index: int,
-        deltas: Sequence[Generated],
-        *,
-        repeated: int,
-        prompt_logprobs: Any = None,
-        flat_logprobs: bool = False,
+        self, tokenizer: Any, own: SamplingParams, prompt: list[int], params: SamplingParams
     ) -> None:
-        tokens = [token for delta in deltas for token in delta.token_ids]
-        self.passed = not tokens
-        """Whether all that follows is new."""
-        self._index = index
-        self._deltas = deltas
-        self._text = "".join(delta.text for delta in deltas)
-        self._prompt_logprobs = prompt_logprobs
-        self._flat = flat_logprobs
-        self._awaited = tokens[-repeated:]
-        self._seen_text = ""
-        self._logprob = 0.0
+        """`own`: the parameters for the engine. `params`: those of the whole answer."""
+        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-    def past(self, like: RequestOutput) -> list[RequestOutput]:
-        """Outputs of all deltas but the last, which may be the one with the finish reason."""
-        deltas = self._deltas if self.passed else self._deltas[:-1]
-        outputs = [self._replayed(like, delta) for delta in deltas]
-        if self._deltas and self._prompt_logprobs is not None:
-            # vLLM gives them with the first output, and an empty list with the others.
-            for output in outputs:
-                output.prompt_logprobs = []
-            if outputs:
-                outputs[0].prompt_logprobs = self._prompt_logprobs
-        return outputs
+        like = SimpleNamespace(
+            request_id="", sampling_params=params, prompt_token_ids=prompt, prompt_embeds=None
+        )
+        self.params = own
+        self._prompt = prompt
+        self._text = IncrementalDetokenizer.from_new_request(
+            tokenizer if params.detokenize else None, like
+        )
 
-    def feed(self, output: RequestOutput) -> list[RequestOutput]:
-        """What becomes of an output of the engine: `Replayed` ones, and new ones."""
+    async def decode(self, tokens: list[int], text: str, end: CompletionOutput | None) -> Any:
+        """Decode the past. Returns `end`, what ends the answer if the past does, with the text that
+        the past lacks; it may be a stop string. Raises PastRefused if it has another text."""
+        stop = None
+        for number, token in enumerate(tokens, 1):
+            if stop is not None:
+                raise PastRefused(_OTHER)
+            excluded = end is not None and end.finish_reason == "stop" and number == len(tokens)
+            stop = self._text.update([token], excluded)
+            if number % _DECODED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        if stop is not None:
+            end = _ending("stop", stop)
+        seen = self._text.get_next_output_text(end is not None, True)
+        if not seen.startswith(text) or (end is None and seen != text):
+            raise PastRefused(_OTHER)
+        if end is not None:
+            end.text = seen[len(text) :]
+        return end
+
+    def take(self, output: RequestOutput, past: CompletionOutput) -> bool:
+        """Make an output one behind `past`: with its text, and ended at a stop string."""
         (part,) = output.outputs
-        part.index = self._index
-        if self.passed:
-            return [output]
+        before = self._text.num_output_tokens()
+        stop = self._text.update(list(part.token_ids), part.finish_reason == "stop")
+        if stop is not None:
+            part.finish_reason, part.stop_reason = "stop", stop
+            _keep(part, slice(self._text.num_output_tokens() - before))
+        part.text = self._text.get_next_output_text(part.finish_reason is not None, True)
+        if part.cumulative_logprob is not None:
+            part.cumulative_logprob += past.cumulative_logprob or 0.0
+        output.prompt_token_ids = self._prompt
+        output.num_cached_tokens = min(output.num_cached_tokens or 0, len(self._prompt))
+        return True
+
+
+class _Repeated:
+    """The engine's side of a choice that is continued by forced replay: it begins with the past. An
+    output may lie across the seam, because vLLM merges outputs that wait for a reader."""
+
+    def __init__(self, own: SamplingParams, tokens: list[int], text: str) -> None:
+        self.params = own
+        self._awaited = list(tokens)
+        self._text = text
+        self._seen = ""
+        self._passed = False
+
+    def take(self, output: RequestOutput, past: CompletionOutput) -> bool:
+        """Remove from an output what is the past's; whether the past is behind."""
+        if self._passed:
+            return True
+        (part,) = output.outputs
         repeated = min(len(self._awaited), len(part.token_ids))
         same = list(part.token_ids[:repeated]) == self._awaited[:repeated]
         del self._awaited[:repeated]
-        self._seen_text += part.text
+        self._seen += part.text
         if self._awaited:
-            same &= part.finish_reason is None and self._text.startswith(self._seen_text)
+            same &= part.finish_reason is None and self._text.startswith(self._seen)
         else:
-            self.passed = same = same and self._seen_text.startswith(self._text)
+            same &= self._seen.startswith(self._text)
+            part.text = self._seen[len(self._text) :]
+            _keep(part, slice(repeated, None))
+            self._passed = True
         if not same:
-            raise PastRefused("the engine did not repeat what the answer has so far.")
-        if self._awaited:
-            return []
-        return self._cut(output, part, repeated)
+            raise PastRefused(_OTHER)
+        return self._passed
 
-    def _cut(self, output: RequestOutput, part: CompletionOutput, repeated: int) -> list[Any]:
-        last = self._replayed(output, self._deltas[-1])
-        if len(self._deltas) == 1:
-            last.prompt_logprobs = self._prompt_logprobs
-        elif self._prompt_logprobs is not None:
-            last.prompt_logprobs = []
-        text = self._seen_text[len(self._text) :]
-        part.token_ids = part.token_ids[repeated:]
-        if not part.token_ids:
-            # The answer ended with the past: then the finish belongs to the last delta's chunk.
-            (own,) = last.outputs
-            own.finish_reason, own.stop_reason = part.finish_reason, part.stop_reason
-            own.text += text
-            last.finished = output.finished
-            return [last]
-        part.text = text
-        if part.logprobs is not None:
-            part.logprobs = part.logprobs[repeated:]
-        if self._prompt_logprobs is not None:
-            output.prompt_logprobs = []
-        return [last, output]
 
-    def _replayed(self, like: RequestOutput, delta: Generated) -> RequestOutput:
-        output = copy.copy(like)
-        output.__class__ = Replayed
-        logprobs = None
-        if delta.logprobs is not None:
-            self._logprob += vllm_logprobs.total(delta.logprobs)
-            logprobs = vllm_logprobs.from_journal(delta.logprobs, flat=self._flat)
-        output.outputs = [
-            CompletionOutput(
-                index=self._index,
-                text=delta.text,
-                token_ids=list(delta.token_ids),
-                cumulative_logprob=None if logprobs is None else self._logprob,
-                logprobs=logprobs,
-            )
-        ]
-        output.finished = False
-        return output
+def _ending(finish_reason: str, stop_reason: int | str | None = None) -> CompletionOutput:
+    """The end of an answer, without a token."""
+    return CompletionOutput(0, "", [], None, None, None, finish_reason, stop_reason)
 
 
 class Continuation:
-    """One call with a past, on an AsyncLLM. Raises PastRefused if it can't be continued."""
+    """One call with a past. Raises PastRefused if it can't be continued."""
 
     def __init__(
         self,
         engine: Any,
+        ways: Ways,
+        generate: Generate,
         prompt: Any,
         params: SamplingParams,
         request_id: str,
         past: Past,
         options: dict[str, Any],
     ) -> None:
+        """`engine`: an AsyncLLM. `generate`: its method, which may wait for room."""
         self._engine = engine
+        self._ways = ways
+        self._generate = generate
         self._prompt = prompt
         self._params = params
         self._request_id = request_id
         self._past = past
         self._options = options
-        self._by_prefill = prefill_resume.usable()
-        if reason := refusal(engine.model_config, params):
-            raise PastRefused(reason)
+        self._of_choice: list[list[Generated]] = [[] for _ in range(params.n)]
+        for delta in past.deltas:
+            self._of_choice[delta.choice].append(delta)
+        self._replayed = [
+            bool(tokens) and (self._cuts_character(tokens) or replayed)
+            for tokens in map(_tokens, self._of_choice)
+            for replayed in [ways.is_replayed(params, prompt, tokens)]
+        ]
+
+    def _cuts_character(self, tokens: list[int]) -> bool:
+        """Whether logprobs of the next token depend on the past: it ends inside a character."""
+        tokenizer = self._engine.tokenizer
+        if self._params.num_logprobs is None or tokenizer is None:
+            return False
+        return str(tokenizer.decode(tokens[-_CHARACTER:])).endswith("\ufffd")
 
     @property
     def how(self) -> str:
         """See `Journal.continued`."""
-        return "prefill" if self._by_prefill else "replay"
+        return "replay" if any(self._replayed) else "prefill"
 
     @property
     def decoded_again(self) -> int:
         """See `Journal.continued`."""
-        tokens = sum(len(delta.token_ids) for delta in self._past.deltas)
-        return 0 if self._by_prefill else tokens
+        pairs = zip(self._of_choice, self._replayed, strict=True)
+        return sum(len(_tokens(deltas)) for deltas, replayed in pairs if replayed)
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """The past's outputs, as `Replayed`, and then new ones."""
         n = self._params.n
-        if n == 1:  # in this task and context, so that collector.py can intercept the new ones
-            async with aclosing(self._choice(0)) as outputs:
-                async for output in outputs:
-                    yield output
-            return
+        sources = [self._choice(index) for index in range(n)]
         unfinished = n
-        async with aclosing(_merged([self._choice(index) for index in range(n)])) as outputs:
+        async with aclosing(sources[0] if n == 1 else _merged(sources)) as outputs:
             async for output in outputs:
                 unfinished -= output.outputs[0].finish_reason is not None
                 output.finished = not unfinished
                 yield output
 
     async def _choice(self, index: int) -> AsyncGenerator[RequestOutput, None]:
-        deltas = [delta for delta in self._past.deltas if delta.choice == index]
-        tokens = [token for delta in deltas for token in delta.token_ids]
-        params = self._params_of(index, deltas, tokens)
-        journaled, flat = self._past.prompt_logprobs, self._params.flat_logprobs
-        seam = Seam(
-            index,
-            deltas,
-            repeated=1 if self._by_prefill else len(tokens),
-            prompt_logprobs=journaled and vllm_logprobs.from_journal(journaled, flat=flat),
-            flat_logprobs=flat,
-        )
-        replayed = False
-        generating = self._engine.generate(self._prompt, params, self._request_id, **self._options)
-        async with aclosing(generating) as outputs:
-            async for output in outputs:
-                if not replayed:
-                    replayed = True
-                    for number, past in enumerate(seam.past(output)):
-                        yield past
-                        if number % _BURST == _BURST - 1:
-                            await asyncio.sleep(0)
-                for each in seam.feed(output):
-                    yield each
-
-    def _params_of(self, index: int, deltas: list[Generated], tokens: list[int]) -> SamplingParams:
         params = self._params.clone()
         params.n = 1
         if params.seed is not None:
             params.seed += index
-        if not tokens:
-            return params
-        known: dict[str, Any] = {FORCED: tokens}
-        if self._by_prefill:
-            logprobs = [vllm_logprobs.total(delta.logprobs) for delta in deltas if delta.logprobs]
-            known = {
-                PREFILL: {
-                    "tokens": tokens,
-                    "logprob": sum(logprobs),
-                    "max_model_len": self._engine.model_config.max_model_len,
-                }
-            }
-            params.prompt_logprobs = None  # they are in the journal
-        params.extra_args = {**(params.extra_args or {}), **known}
-        return params
+        deltas = self._of_choice[index]
+        if not deltas:
+            begun = self._ways.begun(params)
+            async with aclosing(self._engine_outputs(self._prompt, begun)) as outputs:
+                async for output in outputs:
+                    output.outputs[0].index = index
+                    yield output
+            return
+        tokens, text = _tokens(deltas), "".join(delta.text for delta in deltas)
+        prompt, end = self._prompt, None
+        side: _Prefilled | _Repeated
+        if self._replayed[index]:
+            side = _Repeated(self._ways.replayed(params, tokens), tokens, text)
+        else:
+            ids, tokenizer = token_ids(prompt), self._engine.tokenizer
+            assert ids is not None
+            own = self._ways.prefilled(params, tokens, self._options, tokenizer)
+            side = _Prefilled(tokenizer, own, ids, params)
+            end = await side.decode(tokens, text, self._end(params, ids, tokens))
+            prompt = _with_tokens(prompt, tokens)
+        generating = self._engine_outputs(prompt, side.params)
+        # The engine computes while the serving layer makes the chunks of the past again.
+        first = None if end is not None else asyncio.ensure_future(anext(generating))
+        try:
+            last: Replayed | None = None
+            async for past in self._past_outputs(index, deltas):
+                if last is not None:
+                    yield last
+                last = past
+            assert last is not None
+            (of_past,) = last.outputs
+            output = None if first is None else await first
+            while output is not None:
+                (part,) = output.outputs
+                part.index = index
+                if side.take(output, of_past):
+                    if last is not None and not part.token_ids and part.finish_reason is not None:
+                        end = part
+                        break
+                    if last is not None:
+                        yield last
+                        last = None
+                    if self._past.prompt_logprobs is not None:
+                        output.prompt_logprobs = []
+                    yield output
+                    if part.finish_reason is not None:
+                        return
+                output = await anext(generating, None)
+            if last is not None and end is not None:  # the answer had ended with the past
+                of_past.finish_reason, of_past.stop_reason = end.finish_reason, end.stop_reason
+                of_past.text += end.text
+                yield last
+        finally:
+            if first is not None:
+                await end_of_tasks([first])
+            await generating.aclose()
+
+    async def _engine_outputs(
+        self, prompt: Any, params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Raises PastRefused once a processor has failed."""
+        generating = self._generate(prompt, params, self._request_id, **self._options)
+        async with aclosing(generating) as outputs:
+            async for output in outputs:
+                if error := error_of(params):
+                    raise PastRefused(error)
+                yield output
+
+    def _end(
+        self, params: SamplingParams, prompt: list[int], tokens: list[int]
+    ) -> CompletionOutput | None:
+        """What ends the answer if the past does: an attempt can end after its last token and before
+        it wrote so."""
+        engine, own = self._engine, params.clone()
+        own.update_from_generation_config(
+            engine.input_processor.generation_config_fields, engine.renderer.get_eos_token_id()
+        )
+        if tokens[-1] == own.eos_token_id:
+            return _ending("stop")
+        if tokens[-1] in (own.stop_token_ids or ()):
+            return _ending("stop", tokens[-1])
+        most = engine.model_config.max_model_len - len(prompt)
+        if params.max_tokens is not None:
+            most = min(most, params.max_tokens)
+        return _ending("length") if len(tokens) >= most else None
+
+    async def _past_outputs(
+        self, index: int, deltas: list[Generated]
+    ) -> AsyncGenerator[Replayed, None]:
+        journaled, flat, logprob = self._past.prompt_logprobs, self._params.flat_logprobs, 0.0
+        for number, delta in enumerate(deltas):
+            output = self._output(index, delta)
+            (part,) = output.outputs
+            if delta.logprobs is not None:
+                logprob += sum(position[0][1] for position in delta.logprobs)
+                part.cumulative_logprob = logprob
+                part.logprobs = _logprobs_from_journal(delta.logprobs, flat=flat)
+            if journaled is not None:
+                # vLLM gives them with the first output, and an empty list with the others.
+                output.prompt_logprobs = (
+                    [] if number else _logprobs_from_journal(journaled, flat=flat)
+                )
+            yield output
+            if number % _BURST == _BURST - 1:
+                await asyncio.sleep(0)
+
+    def _output(self, index: int, delta: Generated) -> Replayed:
+        prompt = self._prompt if isinstance(self._prompt, dict) else {}
+        text = (prompt.get("decoder_prompt") or prompt).get("prompt")
+        part = CompletionOutput(index, delta.text, list(delta.token_ids), None, None)
+        return Replayed(
+            self._request_id,
+            text or self._options.get("prompt_text"),
+            token_ids(prompt),
+            None,
+            [part],
+            finished=False,
+            lora_request=self._options.get("lora_request"),
+            num_cached_tokens=0,
+        )
 
 
-def refusal(model: Any, params: SamplingParams) -> str:
-    """Why a call with these parameters can't be continued, or an empty string."""
-    if not (prefill_resume.usable() or forced_replay.installed(model)):
-        return "this engine takes no custom logits processors."
-    return _not_journaled(model, params)
-
-
-def _not_journaled(model: Any, params: SamplingParams) -> str:
-    """Why the journal is not enough for this request, or an empty string."""
-    if getattr(model, "return_sampling_mask", False):
-        return "sampling masks are not in the job's log."
-    if getattr(model, "enable_return_routed_experts", False):
-        return "routed experts are not in the job's log."
-    if getattr(params, "prompt_logprob_token_ids", None) is not None:
-        return "the fixed tokens' prompt logprobs are not in the job's log."
-    return ""
+def _tokens(deltas: Sequence[Generated]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
 
 
 async def _merged(sources: list[AsyncGenerator[Any, None]]) -> AsyncGenerator[Any, None]:
@@ -275,4 +563,4 @@ async def _merged(sources: list[AsyncGenerator[Any, None]]) -> AsyncGenerator[An
             else:
                 yield item
     finally:
-        await end(tasks)
+        await end_of_tasks(tasks)

@@ -1,16 +1,11 @@
 """Journals what vLLM generates for a job, token by token, before vLLM serves it.
 
-`JournalledEngine` stands between vLLM's serving layer and its engine. It passes every call through
-and journals every delta; an answer that is not streamed is generated in deltas too and gathered
-here, so that its events can be followed while it grows.
+Token path: vLLM's output handler -> here and `chunks.py` -> `worker/core/output.py`.
 
-Where earlier attempts at the job have begun the answer, it is continued (continuation.py).
-
-Where a request's next chunk is known when its tokens arrive (stream_chunks.py), both go to the
-journal at once, without the request's queue (collector.py) and task.
-
-Token path: vLLM's engine -> here, or `collector.py` and `stream_chunks.py` ->
-`worker/core/output.py`.
+`JournalledLLM` is vLLM's own AsyncLLM, which also writes each delta to the `JOURNAL` of the calling
+context; an answer that is not streamed is generated in deltas too and gathered here, so that its
+events can be followed while it grows. Where earlier attempts at the job have begun the answer, it
+is continued (continuation.py).
 """
 
 from __future__ import annotations
@@ -18,24 +13,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor import Executor
 
 from worker.engines.interface import JOURNAL, TENANT, Journal, Past, PastRefused
-from worker.engines.vllm import logprobs as vllm_logprobs
-from worker.engines.vllm import resume_args
-from worker.engines.vllm.collector import LATEST, Collector
-from worker.engines.vllm.continuation import Continuation, Replayed, refusal
-from worker.engines.vllm.gathered_answer import GatheredAnswer, LogprobCounts, TooManyLogprobs
-from worker.engines.vllm.grammar_check import GrammarChecker
-from worker.engines.vllm.rendered_context import Contexts
-from worker.engines.vllm.stream_chunks import INTERCEPT, Interceptor
-from worker.engines.vllm.wide_requests import WideEngine
+from worker.engines.vllm.checksums import Contexts
+from worker.engines.vllm.chunks import TAP, Tap, ToChunk
+from worker.engines.vllm.continuation import (
+    Continuation,
+    Replayed,
+    Ways,
+    error_of,
+    logprobs_to_journal,
+    token_ids,
+    without_key,
+)
+from worker.engines.vllm.grammars import GrammarChecker
 
 log = logging.getLogger("flotilla.engine")
 
@@ -43,9 +44,6 @@ log = logging.getLogger("flotilla.engine")
 # detect it. They are not the answer's tokens, and nothing is sent before they have ended: they are
 # not journaled, and made again on another worker.
 _NOT_THE_ANSWER = re.compile(r"-beam-\d+$|-lang_detect$")
-# So many choices enter the engine together, as in vLLM; of more, each one by itself when there is
-# room for it.
-_AT_ONCE = 8
 # vLLM numbers the calls of a request that may have several prompts, and the parts of an audio file;
 # those of a batch of conversations, and those of a response with tools that vLLM itself calls, with
 # an underscore. A job's own id has more digits behind its underscore.
@@ -53,131 +51,224 @@ _CALL = re.compile(
     r"^(?:cmpl|embd|pooling|classify|score|generative-scoring|decision|transcribe|translate)"
     r"-.*-(\d+)$|^(?:chatcmpl-|resp_).*_(\d{1,4})$"
 )
-
-
+_AT_ONCE = 8
+"""So many choices enter the engine together, as in vLLM; of more, each one by itself when there is
+room for it."""
+_KEPT_FREE = 8
+"""One slot of so many is kept for requests of one sequence."""
 _MAX_PROMPT_LOGPROBS = 65_536
 
 
-class JournalledEngine:
-    """An AsyncLLM that writes to the `JOURNAL` of the calling context.
+class TooManyLogprobs(ValueError):
+    """A prompt or an answer has too many. VLLM answers a ValueError with 400."""
 
-    `grammars`: None: they are not tried. `slots`: sequences that the engine runs at once.
-    `contexts`: None: calls are not compared with those of earlier attempts.
-    `cache_per_tenant`: no call uses prompts that another tenant's calls have left in the cache.
-    `max_logprobs_at_once`: of an answer that is not streamed.
+
+class Room:
+    """Room in the engine for requests of several sequences: choices (`n`), prompts, beams.
+
+    A worker claims jobs as long as the engine has free slots, and one job may have hundreds of
+    sequences. All such sequences together take at most 7 of 8 slots; the others wait here, first
+    come, first served, so that requests of one sequence find a slot.
     """
+
+    def __init__(self, slots: int) -> None:
+        self.size = max(1, slots - max(1, slots // _KEPT_FREE))
+        self._free = asyncio.Semaphore(self.size)
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def of(self, sequences: int) -> AsyncIterator[None]:
+        """Wait for room, and give it back."""
+        taken = 0
+        try:
+            async with self._turn:
+                while taken < min(sequences, self.size):
+                    await self._free.acquire()
+                    taken += 1
+            yield
+        finally:
+            for _ in range(taken):
+                self._free.release()
+
+
+class JournalledLLM(AsyncLLM):  # type: ignore[misc]
+    """An AsyncLLM that writes to the `JOURNAL` of the calling context."""
 
     def __init__(
         self,
-        engine: Any,
-        grammars: GrammarChecker | None = None,
-        slots: int = 1024,
-        contexts: Contexts | None = None,
+        config: Any,
+        ways: Ways,
+        grammars: GrammarChecker | None,
+        contexts: Contexts,
         *,
-        cache_per_tenant: bool = True,
-        max_logprobs_at_once: int = 1 << 30,
+        cache_per_tenant: bool,
+        max_logprobs_at_once: int,
+        stat_loggers: list[Any],
+        log_stats: bool,
     ) -> None:
-        self._engine = engine
-        self._wide = WideEngine(engine, slots)
+        """`grammars`: None: they are not tried. `cache_per_tenant`: no call uses prompts that
+        another tenant's calls have left in the cache. `max_logprobs_at_once`: of an answer that is
+        not streamed."""
+        super().__init__(
+            config,
+            Executor.get_class(config),
+            log_stats=log_stats,
+            log_requests=False,
+            stat_loggers=stat_loggers,
+        )
+        get_output = self.engine_core.get_output_async
+
+        async def after_a_turn() -> Any:
+            # vLLM's output handler waits only if it has none to handle, which is seconds later
+            # where many log probabilities were asked for: others get a turn between two steps.
+            await asyncio.sleep(0)
+            return await get_output()
+
+        self.engine_core.get_output_async = after_a_turn
+        self._ways = ways
         self._grammars = grammars
         self._contexts = contexts
         self._cache_per_tenant = cache_per_tenant
-        self._logprobs = LogprobCounts(max_logprobs_at_once)
+        self._max_logprobs_at_once = max_logprobs_at_once
+        self._logprobs_of_job: WeakKeyDictionary[Journal, int] = WeakKeyDictionary()
+        self._room = Room(config.scheduler_config.max_num_seqs)
         self._starting = asyncio.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
     async def encode(
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, **options: Any
-    ) -> AsyncIterator[PoolingRequestOutput]:
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """As AsyncLLM.encode (embeddings, scores); the prompt is journaled."""
-        journal, prompt = JOURNAL.get(), self._salted(prompt)
+        journal, call = JOURNAL.get(), _call_number(request_id)
+        prompt = self._salted(prompt)
         if journal is not None:
-            call = _call_number(request_id)
-            journal.prompt(call, _prompt_tokens(prompt))
-            if call:
-                await self._wait_for_turn()
-        engine = self._wide if _call_number(request_id) else self._engine
-        outputs = engine.encode(prompt, pooling_params, request_id, **options)
-        try:
+            journal.prompt(call, len(token_ids(prompt) or ()))
+        if not call:
+            outputs = super().encode(prompt, pooling_params, request_id, **options)
+        else:
+            await self._wait_for_turn()
+            outputs = self._encode_in_room(prompt, pooling_params, request_id, **options)
+        async with aclosing(outputs):
             async for output in outputs:
                 if journal is not None and output.finished:
                     journal.cached(output.num_cached_tokens or 0)
                 yield output
-        finally:
-            await outputs.aclose()
+
+    async def _encode_in_room(self, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        async with self._room.of(1), aclosing(super().encode(*args, **options)) as outputs:
+            async for output in outputs:
+                yield output
 
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """As AsyncLLM.generate; the prompt and every delta are journaled.
 
         The iterator raises PastRefused, after `Journal.refuse_past`, if there is a past that can't
         be continued, GrammarRefused, and TooManyLogprobs.
         """
-        sampling_params = resume_args.without(sampling_params)
+        params = without_key(sampling_params)
         journal, prompt = JOURNAL.get(), self._salted(prompt)
-        aside = _NOT_THE_ANSWER.search(request_id)
-        if journal is None or aside:
-            engine = self._wide if aside else self._engine
-            outputs: AsyncIterator[RequestOutput] = engine.generate(
-                prompt, sampling_params, request_id, **options
-            )
-            return outputs
-        return self._journalled(journal, prompt, sampling_params, request_id, options)
+        if journal is not None and not (aside := _NOT_THE_ANSWER.search(request_id)):
+            return self._journalled(journal, prompt, params, request_id, options)
+        if journal is not None and aside:
+            return self._generate_in_room(prompt, params, request_id, **options)
+        outputs: AsyncGenerator[RequestOutput, None] = super().generate(
+            prompt, params, request_id, **options
+        )
+        return outputs
+
+    async def _generate_in_room(
+        self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        outputs = super().generate(prompt, params, request_id, **options)
+        async with self._room.of(params.n), aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def _add_request(
+        self, request: Any, prompt: str | None, parent_req: Any, index: int, queue: Any
+    ) -> None:
+        tap = TAP.get()
+        if tap is not None and tap.queue is None:
+            tap.queue, queue = queue, tap
+        await super()._add_request(request, prompt, parent_req, index, queue)
 
     async def _journalled(
         self,
         journal: Journal,
         prompt: Any,
-        sampling_params: SamplingParams,
+        params: SamplingParams,
         request_id: str,
         options: dict[str, Any],
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         call = _call_number(request_id)
-        await self._before_engine(journal, call, prompt, sampling_params, options)
-        with_prompt_logprobs = sampling_params.prompt_logprobs is not None
-        gathered: GatheredAnswer | None = None
-        if sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
-            sampling_params = sampling_params.clone()
-            sampling_params.output_kind = RequestOutputKind.DELTA
-            gathered = GatheredAnswer(journal, self._logprobs)
-        collector: Collector | None = None
-        cached_told = False
-        outputs = self._outputs(journal, call, prompt, sampling_params, request_id, options)
-        LATEST.set(None)
+        await self._before_engine(journal, call, prompt, params, options)
+        told, with_prompt_logprobs = False, params.prompt_logprobs is not None
+        whole: RequestOutput | None = None
+        gathers = params.output_kind is RequestOutputKind.FINAL_ONLY
+        if gathers:
+            params = params.clone()
+            params.output_kind = RequestOutputKind.DELTA
+        tap = Tap(journal, call)
         try:
-            async for output in outputs:
-                if with_prompt_logprobs:
-                    with_prompt_logprobs = False
-                    logprobs = vllm_logprobs.to_journal(output.prompt_logprobs or ())
-                    journal.prompt(call, _prompt_tokens(prompt), logprobs)
-                if type(output) is Replayed:
-                    intercept = None
-                else:
-                    if not cached_told:
-                        cached_told = True
-                        journal.cached(output.num_cached_tokens or 0)
-                    _journal_deltas(journal, call, output)
-                    collector = collector or LATEST.get()
-                    intercept = partial(_intercept, collector, journal, call)
-                if gathered is None:
-                    INTERCEPT.set(intercept)
-                    yield output
-                    continue
-                gathered.add(output)
-                if intercept is not None:
-                    intercept(gathered.add_unfinished)
+            outputs = self._outputs(journal, call, tap, prompt, params, request_id, options)
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if with_prompt_logprobs:
+                        with_prompt_logprobs = False
+                        logprobs = logprobs_to_journal(output.prompt_logprobs or ())
+                        journal.prompt(call, len(token_ids(prompt) or ()), logprobs)
+                    if type(output) is not Replayed:
+                        if not told:
+                            told = True
+                            journal.cached(output.num_cached_tokens or 0)
+                        _journal_deltas(journal, call, output)
+                    if not gathers:
+                        yield output
+                        continue
+                    whole = self._gather(journal, whole, output)
+                    if tap.queue is not None:
+                        tap.to_chunk = self._gathering(journal, whole)
         except PastRefused as error:
-            journal.refuse_past(str(error))
+            if journal.past(call) is not None:
+                journal.refuse_past(str(error))
             raise
-        finally:
-            # Closing the inner generator aborts the request now, not when it is collected.
-            await outputs.aclose()
-        if gathered is not None and gathered.output is not None:
-            gathered.output.outputs.sort(key=lambda part: part.index)
-            yield gathered.output
+        if whole is not None:
+            whole.outputs.sort(key=lambda part: part.index)
+            yield whole
+
+    def _gather(
+        self, journal: Journal, whole: RequestOutput | None, output: RequestOutput
+    ) -> RequestOutput:
+        """Add a delta to the answer. Raises TooManyLogprobs."""
+        if self._has_too_many(journal, output):
+            raise TooManyLogprobs(
+                f"The answer has more than {self._max_logprobs_at_once} log probabilities, the "
+                "most in one that is not streamed. Set `stream`, or ask for less."
+            )
+        if whole is None:
+            return output
+        whole.add(output, aggregate=True)
+        whole.metrics = output.metrics
+        return whole
+
+    def _gathering(self, journal: Journal, whole: RequestOutput) -> ToChunk:
+        """Takes deltas that do not end the answer, and makes no chunk of them."""
+
+        def gather(output: RequestOutput) -> str | None:
+            if output.finished or output.outputs[0].logprobs is not None:
+                return None
+            self._gather(journal, whole, output)
+            return ""
+
+        return gather
+
+    def _has_too_many(self, journal: Journal, output: RequestOutput) -> bool:
+        # VLLM makes an object of each, all at the end, and all other requests wait meanwhile.
+        new = sum(len(position) for part in output.outputs for position in part.logprobs or ())
+        if new:
+            self._logprobs_of_job[journal] = new = new + self._logprobs_of_job.get(journal, 0)
+        return new > self._max_logprobs_at_once
 
     def _salted(self, prompt: Any) -> Any:
         """The prompt with its tenant's salt, and the client's own one, if it may have one."""
@@ -196,21 +287,21 @@ class JournalledEngine:
         options: dict[str, Any],
     ) -> None:
         """Check a call, and journal its context and prompt before the engine gets it."""
+        n_tokens = len(token_ids(prompt) or ())
         if params.prompt_logprobs is not None:
-            self._check_prompt_logprobs(params.prompt_logprobs, _prompt_tokens(prompt))
+            self._check_prompt_logprobs(params.prompt_logprobs, n_tokens)
         if self._grammars is not None and params.structured_outputs is not None:
             await self._grammars.check(params.structured_outputs)
-        if self._contexts is not None:
-            adapter = options.get("lora_request")
-            journal.context(call, await self._contexts.of(prompt, adapter))
+        adapter = options.get("lora_request")
+        journal.context(call, await self._contexts.of(prompt, adapter))
         if params.prompt_logprobs is None:
-            journal.prompt(call, _prompt_tokens(prompt))
+            journal.prompt(call, n_tokens)
         if call:
             await self._wait_for_turn()
 
     def _check_prompt_logprobs(self, alternatives: int, tokens: int) -> None:
         # vLLM makes an object of each on the event loop, and all other requests wait.
-        each = self._engine.model_config.get_vocab_size() if alternatives < 0 else alternatives + 1
+        each = self.model_config.get_vocab_size() if alternatives < 0 else alternatives + 1
         if tokens * each > _MAX_PROMPT_LOGPROBS:
             raise TooManyLogprobs(
                 f"`prompt_logprobs` asks for {tokens} * {each} log probabilities; at most "
@@ -228,28 +319,54 @@ class JournalledEngine:
         self,
         journal: Journal,
         call: int,
+        tap: Tap,
         prompt: Any,
         params: SamplingParams,
         request_id: str,
         options: dict[str, Any],
-    ) -> Any:
+    ) -> AsyncGenerator[RequestOutput, None]:
+        alone = not call and params.n == 1
+        generate = super().generate if alone else self._generate_in_room
+        TAP.set(None)
         past = journal.past(call)
-        engine = self._wide if call or params.n > 1 else self._engine
         if past is None or not past.deltas:
-            if refusal(self._engine.model_config, params):
-                journal.keep_here()
-            elif params.n > _AT_ONCE and params.structured_outputs is None:
-                nothing = Past((), None)
-                choices = Continuation(engine, prompt, params, request_id, nothing, options)
-                return choices.outputs()
-            return engine.generate(prompt, params, request_id, **options)
-        try:
-            continuation = Continuation(engine, prompt, params, request_id, past, options)
-        except PastRefused as error:
-            journal.refuse_past(str(error))
-            raise
-        journal.continued(continuation.how, continuation.decoded_again)
+            if self._begins_together(journal, prompt, params):
+                begun = self._ways.begun(params) if params.n == 1 else params
+                if begun is not params:
+                    return self._checked(generate(prompt, begun, request_id, **options), begun)
+                if params.n == 1:
+                    TAP.set(tap)
+                return generate(prompt, params, request_id, **options)
+            past = Past((), None)
+        continuation = Continuation(
+            self, self._ways, generate, prompt, params, request_id, past, options
+        )
+        if past.deltas:
+            journal.continued(continuation.how, continuation.decoded_again)
         return continuation.outputs()
+
+    def _begins_together(self, journal: Journal, prompt: Any, params: SamplingParams) -> bool:
+        """Whether a call without a past is one request of the engine, not one for each choice."""
+        try:
+            self._ways.is_replayed(params, prompt, [])
+        except PastRefused:
+            journal.keep_here()
+            return True
+        if params.n == 1:
+            return True
+        many = params.n > _AT_ONCE and params.structured_outputs is None
+        return not many and self._ways.begun(params) is params
+
+    @staticmethod
+    async def _checked(
+        outputs: AsyncGenerator[RequestOutput, None], params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of a request that a processor of ours takes part in."""
+        async with aclosing(outputs):
+            async for output in outputs:
+                if error := error_of(params):
+                    raise RuntimeError(error)
+                yield output
 
 
 def _journal_deltas(journal: Journal, call: int, output: RequestOutput) -> None:
@@ -258,45 +375,10 @@ def _journal_deltas(journal: Journal, call: int, output: RequestOutput) -> None:
         if part.logprobs is None:
             journal.delta(call, part.index, ids, part.text)
         else:
-            logprobs = vllm_logprobs.to_journal(part.logprobs)
-            journal.delta(call, part.index, ids, part.text, logprobs)
-
-
-def _intercept(
-    collector: Collector | None, journal: Journal, call: int, to_chunk: Interceptor
-) -> None:
-    """Have `to_chunk` handle the collector's next outputs, up to the first that it declines."""
-    if collector is None:
-        return
-
-    def handle(output: Any) -> bool:
-        if isinstance(output, Exception):
-            return False
-        try:
-            chunk = to_chunk(output)
-        except Exception:  # the caller is vLLM's output handler, which serves all requests
-            log.exception("an output was not intercepted")
-            return False
-        if chunk is None:
-            return False
-        _journal_deltas(journal, call, output)
-        if chunk:
-            journal.chunk(chunk.encode())
-        return True
-
-    collector.interceptor = handle
+            journal.delta(call, part.index, ids, part.text, logprobs_to_journal(part.logprobs))
 
 
 def _call_number(request_id: str) -> int:
     """Which of the request's calls this is, counted from 0."""
     numbered = _CALL.search(request_id)
     return int(numbered[numbered.lastindex or 0]) if numbered else 0
-
-
-def _prompt_tokens(prompt: Any) -> int:
-    """Tokens of a rendered prompt; 0 where it has none (prompt embeddings). Of a model with an
-    encoder those of the decoder's prompt."""
-    if isinstance(prompt, dict):
-        prompt = prompt.get("decoder_prompt", prompt)
-    ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
-    return len(ids or ())

@@ -1,6 +1,6 @@
 """Plain streams of vLLM, whose chunks are made from a template instead of objects.
 
-Token path: engine step -> collector.py -> here -> worker/core/output.py.
+Token path: `journal.py` -> here -> `worker/core/output.py`.
 
 vLLM's serving layer builds, validates and serializes three pydantic objects for every chunk of a
 stream: the largest cost per token in a worker. In a plain stream (one choice; no logprobs, tools,
@@ -9,14 +9,15 @@ vLLM's own generator gets the first output and the last one, and in between one 
 chose: the chunk it makes of that is the template of all others. The role, the finish reason, the
 usage, errors and [DONE] are made by vLLM.
 
-The request's task is not woken for such chunks either: an `Interceptor` makes them where the
-engine's outputs come (journal.py, collector.py).
+The request's task is not woken for such chunks either: its `Tap` (journal.py) makes them where the
+engine's outputs come.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
@@ -24,14 +25,15 @@ from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Any
 
-Interceptor = Callable[[Any], str | None]
-"""Makes the chunk of one of vLLM's results, empty if it has none; None: the request's task has to
-handle the result."""
-INTERCEPT: ContextVar[Callable[[Interceptor], None] | None] = ContextVar("INTERCEPT", default=None)
-"""Sets the interceptor of the request's next results, up to the first that it returns None for. Set
-in the context of each request whose outputs can be intercepted, before each output."""
+from worker.engines.interface import Journal
 
-# vLLM's stream generators; their parameters are the same from 0.24 to 0.33.
+log = logging.getLogger("flotilla.engine")
+
+ToChunk = Callable[[Any], str | None]
+"""Makes the chunk of one of vLLM's outputs, empty if it has none; None: the request's task has to
+handle the output."""
+
+# vLLM's stream generators; their parameters are the same in 0.32 and 0.33.
 _GENERATORS = (
     ("openai_serving_chat", "chat_completion_stream_generator"),
     ("openai_serving_completion", "completion_stream_generator"),
@@ -51,6 +53,49 @@ _HARMLESS = (
 
 # A random text that marks the place of the text in vLLM's chunk.
 _SENTINEL = secrets.token_hex(16)
+
+
+class Tap:
+    """Stands in front of one request's queue. While `to_chunk` is set and the queue is empty, plain
+    deltas go to the journal where they come, so the request's task is not woken for them.
+
+    What it does not handle, and all that follows, goes to the queue.
+    """
+
+    def __init__(self, journal: Journal, call: int) -> None:
+        self.to_chunk: ToChunk | None = None
+        self.queue: Any = None
+        self._journal = journal
+        self._call = call
+
+    def put(self, output: Any) -> None:
+        """As RequestOutputCollector.put."""
+        if self.to_chunk is not None:
+            if self.queue.output is None and self._handles(output, self.to_chunk):
+                return
+            self.to_chunk = None  # what follows must not overtake this one
+        self.queue.put(output)
+
+    def _handles(self, output: Any, to_chunk: ToChunk) -> bool:
+        if isinstance(output, Exception):
+            return False
+        try:
+            chunk = to_chunk(output)
+        except Exception:  # the caller is vLLM's output handler, which serves all requests
+            log.exception("an output was not handled at once")
+            return False
+        if chunk is None:
+            return False
+        (part,) = output.outputs
+        self._journal.delta(self._call, 0, tuple(part.token_ids), part.text)
+        if chunk:
+            self._journal.chunk(chunk.encode())
+        return True
+
+
+TAP: ContextVar[Tap | None] = ContextVar("TAP", default=None)
+"""The tap of the request that is given to vLLM, or read, in this context, if it has one. Its reader
+sets `to_chunk` each time before it waits for the next output."""
 
 
 def install(state: Any) -> None:
@@ -142,20 +187,17 @@ async def _stream(
     makes_empty_chunks: bool | None = None
     hidden_token_ids: list[int] = []
 
-    def intercept(item: Any) -> str | None:
+    def to_chunk(item: Any) -> str | None:
         output = _output(item)
         if not _is_plain_delta(output) or (not output.text and makes_empty_chunks is None):
             return None
         hidden_token_ids.extend(output.token_ids)
         return head + quoted(output.text) + tail if output.text or makes_empty_chunks else ""
 
-    def set_interceptor() -> None:
-        set_for = INTERCEPT.get()
-        if set_for is not None:  # None while outputs of earlier attempts are replayed
-            set_for(intercept)
-
+    tap = TAP.get()
     try:
-        set_interceptor()
+        if tap is not None:
+            tap.to_chunk = to_chunk
         async for item in results:
             output = _output(item)
             if not _is_plain_delta(output):
@@ -167,9 +209,10 @@ async def _stream(
                 makes_empty_chunks = _SENTINEL not in await anext(chunks)
                 if makes_empty_chunks:
                     await anext(chunks)
-            if made := intercept(item):
+            if made := to_chunk(item):
                 yield made
-            set_interceptor()
+            if tap is not None:
+                tap.to_chunk = to_chunk
     except Exception as error:
         pending.append(error)
     async for chunk in chunks:

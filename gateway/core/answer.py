@@ -225,8 +225,9 @@ class JobAnswer:
             if self._client_left:
                 return False
             data = b"".join([event.output for event in events])
+            end = events[-1] if events and events[-1].last else None
             if had is not None:
-                all_read = self._reader.is_current and not (events and events[-1].last)
+                all_read = self._reader.is_current and end is None
                 data = had.rest(data, all_read=all_read, ended=self._ended)
             if data:
                 self._observe_write(time.monotonic())
@@ -234,13 +235,14 @@ class JobAnswer:
                 progress = await read_progress(self._context, self.job_id, self._queued)
                 data = progress.comment
                 self._tell(progress)
-            if data and events and events[-1].is_streamed:
+            del events  # a client may be slow to read `data`
+            if data and end is not None and end.is_streamed:
                 await self._send_chunk(data, more=False)
                 return True
             if data:
                 await self._send_chunk(data)
-            if events and events[-1].last:
-                await self._end_stream(events[-1])
+            if end is not None:
+                await self._end_stream(end)
                 return True
             if self._reader.last_write_at:
                 writer = self._chunk_writer()

@@ -19,6 +19,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gateway.http import memory
 from gateway.http.asgi_io import ChunkWriter
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.job import shard_in
@@ -46,9 +47,9 @@ MALFORMED = (ValueError, TypeError, LookupError)
 _REDIS_PATIENCE_S = 30.0
 """A reader that can't read the log for so long gives its client an error."""
 _RETRY_S = 0.2
-_PAGE_BYTES = 1 << 16
+_PAGE_BYTES = 1 << 15
 """About what a page takes, and what waits for a slow client before it falls behind."""
-_PAGE_ENTRIES = 32
+_PAGE_ENTRIES = 16
 """In the first page; later ones are as long as their entries allow."""
 _MOST_ENTRIES = 256
 _RECORD_BYTES = 200
@@ -384,6 +385,7 @@ class Reader:
 
     async def read_page(self) -> None:
         """Read what follows, or a part of it. Raises StoreError."""
+        memory.return_soon()
         after = self.position
         asked, self._state = self._page_entries, _READING
         kept: list[Entry] = []
@@ -427,7 +429,9 @@ class Reader:
                 return
         if len(entries) < asked:
             self._go_live()
-        elif self._buffered_bytes > _PAGE_BYTES:
+            return
+        self._kept = []  # the log has these
+        if self._buffered_bytes > _PAGE_BYTES:
             self._page_entries = max(2, self._page_entries // 2)
         elif self._buffered_bytes < _PAGE_BYTES // 2:
             self._page_entries = min(_MOST_ENTRIES, 2 * self._page_entries)

@@ -385,7 +385,6 @@ class Reader:
 
     async def read_page(self) -> None:
         """Read what follows, or a part of it. Raises StoreError."""
-        memory.return_soon()
         after = self.position
         asked, self._state = self._page_entries, _READING
         kept: list[Entry] = []
@@ -576,6 +575,7 @@ class Reader:
         return events
 
     async def _read_or_retry(self) -> None:
+        memory.return_soon()
         try:
             await self.read_page()
         except StoreError as error:

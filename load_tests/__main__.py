@@ -6,7 +6,7 @@ import argparse
 import sys
 from types import ModuleType
 
-from load_tests import continuation, job_queue
+from load_tests import continuation, edge, job_queue
 from load_tests.bench import run
 from load_tests.fairness import command as fairness
 from load_tests.faults import command as faults
@@ -23,6 +23,7 @@ COMMANDS: dict[str, ModuleType] = {
     "faults": faults,
     "vllm": vllm,
     "continuation": continuation,
+    "edge": edge,
 }
 
 

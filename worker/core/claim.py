@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from shared.job.fair_shares import FIRST_TOKENS, OUTPUT_COST, ShareRules, cost
+from shared.job.lanes import FLEX
 from shared.job.states import WorkerState
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
@@ -151,9 +152,6 @@ class Room:
         self._latest_start = 0.0  # of those with output
         self.requested = 0
         """How many jobs the claims in flight may bring."""
-        self.exchanged = 0
-        """Jobs that were handed back so that others take their place: there is room for these,
-        although the engine may not have ended those yet."""
         self.draining = False
         self.paused = ""
         """Why an operator has paused the worker, in words; empty if none has."""
@@ -162,7 +160,7 @@ class Room:
         """Jobs that may be claimed beside those of claims in flight."""
         if self.draining or self.paused or self._engine.dead:
             return 0
-        return max(self.exchanged - self.requested, self._look(self.requested)[0])
+        return self._look(self.requested)[0]
 
     def started(self, output: Output) -> None:
         """A job was claimed."""
@@ -328,7 +326,6 @@ class Claims:
         finally:
             self.settled.set()
             room.requested -= most
-            room.exchanged = max(0, room.exchanged - most)
         self._must_reconcile = claimed is None
         if claimed is None:
             return False
@@ -353,9 +350,10 @@ class Claims:
 def yieldable(publisher: ShardPublisher) -> list[Output]:
     """The jobs of the lane flex that would make room for better lanes, those first that cost least
     to continue elsewhere. A part of the worker's jobs stays, so that the lane goes on."""
-    stays = len(publisher.outputs) // FLEX_PART
-    movable = cheapest(each for each in publisher.flex.values() if not each.job.stays)
-    return movable[: max(0, len(publisher.flex) - stays)]
+    outputs = publisher.outputs.values()
+    flex = [output for output in outputs if output.job.share.lane == FLEX]
+    movable = cheapest(each for each in flex if not each.job.stays)
+    return movable[: max(0, len(flex) - len(outputs) // FLEX_PART)]
 
 
 def cheapest(outputs: Iterable[Output]) -> list[Output]:

@@ -281,10 +281,9 @@ class Jobs:
 
     async def make_room(self, shard: int, count: int) -> None:
         """So many jobs of better lanes wait: jobs of the lane flex make room for them."""
-        chosen = yieldable(self.publisher.shards[shard])[:count]
-        if chosen and not self.room.draining:
+        if not self.room.draining:
+            chosen = yieldable(self.publisher.shards[shard])[:count]
             await self.release(chosen, "handed_back")
-            self.room.exchanged += len(chosen)
             self.claims[shard].wake(len(chosen))
 
     async def hand_over(self) -> None:

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shared.job.lanes import FLEX
 from shared.job.log import EventName, pack_entry
 from shared.job.result import PIECE_BYTES, JobResult, n_pieces
 from shared.job.states import JobState
@@ -68,9 +67,6 @@ class ShardPublisher:
     def __init__(self, jobs: Jobs, shard: int) -> None:
         self.outputs: dict[str, Output] = {}
         """Of the jobs that the worker has here as far as it knows, by job id."""
-        self.flex: dict[str, Output] = {}
-        """Of these: those that may have to make room for better lanes."""
-        self._suspects: dict[str, Output] = {}  # that another worker had before
         self.wanted = asyncio.Event()
         """There may be something to send now."""
         self.must_claim = True
@@ -93,24 +89,18 @@ class ShardPublisher:
         if before is not None:  # it was taken away, and claimed again
             self._lose(before, JobState.QUEUED)
         self.outputs[output.id] = output
-        if output.job.share.lane == FLEX:
-            self.flex[output.id] = output
-        if output.job.blame:
-            self._suspects[output.id] = output
 
     def remove(self, output: Output) -> None:
         """The worker does not have this job any more."""
         if self.outputs.get(output.id) is output:
             del self.outputs[output.id]
-            self.flex.pop(output.id, None)
-            self._suspects.pop(output.id, None)
 
     @property
     def blame(self) -> int:
         """The most of a job that has no output yet: it may end this worker, as it may have ended
         others."""
-        starting = [each for each in self._suspects.values() if each.first_output_at is None]
-        return max((output.job.blame for output in starting), default=0)
+        silent = (each for each in self.outputs.values() if each.first_output_at is None)
+        return max((output.job.blame for output in silent), default=0)
 
     def taken_away(self, job_id: str, generation: int) -> None:
         """Others have taken this job away, as a message tells: its next entry would be refused."""

@@ -10,6 +10,7 @@ undone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -39,8 +40,7 @@ from shared.job.job import shard_in
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
 from shared.platform.malformed import MalformedValues
-from shared.platform.tasks import run_together
-from shared.store.errors import StoreError
+from shared.store.errors import StoreError, until_answered
 from shared.store.operators import DesiredPools, OperationAnswers
 from shared.store.queue import Control, parse_control
 from worker.core.claim import cheapest
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("flotilla.operations")
 
 _REMEMBERED_CALLS = 256
-_ANSWER_RETRY_S = 0.5
-_ANSWER_TRIES = 20
+_ANSWER_S = 10.0
+"""Longest try to store an answer."""
 _EMPTY_CHECK_S = 0.5
 _ADAPTER_RETRY_S = 2.0, 300.0
 _PAUSED = "paused by an operator"
@@ -120,26 +120,15 @@ class Operations:
         self._desired = DesiredPools(jobs.queue)
         self._paused = False
         self._asleep = False
-        self._waiting: asyncio.Queue[Call] = asyncio.Queue()
+        self._turn = asyncio.Lock()  # of the calls
         self._warn = RareWarning(log)
 
     async def run(self) -> None:
         """Carry out calls, and follow what is desired, until cancellation."""
-        await run_together(self._receive(), self._in_order(), self._follow())
-
-    async def _receive(self) -> None:
-        while True:
-            call = await self._calls.get()
-            if call[1] != DRAIN.name:
-                self._waiting.put_nowait(call)
-            # Not behind the others: a sleep may wait for the jobs that the drain hands over.
-            # It begins after it is answered, because it closes the connections.
-            elif (await self._carry_out(*call)).ok:
-                self._worker.drain()
-
-    async def _in_order(self) -> None:
-        while True:
-            await self._carry_out(*await self._waiting.get())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow())
+            while True:
+                tasks.create_task(self._carry_out(*await self._calls.get()))
 
     async def _follow(self) -> None:
         while True:
@@ -162,20 +151,25 @@ class Operations:
         except StoreError as error:
             self._warn("what is desired of the pool could not be read: %s", error)
 
-    async def _carry_out(self, call_id: str, name: str, options: bytes) -> WorkerAnswer:
-        began = time.monotonic()
-        answer = await self._answer(name, options)
-        answer = replace(answer, seconds=round(time.monotonic() - began, 3))
+    async def _carry_out(self, call_id: str, name: str, options: bytes) -> None:
+        # A drain does not wait: a sleep may wait for the jobs that it hands over.
+        async with contextlib.nullcontext() if name == DRAIN.name else self._turn:
+            began = time.monotonic()
+            answer = await self._answer(name, options)
+            answer = replace(answer, seconds=round(time.monotonic() - began, 3))
         fields = {"operation": call_id, "status": answer.status}
         log.info("operator call %s: %s", name[:64], answer.message or "done", extra=fields)
-        for _ in range(_ANSWER_TRIES):
-            try:
-                await self._answers.write(call_id, self._jobs.worker_id, answer)
-                break
-            except StoreError as error:
-                log.warning("the answer to an operator call was not stored: %s", error)
-                await asyncio.sleep(_ANSWER_RETRY_S)
-        return answer
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await until_answered(
+                    lambda: self._answers.write(call_id, self._jobs.worker_id, answer),
+                    "the answer to an operator call was not stored",
+                )
+        except (StoreError, TimeoutError) as error:
+            log.warning("the answer to an operator call was not stored: %s", error)
+        if answer.ok and name == DRAIN.name:
+            # After the answer, because it closes the connections.
+            self._worker.drain()
 
     async def _answer(self, name: str, raw: bytes) -> WorkerAnswer:
         action = ACTIONS.get(name) or WORKER_ACTIONS.get(name)

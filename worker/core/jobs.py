@@ -19,7 +19,7 @@ from shared.platform import logs
 from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import run_together
-from shared.store.errors import TRANSIENT, StoreError
+from shared.store.errors import StoreError, until_answered
 from shared.store.queue import HeldJob, Queue
 from worker.core.claim import Charges, Claims, HomeShards, Room, cheapest, yieldable
 from worker.core.output import Output
@@ -33,7 +33,6 @@ _ENGINE_S = 2.0
 """Time for claims in flight, and for the engine to end requests, as the worker ends."""
 _WITHDRAW_S = 1.0
 _GIVE_BACK_S = 10.0
-_RETRY_S = 0.1
 _NEWEST = 1 / 32
 """The part of a job in the moving mean."""
 
@@ -256,17 +255,13 @@ class Jobs:
     async def _give_back(
         self, jobs: Sequence[HeldJob], event: Literal["handed_over", "requeued"], reason: str
     ) -> None:
-        while jobs:
-            try:
-                states = await self.queue.give_back(jobs, event, reason)
-            except TRANSIENT as error:
-                self._warn("jobs not given back, trying again: %s", error)
-                await asyncio.sleep(_RETRY_S)
-            else:
-                for job_id, state in states.items():
-                    fields = {"job_id": job_id}
-                    log.info("job given back (%s), it is %s now", reason, state, extra=fields)
-                return
+        if not jobs:
+            return
+        states = await until_answered(
+            lambda: self.queue.give_back(jobs, event, reason), "jobs were not given back"
+        )
+        for job_id, state in (states or {}).items():
+            log.info("job given back (%s), it is %s now", reason, state, extra={"job_id": job_id})
 
     async def release_all(self, reason: str, *, blame: bool = False) -> None:
         """Give all jobs back as the worker ends; see `release`."""

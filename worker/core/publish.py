@@ -22,6 +22,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +32,7 @@ from shared.job.states import JobState
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning
 from shared.platform.tasks import run_together
-from shared.store.errors import TRANSIENT
+from shared.store.errors import TRANSIENT, until_answered
 from shared.store.queue import Emitted, Queue, Step
 from worker.core.output import Output
 
@@ -268,7 +269,6 @@ class Publisher:
         self._loop = asyncio.get_running_loop()
         self._no_step: asyncio.TimerHandle | None = None
         self._flush_is_due = False
-        self._warn = RareWarning(log)
 
     async def run(self) -> None:
         """Send until cancellation. Raises errors that are bugs."""
@@ -324,15 +324,12 @@ class Publisher:
 
         Returns early if the worker has lost the job; the end of the job finds out why.
         """
-        backoff, number = Backoff(_RETRY_BASE_S, 1.0), 0
-        while number < n_pieces(len(body)) and not output.discarded:
+        for number in range(n_pieces(len(body))):
             piece = body[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
-            try:
-                if not await self._queue.store_piece(output.job, number, piece):
-                    return
-            except TRANSIENT as error:
-                self._warn("answer not stored, trying again: %s", error, shard=output.job.shard)
-                await asyncio.sleep(backoff.next_delay_s())
-            else:
-                backoff.reset()
-                number += 1
+            is_stored = await until_answered(
+                partial(self._queue.store_piece, output.job, number, piece),
+                "an answer was not stored",
+                is_wanted=lambda: not output.discarded,
+            )
+            if not is_stored:
+                return

@@ -13,13 +13,12 @@ store decides that as it gets the `restarted` entry.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import re
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from shared.job.log import (
     START,
@@ -31,9 +30,7 @@ from shared.job.log import (
     Prompt,
     read_journal,
 )
-from shared.platform.backoff import Backoff
-from shared.platform.logs import RareWarning
-from shared.store.errors import TRANSIENT
+from shared.store.errors import until_answered
 from shared.store.queue import HeldJob, Queue, Step
 from worker.core.output import EditedOutput, Output
 from worker.engines.interface import Generated, Logprobs, Past, PastRefused
@@ -43,11 +40,7 @@ if TYPE_CHECKING:
     from worker.core.run import Run
 
 log = logging.getLogger("flotilla.job")
-_warn = RareWarning(log)
 
-ReplyT = TypeVar("ReplyT")
-
-_RETRY_BASE_S, _RETRY_CAP_S = 0.05, 0.25
 _PAGE = 1000
 """Entries of one call."""
 _CODES = {"context": "context_changed", "log": "log_lost"}
@@ -157,21 +150,6 @@ async def read_past(queue: Queue, job: HeldJob) -> Sequence[Entry] | None:
     return entries
 
 
-async def read_again(
-    call: Callable[[], Awaitable[ReplyT]], aborted: asyncio.Event
-) -> ReplyT | None:
-    """What `call` returns, as soon as Redis answers; None once `aborted` is set."""
-    backoff = Backoff(_RETRY_BASE_S, _RETRY_CAP_S)
-    while not aborted.is_set():
-        try:
-            return await call()
-        except TRANSIENT as error:
-            _warn("a job could not be read, trying again: %s", error)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(aborted.wait(), backoff.next_delay_s())
-    return None
-
-
 # --- the output behind it ---
 
 
@@ -193,11 +171,15 @@ class ContinuedOutput(EditedOutput):
         self._continuation: Continuation | None = None
         self._sent: SentChunks | None = None
 
-    async def read_log(self, queue: Queue, aborted: asyncio.Event) -> None:
-        """Continue behind the job's log, or refuse if it can't be used. Waits for Redis until
-        `aborted` is set."""
-        entries = await read_again(lambda: read_past(queue, self.job), aborted)
-        if aborted.is_set():
+    async def read_log(self, queue: Queue) -> None:
+        """Continue behind the job's log, or refuse if it can't be used. Waits for Redis as long as
+        the output is wanted."""
+        entries = await until_answered(
+            lambda: read_past(queue, self.job),
+            "a job's log was not read",
+            is_wanted=lambda: not self.discarded,
+        )
+        if self.discarded:
             return
         past = Continuation()
         try:

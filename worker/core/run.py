@@ -23,10 +23,11 @@ from shared.job.errors import AnswerTooLarge, FlotillaError, UnknownRoute
 from shared.job.result import MAX_RESULT_BYTES, JobResult
 from shared.job.states import JobEvent, JobState, after
 from shared.platform import tracing
+from shared.store.errors import until_answered
 from shared.store.queue import HeldJob
 from worker.core.edits import answer_edit, engine_body, is_error
 from worker.core.output import EditedOutput, Output
-from worker.core.resume import ContinuedOutput, read_again
+from worker.core.resume import ContinuedOutput
 from worker.core.trace import RunTrace
 from worker.engines.interface import JOURNAL, TENANT
 
@@ -239,8 +240,10 @@ class Run:
     async def _read_body(self) -> None:
         """Read a large body of the request; without one the output is discarded."""
         job, queue = self.job, self.worker.queue
-        body = await read_again(
-            lambda: queue.body(job.id, job.body_bytes), self._exchange.disconnect
+        body = await until_answered(
+            lambda: queue.body(job.id, job.body_bytes),
+            "a job's body was not read",
+            is_wanted=lambda: not self.output.discarded,
         )
         if body is None:
             self.output.discarded = True  # the job is gone
@@ -251,7 +254,7 @@ class Run:
     async def _continue(self, output: ContinuedOutput) -> Exception | None:
         """Run the job from the end of its log on, or anew if it can't be continued."""
         failure = None
-        await output.read_log(self.worker.queue, self._exchange.disconnect)
+        await output.read_log(self.worker.queue)
         while not output.discarded:
             if not output.refusal:
                 failure = await self._call_engine()

@@ -140,7 +140,7 @@ class Jobs:
 
     def _finish(self, run: Run, outcome: Outcome) -> None:
         output, died = run.output, self.engine.dead
-        ending = run.final_state or ("engine_died" if died else outcome.value)
+        ending = run.ending or ("engine_died" if died else outcome.value)
         log.debug("the run has ended: %s", ending)
         released = run.released or outcome is Outcome.RELEASE
         if outcome is Outcome.RELEASE and died:
@@ -148,7 +148,7 @@ class Jobs:
         elif outcome is Outcome.LOST and not released:
             self.publisher.of(output).remove(output)
         elif outcome is Outcome.FINISHED and not released:
-            self.metrics.finished.of(run.final_state, run.error_code).inc()
+            self.metrics.finished.of(run.ending, run.error_code).inc()
             self.metrics.prompt_tokens.inc(output.prompt_tokens)
             self.metrics.completion_tokens.inc(output.completion_tokens)
         self.charges.ended(run.job.shard, output, is_over=not released)
@@ -171,15 +171,13 @@ class Jobs:
         run = self.runs.get(output.id)
         if run is None or run.output is not output:  # it may run again
             return
-        if run.trace is not None:
-            run.trace.lost(state)
         if state != REVOKED:
             self.metrics.fenced.labels(state).inc()
         # Clients cancel all the time; a job that another worker has taken is worth a warning.
         ended_by_client = state in {JobState.CANCELLED, JobState.EXPIRED, REVOKED}
         level = logging.DEBUG if ended_by_client else logging.WARNING
         log.log(level, "job lost, run aborted: it is %s", state, extra=run.job.log_fields)
-        run.abort()
+        run.abort(state if ended_by_client else "lost")
 
     @property
     def totals(self) -> WorkTotals:
@@ -239,9 +237,7 @@ class Jobs:
             run = self.runs.get(output.id)
             if run is not None and run.output is output:
                 del self.runs[output.id]
-                if run.trace is not None:
-                    run.trace.released(reason)
-                run.abort(release=True)
+                run.abort(reason, release=True)
         try:
             async with asyncio.timeout(_GIVE_BACK_S):
                 await self._give_back(blamed, "requeued", reason)

@@ -176,8 +176,9 @@ class Run:
         self.started = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         """The task that executes it."""
-        self.final_state = ""
-        """The terminal state that this run gives the job; empty until it does."""
+        self.ending = ""
+        """How the run has ended: the state that it gave the job, or that others gave it, or why the
+        job was given back; empty until then."""
         self.error_code = ""
         """Why the job failed, if it did."""
         self.released = False
@@ -196,8 +197,9 @@ class Run:
             self.output = (EditedOutput if edits else Output)(job, worker.publisher)
         self.output.edit = edit
 
-    def abort(self, *, release: bool = False) -> None:
+    def abort(self, ending: str, *, release: bool = False) -> None:
         """Abort the engine's request and send nothing more. `release`: the job is given back."""
+        self.ending = self.ending or ending
         self.released |= release
         self.output.discarded = True
         self.end_request()
@@ -228,13 +230,13 @@ class Run:
         if output.discarded:
             return Outcome.LOST
         result = self._result(failure)
-        self.final_state = after(JobState.IN_PROGRESS, result.event)
         self.error_code = result.error_code
         outcome = await self.worker.publisher.finish(output, result)
         self.worker.metrics.job_seconds.observe(time.monotonic() - self.started)
         if outcome != "ok":
             log.info("result not stored: the job is already %s", outcome)
             return Outcome.LOST
+        self.ending = after(JobState.IN_PROGRESS, result.event)
         return Outcome.FINISHED
 
     async def _read_body(self) -> None:
@@ -312,7 +314,7 @@ class Run:
             # vLLM reports the death of its engine as an error inside the stream. The client does
             # not get that: another worker may still answer.
             if self.worker.engine.dead:
-                self.abort(release=True)
+                self.abort("engine_died", release=True)
             self._failed = True
             if error_style(self.job.endpoint) is ErrorStyle.ANTHROPIC:
                 data = as_anthropic_event(data)

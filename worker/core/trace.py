@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from time import monotonic, time
 
-from shared.job.states import JobState
 from shared.job.trace_context import SpanRef, parse
 from shared.platform import tracing
 from shared.store.queue import HeldJob
 from worker.core.output import Output
-from worker.core.publish import REVOKED
 
 _FAILED = frozenset({"engine_died", "run_failed", "lost"})
 
@@ -23,7 +21,6 @@ class RunTrace:
         self._job = job
         self._leased_at = time()
         self._leased = monotonic()
-        self._outcome = ""
 
     @classmethod
     def of(cls, job: HeldJob) -> RunTrace | None:
@@ -32,19 +29,9 @@ class RunTrace:
         parent = parse(traceparent) if traceparent and tracing.is_on() else None
         return None if parent is None else cls(job, parent)
 
-    def lost(self, state: str) -> None:
-        """The job is not this worker's any more; `state` is its state now."""
-        ended = {JobState.CANCELLED, JobState.EXPIRED, REVOKED}
-        self._outcome = state if state in ended else "lost"
-
-    def released(self, reason: str) -> None:
-        """The worker releases the job; the job's history has this reason."""
-        self._outcome = self._outcome or reason
-
     def write(self, output: Output, worker: str, ending: str, error: str) -> None:
         """Write the spans of a run that has just ended. `error`: a code, empty if there is none."""
-        ended_at, outcome = time(), self._outcome or ending
-        error = error or (outcome if outcome in _FAILED else "")
+        ended_at, error = time(), error or (ending if ending in _FAILED else "")
         job = self._job
         ids: tracing.Attributes = {
             tracing.JOB: job.id,
@@ -56,7 +43,7 @@ class RunTrace:
             tracing.write("queue", self._parent.child(), self._parent, period, ids)
         attempt: tracing.Attributes = {
             **ids,
-            tracing.OUTCOME: outcome,
+            tracing.OUTCOME: ending,
             tracing.INPUT_TOKENS: output.prompt_tokens,
             tracing.OUTPUT_TOKENS: output.completion_tokens,
         }

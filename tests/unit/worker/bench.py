@@ -196,7 +196,7 @@ class Bench:
         """See Jobs."""
         for run in self.runs:
             if run.output is output:
-                run.abort()
+                run.abort("lost")
 
     def run(
         self,

@@ -399,7 +399,7 @@ async def test_a_run_that_waits_for_its_log_can_be_aborted(
     job_run = bench.run(**body)
     executing = asyncio.create_task(job_run.execute())
     await eventually(has_read, "the log is read")
-    job_run.abort(release=release)
+    job_run.abort("handed_over", release=release)
     assert await executing is (Outcome.RELEASE if release else Outcome.LOST)
     assert (bench.queue.entries, bench.queue.restarted) == ([], [])
     await bench.close()

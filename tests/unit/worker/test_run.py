@@ -123,7 +123,7 @@ async def test_an_answer_that_is_too_large_is_refused(
     run = bench.run(endpoint="/v1/embeddings")
     await run.execute()
     result = bench.queue.answer
-    assert (run.final_state, result.status, result.error_code) == ("failed", 400, "rejected")
+    assert (run.ending, result.status, result.error_code) == ("failed", 400, "rejected")
     assert json.loads(result.body)["error"]["code"] == "answer_too_large"
 
 
@@ -261,7 +261,7 @@ async def test_a_request_that_ignores_the_disconnect_is_cancelled(
     executing = asyncio.create_task(run.execute())
     async with asyncio.timeout(30):
         await began.wait()
-        run.abort(release=release)
+        run.abort("handed_over", release=release)
         assert await executing is outcome
         await stopped.wait()
 

@@ -73,34 +73,16 @@ async def test_without_tracing_a_traced_job_has_no_spans(bench: Bench) -> None:
     assert b"traceparent" not in bench.engine.headers
 
 
-@pytest.mark.parametrize("state", ["queued", "in_progress", "failed"])
-async def test_an_attempt_that_was_taken_from_the_worker_has_failed(
-    collector: Collector, bench: Bench, state: str
+@pytest.mark.parametrize(
+    ("ending", "failed"),
+    [
+        *((each, True) for each in ("lost", "engine_died", "run_failed")),
+        *((each, False) for each in ("cancelled", "expired", "drained", REVOKED)),
+    ],
+)
+async def test_an_attempt_has_failed_if_no_one_has_ended_it_on_purpose(
+    collector: Collector, bench: Bench, ending: str, failed: bool
 ) -> None:
     run = bench.run(origin=TRACED)
-    assert run.trace is not None
-    run.trace.lost(state)
-    (attempt,) = [span for span in written(collector, run, "lost") if span.name == "attempt"]
-    assert (attempt.attributes["flotilla.outcome"], attempt.failed) == ("lost", True)
-
-
-@pytest.mark.parametrize("state", ["cancelled", "expired", REVOKED])
-async def test_a_job_that_was_ended_by_others_has_not_failed(
-    collector: Collector, bench: Bench, state: str
-) -> None:
-    run = bench.run(origin=TRACED)
-    assert run.trace is not None
-    run.trace.lost(state)
-    (attempt,) = [span for span in written(collector, run, "lost") if span.name == "attempt"]
-    assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (state, False)
-
-
-@pytest.mark.parametrize(("reason", "failed"), [("drained", False), ("engine_died", True)])
-async def test_a_released_attempt_has_the_reason_of_the_history(
-    collector: Collector, bench: Bench, reason: str, failed: bool
-) -> None:
-    run = bench.run(origin=TRACED)
-    assert run.trace is not None
-    run.trace.released(reason)
-    (attempt,) = [span for span in written(collector, run, "release") if span.name == "attempt"]
-    assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (reason, failed)
+    (attempt,) = [span for span in written(collector, run, ending) if span.name == "attempt"]
+    assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (ending, failed)

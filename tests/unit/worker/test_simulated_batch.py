@@ -77,23 +77,6 @@ def test_cached_blocks_are_not_prefilled() -> None:
     assert (first.generation.cached, second.generation.cached) == ({0: 0}, {0: 1024})
 
 
-def test_an_answer_that_goes_on_is_cached_but_for_its_last_tokens() -> None:
-    of = batch(cache=10)
-    first = sequence("a" * 400, 2000)
-    of.add([first])
-    for _ in range(1100):
-        take_step(of)
-    of.discard(first.generation)
-    again, other = sequence("a" * 400, 2000), sequence("b" * 400, 2000)
-    of.add([again, other])
-    for each in (again, other):
-        for _ in range(1100):
-            each.advance()
-    assert take_step(of) == (1200 - 100 - 1024) + 1200
-    assert again.generation.cached == {0: 100}
-    assert again.n_generated == 1101
-
-
 # --- prefill in parts ---
 
 

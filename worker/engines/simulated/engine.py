@@ -171,7 +171,7 @@ class Sequence:
         self.call, self._index = call, index
         self._choice = call * (request.n or 1) + index
         self._stops, self._with_stop = request.stops, request.include_stop_str_in_output
-        self._state = self._digest = digest
+        self._state = digest
         self._to_eos = 0 if request.ignore_eos else max(length, request.min_tokens + 1)
         self._to_limit = limit
         self._text = ""
@@ -183,12 +183,6 @@ class Sequence:
         """Tokens that no step has prefilled yet. It generates nothing until there are none."""
         self.n_generated = 0
         self.finish_reason: str | None = None
-
-    @property
-    def blocks(self) -> tuple[Hashable, ...]:
-        """Those of its prompt, and the whole ones of its answer so far, for a prefix cache."""
-        of_answer = range(self.n_generated // BLOCK_TOKENS)
-        return (*self.prompt.blocks, *((self.prompt.digest, self._digest, n) for n in of_answer))
 
     def advance(self) -> None:
         """Draw the next token, journal it and queue it for the reader."""
@@ -248,7 +242,7 @@ class Sequence:
 
 
 class PrefixCache:
-    """The last used blocks of prompts and answers. A block's hash must cover all before it.
+    """The last used blocks of prompts. A block's hash must cover all before it.
 
     It is for load tests of one tenant: tenants with equal prompts share blocks, which vLLM's cache
     salts prevent.
@@ -339,20 +333,16 @@ class Batch:
         """How many tokens of an admitted sequence must be prefilled."""
         if self._cache is None:
             return sequence.n_tokens
-        held = self._cache.use(sequence.blocks)
-        of_answer = max(0, held - len(sequence.prompt.blocks))
+        held = self._cache.use(sequence.prompt.blocks)
         cached = min(sequence.prompt.n_tokens, BLOCK_TOKENS * held)
         sequence.generation.note_cached(sequence.call, cached)
-        return max(1, sequence.n_tokens - cached - BLOCK_TOKENS * of_answer)
+        return max(1, sequence.n_tokens - cached)
 
     def _leave(self, leaving: ReadOnlySequence[Sequence]) -> None:
         if leaving:
             gone = set(leaving)
             self.running = [sequence for sequence in self.running if sequence not in gone]
             self.kv_used -= sum(sequence.n_tokens for sequence in leaving)
-            if self._cache is not None:
-                for sequence in leaving:
-                    self._cache.use(sequence.blocks)
 
 
 _AtLeast1 = Annotated[int, Field(ge=1)]

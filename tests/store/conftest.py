@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import ExitStack, asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 from redis import Redis
@@ -432,16 +432,6 @@ async def alone(one: RedisServer) -> AsyncIterator[Case]:
         case.server.config_set("maxmemory", 0)
 
 
-@pytest.fixture
-def own_kind(start_kind: Any) -> RedisServer:
-    """One Redis, emptied: for what is the same on all kinds."""
-    server: RedisServer = start_kind("any")
-    with server.client() as client:
-        client.flushall()
-        client.function_flush()  # a test may have changed them
-    return server
-
-
 class Mutant(NamedTuple):
     """A test, and a change of the scripts with which it fails."""
 
@@ -467,45 +457,17 @@ def missed_without(old: str, new: str, **arguments: Any) -> Callable[[Test], Tes
 
 # --- without a case: on Redis' own clock ---
 
-WORKER = "w-1"
-
-
-@contextlib.asynccontextmanager
-async def open_queue(url: str, *, shards: int = 1) -> AsyncIterator[Queue]:
-    """A queue whose connections are closed at the end."""
-    async with Servers(url, shards) as servers:
-        queue = Queue(servers)
-        try:
-            yield queue
-        finally:
-            await queue.close()
-
 
 @pytest.fixture
-async def queue(kind: RedisServer) -> AsyncIterator[Queue]:
+async def queue(live: Case) -> Queue:
     """A queue of one shard, on each kind of server."""
-    async with open_queue(kind.url) as queue:
-        yield queue
+    return live.queue
 
 
 @pytest.fixture
-def server(kind: RedisServer) -> Iterator[Redis]:
+def store(live: Case) -> Redis:
     """A client that reads what it holds."""
-    with kind.client() as client:
-        yield client
-
-
-@pytest.fixture
-def store(request: pytest.FixtureRequest) -> Iterator[Redis]:
-    """The same, of the Redis that a test has: of each kind, or the shared one."""
-    kind: RedisServer
-    if "kind" in request.fixturenames:
-        kind = request.getfixturevalue("kind")
-    else:
-        request.getfixturevalue("redis_url")
-        kind = request.getfixturevalue("redis_server")
-    with kind.client() as client:
-        yield client
+    return cast(Redis, live.server)
 
 
 @pytest.fixture
@@ -530,58 +492,8 @@ async def submit(queue: Queue, **changes: Any) -> NewJob:
     return job
 
 
-async def claim(
-    queue: Queue, count: int = 100, worker: str = WORKER, shard: int = 0
-) -> list[HeldJob]:
+async def claim(queue: Queue, count: int) -> list[HeldJob]:
     """Claim at most so many jobs, for a worker that has room for them alone."""
-    jobs = await queue.claim(shard, POOL, worker, room=count, known=10_000, most=count)
+    jobs = await queue.claim(0, POOL, "w-1", room=count, known=10_000, most=count)
     assert jobs is not None
     return jobs
-
-
-async def claim_one(queue: Queue, worker: str = WORKER) -> HeldJob:
-    """Claim the only job that waits."""
-    (held,) = await claim(queue, worker=worker)
-    return held
-
-
-async def lease(queue: Queue, **changes: Any) -> HeldJob:
-    """Submit and claim a job; no other job may wait."""
-    await submit(queue, **changes)
-    return await claim_one(queue)
-
-
-async def _next(queue: Queue, held: HeldJob) -> int:
-    (last,) = await queue.positions(held.shard, [held.id])
-    return last.number + 1 if last else 1
-
-
-async def emit_token(queue: Queue, held: HeldJob, text: str = "x") -> Emitted:
-    """Write one token of a job."""
-    return await emit_entry(queue, held, [(0, 0, [7], text)], [text.encode()])
-
-
-async def emit_entry(queue: Queue, held: HeldJob, journal: Any, items: Any = None) -> Emitted:
-    """Write an entry of a job."""
-    position = Position(held.generation, await _next(queue, held))
-    step = Step(entries=[held.id, str(position), pack_entry(journal, items)])
-    return queue.parse_emit(await queue.emit(held.shard, WORKER, b"", step))
-
-
-async def finish(queue: Queue, held: HeldJob, result: JobResult) -> str:
-    """End a job; `ok`, or its state if it was lost."""
-    last = pack_end(held, await _next(queue, held), None, None, result.completion_tokens, result)
-    emitted = queue.parse_emit(await queue.emit(held.shard, WORKER, b"", Step(ends=[last])))
-    return emitted.refused.get(held.id, "ok")
-
-
-async def lose_worker(queue: Queue, store: Redis, worker: str = WORKER, shard: int = 0) -> None:
-    """Its lease is over, and a round of upkeep takes its jobs."""
-    store.zadd(keys.alive(shard), {worker: 1})
-    await queue.tick(shard)
-
-
-async def pass_deadline(queue: Queue, store: Redis, job_id: str, shard: int = 0) -> None:
-    """The time of a job is over, and a round of upkeep ends it."""
-    store.zadd(f"{keys.base(shard)}deadlines", {job_id: 1})
-    await queue.tick(shard)

@@ -18,7 +18,6 @@ from redis import Redis
 from shared.platform.tasks import end
 from shared.store import answers, keys
 from shared.store import connection as module
-from shared.store import subscription as subscription_module
 from shared.store.answers import read_again
 from shared.store.connection import Connection, OnReplica, ScriptsMissing, SlotUnavailable, refused
 from shared.store.errors import (
@@ -29,7 +28,7 @@ from shared.store.errors import (
     StoreUnwritable,
 )
 from shared.store.servers import Servers, connect
-from shared.store.subscription import Subscription, listening, send
+from shared.store.subscription import Subscription
 from tests.harness.proxy import StallingProxy
 from tests.harness.servers import RedisServer, free_port, one_redis_only
 from tests.harness.waiting import eventually, wait_for
@@ -370,17 +369,6 @@ async def test_commands_and_pipelines(one: RedisServer, url: str) -> None:
         await redis.aclose()
 
 
-async def test_without_a_server_commands_raise_the_stores_errors() -> None:
-    redis = connect(f"redis://:secret@127.0.0.1:{free_port()}/0")
-    pipeline = redis.pipeline(transaction=False)
-    pipeline.ping()
-    for call in (redis.ping(), pipeline.execute(raise_on_error=False)):
-        with pytest.raises(StoreUnavailable) as caught:
-            await call
-        assert "secret" not in str(caught.value)
-    await redis.aclose()
-
-
 # --- subscriptions ---
 
 WORKER = "w-1"
@@ -420,21 +408,6 @@ async def test_a_subscription_that_falls_silent_is_replaced(one: RedisServer, st
         assert events == ["connected", "silent", "lost", "connected"]
         store.publish(CHANNEL, "two")
         await until(lambda: b"two" in messages, "messages arrive again")
-
-
-async def test_a_subscription_that_is_cut_is_replaced_and_a_calm_one_is_not(
-    one: RedisServer, store: Redis
-) -> None:
-    async with subscribed(one.url) as (_, messages, events), Servers(one.url) as servers:
-        await asyncio.sleep(2.5 * subscription_module._PING_S)
-        assert events == ["connected"]
-        store.client_kill_filter(_type="pubsub")
-        await until(lambda: len(events) == 3, "it is subscribed again")
-        assert events == ["connected", "lost", "connected"]
-        assert await listening(servers, [WORKER, "other"]) == {WORKER}
-        await send(servers, [WORKER], b"first")
-        await send(servers, [WORKER, "other"], b"second")
-        await until(lambda: messages == [b"first", b"second"], "both messages arrive")
 
 
 # --- reads that are repeated ---

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from shared.job.log import DeltaDecoder, DeltaEncoder, Position, frame_head, pack_entry, pack_frame
+from shared.job.log import DeltaDecoder, DeltaEncoder, frame_head, pack_entry, pack_frame
 from shared.job.result import INLINE_RESULT_BYTES, n_pieces
 from shared.job.states import JobEvent
 from shared.store import keys
 from shared.store.queue import Step
-from tests.store.conftest import GATEWAY, POOL, TENANT, Case, beat, make_job, missed_without
+from tests.store.conftest import GATEWAY, POOL, TENANT, Case, beat, missed_without
 
 
 async def test_a_step_is_in_the_log_and_published(case: Case) -> None:
@@ -110,29 +110,6 @@ async def test_a_repeated_call_changes_nothing(case: Case) -> None:
     assert case.server.xlen(f"{case.base}ended") == 1
 
 
-@missed_without("for i = 1, #acknowledged, 3 do check(", "for i = 1, 0, 3 do check(")
-async def test_what_redis_has_lost_is_sent_again(case: Case) -> None:
-    worker = case.worker()
-    jobs = [await case.submit() for _ in range(3)]
-    held = await worker.claim()
-    for text in "abc":
-        await worker.write(*held, text=text)
-    last = [(await case.log(job))[-1].position for job in jobs]
-    # Redis comes back with an older copy; only a person deletes an entry in between.
-    case.truncate(jobs[0], 2)
-    case.server.xdel(keys.log(0, jobs[1].id), str(Position(held[1].generation, 2)))
-    acknowledged = [word for job, at in zip(held, last, strict=True) for word in (job.id, *at)]
-    emitted = await worker.send(Step(acknowledged=acknowledged))
-    assert emitted.short == {jobs[0].id: 2}
-    assert emitted.refused == {jobs[1].id: "failed"}
-    assert case.record(jobs[1].id)["error_code"] == "log_lost"
-    worker.numbers[jobs[0].id] = 2
-    for text in "bc":
-        assert not (await worker.write(held[0], text=text)).refused
-    assert await case.events(jobs[0]) == ["claimed", "a", "b", "c"]
-    assert await case.events(jobs[2]) == ["claimed", "a", "b", "c"]
-
-
 @missed_without("redis.call('XLEN', key('log', id)) ~= number - 1", "false")
 async def test_a_log_that_lacks_entries_completes_nothing(case: Case) -> None:
     gateway = case.gateway()
@@ -175,26 +152,6 @@ async def test_only_those_who_follow_receive_steps_of_a_plain_answer(case: Case)
     assert [gateway.frames()[-1:] for gateway in gateways] == [[(held.id, 5, "completed")]] * 2
 
 
-@missed_without(
-    "if version ~= '' then redis.call('ZREMRANGEBYSCORE', followed, '-inf', version) end",
-    "redis.call('DEL', followed)",
-)
-async def test_followers_are_told_until_the_worker_knows_them(case: Case) -> None:
-    worker = case.worker()
-    one, two = await case.submit(), await case.submit()
-    jobs = await worker.claim()
-    await case.queue.watch(one.id, "gw-2", follow=True)
-    first = await worker.write(*jobs)
-    worker.version = b""  # it has lost its connection
-    await case.queue.watch(two.id, "gw-3", follow=True)
-    second = await worker.write(*jobs)
-    assert set(first.followers) == {one.id}
-    assert set(second.followers) == {one.id, two.id}
-    await case.queue.unwatch(one.id, "gw-2")
-    assert (await worker.write(*jobs)).followers == {one.id: (GATEWAY, True)}
-    assert (await worker.write(*jobs)).followers == {}
-
-
 @missed_without("elseif now - since >= DEAF_US then", "elseif false then")
 @missed_without("elseif now - since >= DEAF_US then", "else")
 async def test_a_gateway_that_receives_nothing_follows_no_more(case: Case) -> None:
@@ -207,25 +164,6 @@ async def test_a_gateway_that_receives_nothing_follows_no_more(case: Case) -> No
     assert await beat(case, worker, seconds=4) == {}
     assert await beat(case, worker, seconds=2) == {job.id: "cancelled"}
     assert case.record(job.id)["error_code"] == "unattended"
-
-
-@missed_without(
-    "return job.stream == '1' or job.watched == '1' end", "return job.stream == '1' end"
-)
-async def test_an_answer_begins_anew_only_if_no_client_has_seen_it(case: Case) -> None:
-    seen, followed, plain = make_job(), make_job(stream=False), make_job(stream=False)
-    await case.submit_all([seen, followed, plain])
-    worker = case.worker()
-    held = await worker.claim()
-    await case.queue.watch(followed.id, "gw-2", follow=True)
-    emitted = [await worker.restart(job, "cannot_continue") for job in held]
-    assert [each.refused for each in emitted] == [{seen.id: "failed"}, {followed.id: "failed"}, {}]
-    assert case.record(seen.id)["error_code"] == "cannot_continue"
-    await worker.write(held[2])
-    assert await case.events(plain) == ["claimed", "restarted", "x"]
-    watched = await case.queue.watch(plain.id, "gw-2", follow=True)
-    assert watched is not None
-    assert watched.start == 2
 
 
 # --- ends ---

@@ -214,10 +214,3 @@ async def test_a_damaged_record_fails_where_it_is_needed(case: Case, how: str, f
     assert case.record(held.id)["error_code"] == "record_damaged"
     assert await case.queue.ended(0, [held.id]) == {held.id: "failed"}
     assert (await case.log(held))[-1].event == "failed"
-
-
-async def test_a_damaged_origin_costs_no_job(case: Case) -> None:
-    job = await case.submit()
-    case.server.hset(keys.job(0, job.id), "origin", b"\xff\xfe no origin")
-    assert await case.state(job) == "queued"
-    assert (await case.worker().claim_one()).id == job.id

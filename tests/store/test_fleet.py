@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, Counter
 
 from gateway.core import fleet_view
 from gateway.core.fleet_view import FleetView
-from gateway.core.relay import Relay
 from gateway.ops.autoscaler import tick as autoscale
 from gateway.ops.autoscaler.tick import tick
 from shared.fleet.limits import Limit
@@ -24,11 +23,9 @@ from shared.platform.tasks import TaskSupervisor
 from shared.store import keys
 from shared.store.fleet_registry import Registry
 from shared.store.operators import HISTORY, ScaleStore
-from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 from tests.store.conftest import POOL, Case
-from tests.store.test_answers import serving
 from tests.unit.worker_info import worker
 
 INFO = worker(models=("m", "m:adapter"), running=3, jobs=2, kv_usage=0.25, host="höst")
@@ -165,28 +162,6 @@ async def test_a_copy_of_the_fleet_that_can_not_be_refreshed_is_a_problem(
         alone.server.delete(keys.MODELS)
     assert tasks.ended == {}
     await tasks.stop()
-
-
-async def test_a_background_task_that_has_ended_is_shown_by_name(
-    one: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def fails(self: Any) -> None:
-        raise ValueError("broken")
-
-    async def returns_at_once(self: Any) -> None:
-        """The relay never connects if its task has ended."""
-
-    monkeypatch.setattr(Relay, "run", fails)
-    monkeypatch.setattr(Relay, "connected", returns_at_once)
-    ended = "background task relay has ended: ValueError('broken')"
-    async with serving(one) as client:
-        ready = await client.get("/readyz")
-        assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
-        assert f"tasks: {ended}" in ready.json()["missing"]
-        assert (await client.get("/healthz")).status_code == 503
-        scraped = (await client.get("/metrics")).text
-    assert 'flotilla_gateway_ready{check="tasks"} 0.0' in scraped
-    assert ended in caplog.text
 
 
 # --- the autoscaler's tick ---

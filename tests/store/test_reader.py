@@ -27,11 +27,10 @@ from shared.job.log import (
 )
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import end
-from shared.store import keys
 from shared.store.errors import StoreTimeout, StoreUnavailable
 from shared.store.queue import HeldJob, Step
 from tests.harness.waiting import eventually
-from tests.store.conftest import GATEWAY, TENANT, Case, Holder, make_job
+from tests.store.conftest import GATEWAY, Case, Holder, make_job
 
 CHUNKS, DELTAS, END = ReadMode.CHUNKS, ReadMode.DELTAS, ReadMode.END
 LONG_S = 60.0
@@ -206,17 +205,6 @@ async def test_a_lost_frame_is_read_from_the_log(
     assert await read(reader, 1) == b"f"
 
 
-async def test_frames_that_are_lost_in_silence(case: Case, relay: Relay) -> None:
-    reader, worker, job = await begin(case, relay)
-    plain = await submit(case, relay, END)
-    await worker.write(job._replace(watchers=""), text="a")
-    assert await read(reader, 1) == b"a"
-    for each in (reader, plain):
-        await case.queue.unwatch(each.job_id, GATEWAY)
-    await case.queue.cancel(TENANT, reader.job_id, plain.job_id)
-    assert (await last(reader)).event == (await last(plain)).event == "cancelled"
-
-
 async def test_looks_for_lost_frames_become_rare(relay: Relay) -> None:
     reader, now = relay.open(make_job().id, CHUNKS, is_new=True), time.monotonic() + 1e6
     reader.is_to_be_looked_at(now)
@@ -233,27 +221,6 @@ async def test_looks_for_lost_frames_become_rare(relay: Relay) -> None:
 
 
 # --- what is told ---
-
-
-@pytest.mark.parametrize("left", [0, 2])
-async def test_a_log_that_lacks_what_was_delivered_is_not_continued(
-    case: Case, relay: Relay, left: int
-) -> None:
-    reader, worker, job = await begin(case, relay)
-    for text in "abc":
-        await worker.write(job, text=text)
-    assert await read(reader, 3) == b"abc"
-    case.truncate(job, left)
-    await case.queue.give_back([job], "requeued", "lost")
-    reader.resync()
-    with pytest.raises(StreamReset):
-        await reader.next(LONG_S)
-    case.server.delete(keys.job(0, job.id), keys.log(0, job.id))
-    for mode in ReadMode:
-        gone = relay.open(job.id, mode, is_new=True)
-        gone.resync()
-        with pytest.raises(StreamReset):
-            await gone.next(LONG_S)
 
 
 @pytest.mark.parametrize("mode", ReadMode)
@@ -314,32 +281,6 @@ async def test_malformed_chunks_end_their_own_answer_only(
 
 
 # --- clients that are slow, and that leave ---
-
-
-async def test_a_slow_client_costs_a_page(
-    case: Case, relay: Relay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader_module, "_PAGE_BYTES", 4096)
-    reader, worker, job = await begin(case, relay)
-    client, chunks, got = Client(), [b"%04d" % n * 25 for n in range(1200)], b""
-    client.full = True
-    sizes: list[int] = []
-
-    async def take() -> LogEvent:
-        nonlocal got
-        events = await reader.next(LONG_S, client)
-        sizes.append(len(output(events)))
-        got += output(events)
-        return events[-1]
-
-    for first in range(0, 1200, 200):
-        await send(worker, job, *(pack_entry(None, [each]) for each in chunks[first : first + 200]))
-        await take()
-    await worker.end(job)
-    while not (await take()).last:
-        pass
-    assert got == b"".join(chunks)
-    assert max(sizes) < 3 * 4096
 
 
 async def test_who_waits_for_no_time_lets_others_run(case: Case, relay: Relay) -> None:

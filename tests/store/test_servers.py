@@ -17,8 +17,8 @@ from shared.platform import redis_url
 from shared.store import keys
 from shared.store import servers as module
 from shared.store.connection import Client, Connection, SlotUnavailable
-from shared.store.errors import StoreError, StoreTimeout, StoreUnavailable, StoreUnwritable
-from shared.store.queue import Emitted, Queue, Step
+from shared.store.errors import StoreError, StoreTimeout, StoreUnavailable
+from shared.store.queue import Queue, Step
 from shared.store.servers import Master, Masters, Servers, once_served, parse_slots, shard_tags
 from tests.harness.servers import (
     RedisCluster,
@@ -27,7 +27,6 @@ from tests.harness.servers import (
     call,
     finish_move,
     fleet_on_one_node,
-    free_port,
     move_slot,
 )
 from tests.harness.waiting import eventually
@@ -209,39 +208,6 @@ async def test_a_slot_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatc
         await once_served(refused)
 
 
-async def test_passwords_and_certificates_of_a_cluster(tmp_path: Path, certificate: Path) -> None:
-    port = free_port()
-    options = {
-        "tls-port": str(port),
-        "tls-cert-file": str(certificate),
-        "tls-key-file": str(certificate.with_suffix(".key")),
-        "tls-ca-cert-file": str(certificate),
-        "tls-auth-clients": "no",
-        "tls-cluster": "yes",  # nodes tell TLS clients the ports of TLS
-    }
-    cluster = RedisCluster(tmp_path, 1, options=options)
-    with contextlib.closing(cluster):
-        cluster.start()
-        call(cluster.masters[0], "CONFIG SET", "requirepass", "right")
-        trusted = f"?ssl_ca_certs={certificate}"
-        url = f"rediss+cluster://:right@127.0.0.1:{port}"
-        async with opened(url + trusted) as redis:
-
-            async def is_set() -> bool:  # a handshake may take longer than its limit of a second
-                with contextlib.suppress(StoreUnavailable):
-                    return bool(await redis.set(KEY, "value"))
-                return False
-
-            await eventually(is_set, "the node answers")
-            assert [link.address for link in redis.server.links] == [("127.0.0.1", port)]
-        wrong = url.replace("right", "secret") + trusted
-        for refused, problem in ((url, r"(?i)certificate"), (wrong, "password")):
-            async with opened(refused) as redis:
-                with pytest.raises(StoreUnavailable, match=problem) as caught:
-                    await redis.get(KEY)
-            assert "secret" not in str(caught.value)
-
-
 # --- full ---
 
 
@@ -251,18 +217,6 @@ async def full(one: RedisServer) -> AsyncIterator[Case]:
     async with open_case(one) as case:
         yield case
         case.server.config_set("maxmemory", 0)
-
-
-async def test_a_full_redis_takes_no_new_job(full: Case) -> None:
-    await full.submit()
-    full.server.config_set("maxmemory", 1)
-    small, large = make_job(), make_job(body=b"x" * 70_000)
-    for refused in (small, large):
-        with pytest.raises(StoreUnwritable):
-            await full.submit_all([refused])
-    full.server.config_set("maxmemory", 0)
-    assert await full.state(small) == "gone"
-    assert await full.submit_all([small]) == [2]
 
 
 async def test_jobs_of_a_full_redis_go_on_and_end(full: Case) -> None:
@@ -324,22 +278,6 @@ async def test_scripts_that_redis_has_lost_are_loaded_again(alone: Case) -> None
     assert calls(alone.server, "evalsha"), "no function can be loaded into a full Redis"
 
 
-async def test_a_user_that_may_not_load_functions_calls_scripts(own_redis: RedisServer) -> None:
-    with own_redis.client() as client:
-        client.acl_setuser(
-            "limited", enabled=True, passwords=["+word"], keys=["*"], channels=["*"],
-            commands=["+@all", "-function"],
-        )  # fmt: skip
-        async with open_case(
-            own_redis, url=own_redis.url.replace("//", "//limited:word@"), own_clock=False
-        ) as case:
-            await whole_life(case.queue)
-            client.script_flush()
-            await whole_life(case.queue)
-            assert calls(client, "evalsha")
-            assert calls(client, "fcall") == 0
-
-
 async def test_an_emit_neither_connects_nor_is_repeated(alone: Case) -> None:
     worker, held = await alone.begin()
     alone.queue.give_up(0, "a test")
@@ -350,23 +288,3 @@ async def test_an_emit_neither_connects_nor_is_repeated(alone: Case) -> None:
     worker.numbers[held.id] = held.number
     await alone.queue.connect(0)
     assert not (await worker.write(held, again=True)).refused
-
-
-async def test_jobs_and_leases_survive_a_restart(own_redis: RedisServer) -> None:
-    async with open_case(own_redis, own_clock=False) as case:
-        worker, held = await case.begin()
-        waiting = await case.submit()
-        own_redis.stop(kill=True)
-        own_redis.start()
-
-        async def emitted() -> Emitted | None:
-            try:
-                await case.queue.connect(0)
-                return await worker.send(Step(acknowledged=[held.id, held.generation, held.number]))
-            except StoreUnavailable:
-                return None
-
-        found = await eventually(emitted, "a step")
-        assert found
-        assert (found.refused, found.short) == ({}, {})
-        assert [each.id for each in await worker.claim()] == [waiting.id]

@@ -12,16 +12,15 @@ import pytest
 
 from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.job import new_job_id_in
-from shared.job.log import make_journal, pack_entry
 from shared.job.states import JobEvent
 from shared.store import keys
 from shared.store.deliveries import Deliveries
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
-from shared.store.queue import HeldJob, Queue, Step
+from shared.store.queue import HeldJob, Queue
 from shared.store.usage import OTHER, UsageRecords, UsageSums
 from shared.webhooks.webhook_delivery import notify_of
 from tests.harness.servers import RedisServer
-from tests.store.conftest import GATEWAY, TENANT, Case, Holder, missed_without, open_case
+from tests.store.conftest import GATEWAY, TENANT, Case, missed_without, open_case
 
 KEPT_DAYS = 400
 KEY = "key_0123456789abcdef01234567"
@@ -51,12 +50,6 @@ async def sums(queue: Queue, tenant: str = "") -> dict[Owner, UsageSums]:
         for row in part:
             found[row.owner] = found.get(row.owner, UsageSums()).plus(row.sums)
     return found
-
-
-async def write_prompt(worker: Holder, job: HeldJob) -> None:
-    """The first entry of a job: a prompt of seven tokens, and one token."""
-    entry = pack_entry(make_journal([(0, 7), (0, 0, [1], "x")]), [b"x"])
-    assert not (await worker.send(Step(entries=[job.id, worker.next_id(job), entry]))).refused
 
 
 # --- each end is one entry ---
@@ -221,26 +214,6 @@ async def test_an_entry_is_added_once_by_processes_that_are_killed_or_many(live:
     assert (await records.backlog())[0::2] == (0, 3)
     (used,) = await records.used(["t:" + TENANT], datetime.now(UTC).timestamp())
     assert used == (15, 15)
-
-
-@pytest.mark.parametrize("log_is_gone", [True, False])
-async def test_tokens_that_no_worker_has_reported_are_those_of_the_log(
-    live: Case, log_is_gone: bool
-) -> None:
-    """Also of a job that is deleted at once, and written by a worker that does not know it yet."""
-    worker, held = await live.begin()
-    await write_prompt(worker, held)
-    await live.queue.cancel(TENANT, held.id)
-    await live.queue.delete(held.id)
-    assert (await worker.write(held)).refused
-    assert 0 < live.server.pttl(keys.log(0, held.id)) <= 60_000
-    if log_is_gone:
-        live.server.delete(keys.log(0, held.id))
-    await add_up(live.queue)
-    (found,) = (await sums(live.queue)).values()
-    tokens = (found.jobs, found.cancelled, found.prompt_tokens, found.output_tokens)
-    assert tokens == ((1, 1, 0, 0) if log_is_gone else (1, 1, 7, 1))
-    assert found.uncounted == log_is_gone
 
 
 async def test_sums_of_all_shards_are_one(one: RedisServer) -> None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from gateway.core import job_object
-from gateway.core.fleet_view import FleetView
 from gateway.core.job_filter import JobFilter
 from gateway.core.job_search import search
-from shared.fleet.wait_estimate import WaitEstimate
 from shared.job.job import NewJob
 from shared.job.lanes import CLIENT_LANES, DEFAULT, FLEX, PRIORITY
-from shared.job.log import make_journal, pack_entry
 from shared.job.place import Place
 from shared.job.states import JobEvent
 from shared.store import keys
-from shared.store.queue import Queue, Step
+from shared.store.queue import Queue
 from shared.store.views import LaneDepth, alive, depths, next_place, page, places, with_errors
 from tests.harness.servers import RedisServer
 from tests.store.conftest import BEGIN_US, POOL, TENANT, Case, make_job, open_case
@@ -63,12 +57,6 @@ async def test_positions_in_one_lane(case: Case) -> None:
     await case.submit(lane=PRIORITY)
     assert await positions(case.queue, *jobs) == [1, None, 3, 4]
     assert await places(case.queue, []) == []
-
-
-async def test_better_lanes_go_first_and_other_pools_do_not_count(case: Case) -> None:
-    jobs = [await case.submit(lane=lane) for lane in (FLEX, DEFAULT, PRIORITY)]
-    other = await case.submit(lane=FLEX, pool="other")
-    assert await positions(case.queue, *jobs, other) == [3, 2, 1, 1]
 
 
 async def test_jobs_of_several_tenants_come_in_turns(case: Case) -> None:
@@ -172,40 +160,3 @@ async def test_neither_bodies_nor_long_errors_are_read_to_show_jobs(alone: Case)
 
 
 # --- the object ---
-
-FLEET = cast(FleetView, SimpleNamespace(wait_estimate=lambda *_: WaitEstimate(None, "")))
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_text_and_use_are_those_of_all_attempts(case: Case, stream: bool) -> None:
-    async def shown() -> dict[str, Any]:
-        body, _ = await job_object.full(case.queue, FLEET, await case.shown(job))
-        found: dict[str, Any] = json.loads(b"".join([part async for part in body.parts()]))
-        return found
-
-    await case.submit(stream=stream)
-    worker, other = case.worker(), case.worker("w-2")
-    job = await worker.claim_one()
-    entry = pack_entry(make_journal([(0, 7), (0, 0, [1], "a")]), None)
-    await worker.send(Step(entries=[job.id, worker.next_id(job), entry]))
-    await worker.write(job, text="b")
-    await case.queue.give_back([job], "handed_over", "drained")
-    waiting = await shown()
-    usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
-    assert (waiting["state"], waiting["position"], waiting["usage"]) == ("queued", 1, None)
-    assert (waiting["text"], waiting["usage_so_far"]) == ("ab", usage)
-    assert [each["outcome"] for each in waiting["attempts"]] == ["drained"]
-    again = await other.claim_one()
-    await other.write(again, text="c")
-    running = await shown()
-    assert (running["text"], running["usage_so_far"]["completion_tokens"]) == ("abc", 3)
-    await other.end(again, prompt_tokens=7, completion_tokens=3)
-    done = await shown()
-    assert (done["state"], done["text"], done["error"]) == ("completed", "abc", None)
-    assert done["choices"] == [{"index": 0, "text": "abc", "tokens": 3}]
-    assert done["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-    found = [(each["worker"], each["outcome"]) for each in done["attempts"]]
-    assert found == [("w-1", "drained"), ("w-2", "completed")]
-    case.truncate(job, 0)
-    lost = await shown()
-    assert (lost["text"], lost["error"]["code"]) == (None, "stream_reset")

@@ -9,12 +9,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.webhooks import webhook_sender, webhook_work
+from gateway.webhooks import webhook_work
 from gateway.webhooks.webhook_sender import WebhookSender
 from gateway.webhooks.webhook_work import WebhookWork
 from shared.store import deliveries as module
@@ -38,13 +37,8 @@ from shared.webhooks.webhook_signature import new_secret
 from tests.harness.receivers import (
     answers,
     answers_in_turn,
-    closes,
-    drips,
-    floods,
     hangs,
     receiver,
-    self_signed,
-    speaks_no_http,
 )
 from tests.harness.waiting import eventually
 from tests.store.conftest import TENANT, Case
@@ -282,32 +276,6 @@ async def until(condition: Callable[[], Any], what: str, deadline_s: float = 60.
     await eventually(met, what, deadline_s)
 
 
-async def test_bad_receivers_are_tried_again_and_delay_no_good_one(
-    sent: Hooks, work: WebhookWork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(webhook_sender, "TIMEOUT_S", 5.0)
-    async with contextlib.AsyncExitStack() as stack:
-        kinds = [hangs, drips, floods, speaks_no_http, closes, answers(302), answers(500)]
-        there = [await stack.enter_async_context(receiver(each)) for each in kinds]
-        untrusted = receiver(answers(200), tls=self_signed(tmp_path))
-        there.append(await stack.enter_async_context(untrusted))
-        good = await stack.enter_async_context(receiver(answers(200)))
-        bad = [await sent.create(each.url) for each in there]
-        healthy = await sent.create(good.url)
-        for _ in range(8):
-            await sent.end_a_job()
-        await work.keep_working()
-        await until(lambda: len(good.calls) == 8, "the good one's, before the others time out")
-        (hanging, _) = await sent.deliveries.list(bad[0].id, "", 10)
-        assert not any(each.tries for each in hanging)
-        for endpoint in bad:
-            delivery = await sent.tried(endpoint)
-            assert delivery.state is DeliveryState.PENDING
-            assert delivery.next_at is not None
-    assert (await sent.tried(healthy)).state is DeliveryState.DELIVERED
-    assert len({call.headers["webhook-id"] for call in good.calls}) == 8
-
-
 async def test_what_has_no_room_begins_as_soon_as_a_try_has_ended(
     sent: Hooks, work: WebhookWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,25 +361,3 @@ async def test_nothing_is_lost_or_sent_again_while_redis_is_away(
 
         await until(all_is_stored, "all is stored")
         assert len(there.calls) == 3
-
-
-async def test_a_burst_is_delivered_once_by_several_processes(sent: Hooks) -> None:
-    """And what nobody has subscribed to delays nothing."""
-    several = [WebhookWork(sent.queue, WebhookSender(LOOPBACK)) for _ in range(3)]
-    async with receiver(answers(200)) as there:
-        await sent.create(there.url)
-        for number in range(300):
-            job = await sent._submit(notify=notify_of("job") if number % 5 == 0 else "")
-            await sent.queue.cancel(TENANT, job.id)
-        for work in several:
-            await work.keep_working()
-
-        async def all_there() -> bool:
-            return (await sent.deliveries.backlog()).counts.get("delivered") == 60
-
-        try:
-            await until(all_there, "each event is delivered")
-        finally:
-            for work in several:
-                await work.close()
-        assert len({call.headers["webhook-id"] for call in there.calls}) == len(there.calls) == 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -49,12 +49,24 @@ def wait_for(
     return value
 
 
+@overload
 async def eventually(
     condition: Callable[[], Awaitable[T]], what: str, deadline_s: float = DEADLINE_S
-) -> T:
-    """`wait_for` with a condition that is awaited."""
+) -> T: ...
+@overload
+async def eventually(
+    condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S
+) -> T: ...
+async def eventually(
+    condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S
+) -> Any:
+    """`wait_for` while the event loop goes on; the condition may be awaited."""
     began = time.monotonic()
-    while not (value := await condition()):
+    while True:
+        value = condition()
+        value = await value if isinstance(value, Awaitable) else value
+        if value:
+            break
         waited_s = time.monotonic() - began
         if waited_s > deadline_s:
             raise ProcessError(f"not within {deadline_s:.0f} s: {what}")

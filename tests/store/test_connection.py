@@ -70,13 +70,6 @@ def cut(store: Redis, connections: set[str]) -> None:
         store.client_kill_filter(_id=connection)
 
 
-async def until(condition: Callable[[], Any], what: str) -> None:
-    async def met() -> Any:
-        return condition()
-
-    await eventually(met, what)
-
-
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
@@ -227,7 +220,7 @@ async def test_messages_arrive_in_order_and_a_handler_that_fails_ends_nothing(
         sent = [b"%d" % n for n in range(100)]
         for data in sent:
             store.publish("channel", data)
-        await until(lambda: received == sent, "all messages have arrived, in order")
+        await eventually(lambda: received == sent, "all messages have arrived, in order")
         assert connection.losses == 0
     assert "could not be handled" in caplog.text
 
@@ -258,7 +251,7 @@ def test_a_lost_connection_fails_the_calls_in_flight_and_the_next_call_reconnect
             wait_for(lambda: store.get("a") == b"1", "Redis has the command")
             cut(store, clients(store) - others)
             assert await reply == b"OK"
-            await until(connection.lost.is_set, "the loss of an idle connection is noticed")
+            await eventually(connection.lost.is_set, "the loss of an idle connection is noticed")
             await connection.call("PING")
             link: Any = connection._link
             link._transport.abort()  # the loop tells so later: uvloop refuses the write
@@ -387,7 +380,7 @@ async def subscribed(url: str) -> AsyncIterator[tuple[Subscription, list[bytes],
         )  # fmt: skip
         task = asyncio.create_task(subscription.run())
         try:
-            await until(lambda: events == ["connected"], "it is subscribed")
+            await eventually(lambda: events == ["connected"], "it is subscribed")
             yield subscription, messages, events
         finally:
             await end([task])
@@ -399,15 +392,15 @@ async def test_a_subscription_that_falls_silent_is_replaced(one: RedisServer, st
         subscribed(proxy.url) as (subscription, messages, events),
     ):
         store.publish(CHANNEL, "one")
-        await until(lambda: messages == [b"one"], "the first message arrives")
+        await eventually(lambda: messages == [b"one"], "the first message arrives")
         proxy.stall()
-        await until(lambda: "lost" in events, "the silence is noticed")
+        await eventually(lambda: "lost" in events, "the silence is noticed")
         assert not subscription.connected.is_set()
         proxy.resume()
-        await until(subscription.connected.is_set, "it is subscribed again")
+        await eventually(subscription.connected.is_set, "it is subscribed again")
         assert events == ["connected", "silent", "lost", "connected"]
         store.publish(CHANNEL, "two")
-        await until(lambda: b"two" in messages, "messages arrive again")
+        await eventually(lambda: b"two" in messages, "messages arrive again")
 
 
 # --- reads that are repeated ---

@@ -51,10 +51,10 @@ async def test_a_worker_is_there_while_it_announces_itself(registry: Registry, l
     assert await registry.workers() == []
     await registry.announce(INFO, expiry_s=0.001)
 
-    async def gone() -> bool:
-        return await registry.workers() == []
-
-    await eventually(gone, "the worker's entry expires")
+    await eventually(
+        lambda: not live.server.exists(keys.worker("w-1")), "the worker's entry expires"
+    )
+    assert await registry.workers() == []
     assert live.server.smembers(keys.WORKERS) == set()
 
 
@@ -154,11 +154,11 @@ async def test_a_copy_of_the_fleet_that_can_not_be_refreshed_is_a_problem(
     tasks.start("fleet view", fleet.run())
     alone.server.set(keys.MODELS, "not a hash")
     for expected in ("WRONGTYPE", ""):
-
-        async def is_told(expected: str = expected) -> bool:
-            return expected in fleet.problem if expected else not fleet.problem
-
-        await eventually(is_told, "the problem is shown, and then it is over")
+        await eventually(
+            lambda expected=expected: bool(fleet.problem) == bool(expected),
+            "the problem is shown, and then it is over",
+        )
+        assert expected in fleet.problem
         alone.server.delete(keys.MODELS)
     assert tasks.ended == {}
     await tasks.stop()

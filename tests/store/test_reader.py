@@ -124,13 +124,6 @@ async def last(reader: Reader) -> LogEvent:
     return events[-1]
 
 
-async def is_current(reader: Reader) -> None:
-    async def is_so() -> bool:
-        return reader.is_current
-
-    await eventually(is_so, "the reader has read the log")
-
-
 # --- live, and from the log ---
 
 
@@ -140,11 +133,7 @@ async def test_a_stream(case: Case, relay: Relay) -> None:
     reading = asyncio.create_task(reader.next(LONG_S, client))
     await worker.write(job, text="a")
     await worker.write(job, text="b")
-
-    async def have_come() -> bool:
-        return client.taken == [b"a", b"b"]
-
-    await eventually(have_come, "chunks go straight to the client")
+    await eventually(lambda: client.taken == [b"a", b"b"], "chunks go straight to the client")
     client.full = True
     await worker.write(job, text="c")
     assert output(await reading) == b"c"
@@ -161,7 +150,7 @@ async def test_an_answer_that_is_not_streamed(case: Case, relay: Relay) -> None:
     """The events of one that a client follows are the same from frames and from the log."""
     first = await submit(case, relay, END)
     reader, worker = relay.open(first.job_id, DELTAS, with_events=True), case.worker()
-    await is_current(reader)
+    await eventually(lambda: reader.is_current, "it has read the log")
     job = await worker.claim_one()
     (event,) = await reader.next(LONG_S)
     assert (event.number, event.event) == (1, "claimed")
@@ -305,7 +294,7 @@ async def test_a_job_is_watched_once_it_is_queued_and_no_more_when_all_have_left
     assert reader.is_unwatched, "a job that is not there yet would be told as lost"
     await case.submit_all([job])
     reader.queued.set_result(None)
-    await is_current(reader)
+    await eventually(lambda: reader.is_current, "it has read the log")
     other = relay.open(job.id, CHUNKS)
     for each, state in ((reader, "queued"), (other, "cancelled")):
         relay.close(each, leave=True)

@@ -159,11 +159,7 @@ async def test_all_connections_of_a_slot_move_with_it(pair: RedisCluster) -> Non
         await eventually(lambda: holds_value(redis), "the value is at its new place")
         await once_served(lambda: subscribed.call("SSUBSCRIBE", f"{{{TAG}}}:channel"))
         call(target, "SPUBLISH", f"{{{TAG}}}:channel", "here")
-
-        async def come() -> bool:
-            return messages == [b"here"]
-
-        await eventually(come, "the message has come")
+        await eventually(lambda: messages == [b"here"], "the message has come")
 
 
 async def test_a_slot_that_is_being_moved_is_waited_for(

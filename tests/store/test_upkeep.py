@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -274,22 +273,15 @@ async def watching(settings: Settings) -> AsyncIterator[Celery]:
     await tasks.close()
 
 
-async def until(condition: Callable[[], Any], what: str) -> None:
-    async def met() -> Any:
-        return condition()
-
-    await eventually(met, what)
-
-
 async def test_celery_is_killed_when_repairs_are_overdue_although_redis_answers(
     own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(redis_url=own_redis.url)
     async with watching(settings) as celery:
-        await until(lambda: celery.kills, "it is killed")
+        await eventually(lambda: celery.kills, "it is killed")
         assert liveness_file.problem(settings) != "", "the health check fails meanwhile"
         own_redis.stop(kill=True)
-        await until(lambda: liveness_file.problem(settings) == "", "it waits for Redis")
+        await eventually(lambda: liveness_file.problem(settings) == "", "it waits for Redis")
     assert "no repair for 0 s although Redis answers" in caplog.text
 
 

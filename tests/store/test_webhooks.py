@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -266,16 +266,6 @@ async def work(sent: Hooks, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[We
     await made.close()
 
 
-async def until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> None:
-    """Wait for what may be awaited."""
-
-    async def met() -> Any:
-        found = condition()
-        return await found if isinstance(found, Awaitable) else found
-
-    await eventually(met, what, deadline_s)
-
-
 async def test_what_has_no_room_begins_as_soon_as_a_try_has_ended(
     sent: Hooks, work: WebhookWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +278,7 @@ async def test_what_has_no_room_begins_as_soon_as_a_try_has_ended(
         await sent.end_a_job()
         await work.keep_working()
         told = lambda: all(len(each.calls) == 1 for each in there)  # noqa: E731
-        await until(told, "each has its event", CLAIM_S / 2)
+        await eventually(told, "each has its event", CLAIM_S / 2)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +315,7 @@ async def test_what_an_answer_means(
                 backlog = await sent.deliveries.backlog()
                 return not (backlog.ended or backlog.endpoints)
 
-            await until(is_given_up, "further events are given up")
+            await eventually(is_given_up, "further events are given up")
         assert len(there.calls) == calls
 
 
@@ -359,5 +349,5 @@ async def test_nothing_is_lost_or_sent_again_while_redis_is_away(
             states = sorted((each.state, each.n_tries) for each in found)
             return states == [("delivered", 1), ("pending", 0), ("pending", 1)]
 
-        await until(all_is_stored, "all is stored")
+        await eventually(all_is_stored, "all is stored")
         assert len(there.calls) == 3

@@ -114,22 +114,15 @@ async def start(case: Case, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[St
     await end([task for worker in workers for task in worker.started])
 
 
-async def until(condition: Callable[[], Any], what: str) -> None:
-    async def met() -> Any:
-        return condition()
-
-    await eventually(met, what)
-
-
 async def test_it_claims_when_it_is_woken_and_when_room_becomes_free_and_never_more(
     case: Case, start: Start
 ) -> None:
     worker = await start(slots=1)
     worker.run_claims()
     idle = f"{case.base}idle:{POOL}"
-    await until(lambda: case.server.zscore(idle, "w-1") is not None, "it is noted as idle")
+    await eventually(lambda: case.server.zscore(idle, "w-1") is not None, "it is noted as idle")
     for job in [await case.submit() for _ in range(3)]:
-        await until(lambda job=job: list(worker.outputs) == [job.id], "it has this job alone")
+        await eventually(lambda job=job: list(worker.outputs) == [job.id], "it has this job alone")
         assert await worker.finish(worker.outputs[job.id]) == "ok"
 
 
@@ -144,7 +137,7 @@ async def test_a_flex_job_makes_room_for_a_better_one(case: Case, start: Start) 
     await worker.claims[0].claim()  # tells that it would make room
     worker.run_claims()
     job = await case.submit()
-    await until(lambda: job.id in worker.outputs, "the better job runs")
+    await eventually(lambda: job.id in worker.outputs, "the better job runs")
     assert len(worker.outputs) == 2
     assert {await case.state(each) for each in flex} == {"in_progress", "queued"}
 
@@ -221,11 +214,7 @@ async def test_a_run_that_fails_counts_as_a_lost_attempt(
     metrics = WorkerMetrics(CollectorRegistry())
     jobs = Jobs(case.queue, POOL, "w-1", engine, metrics, kv_high_watermark=0.95)
     running, job = asyncio.create_task(jobs.run()), await case.submit()
-
-    async def has_failed() -> bool:
-        return await case.state(job) == "failed"
-
-    await eventually(has_failed, "it fails")
+    await eventually(lambda: case.record(job.id)["state"] == "failed", "it fails")
     await end([running, *jobs.tasks])
     engine.close()
     assert case.record(job.id)["error_code"] == "too_many_attempts"

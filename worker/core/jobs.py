@@ -271,7 +271,8 @@ class Jobs:
             await asyncio.wait(set(self.tasks), timeout=_ENGINE_S)
 
     async def make_room(self, shard: int, count: int) -> None:
-        """So many jobs of better lanes wait: jobs of the lane flex make room for them."""
+        """So many jobs of better lanes wait: jobs of the lane flex make room for them. They are
+        claimed once the engine has ended those, at the latest with the next look at the room."""
         if not self.room.draining:
             chosen = yieldable(self.publisher.shards[shard])[:count]
             await self.release(chosen, "handed_back")

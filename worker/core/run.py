@@ -58,18 +58,6 @@ class Exchange:
     gathered in `body`. Setting `disconnect` ends the request as a client that disconnects does.
     """
 
-    __slots__ = (
-        "_finished",
-        "_on_chunk",
-        "_request_sent",
-        "_sent_bytes",
-        "body",
-        "content_type",
-        "disconnect",
-        "headers",
-        "status",
-    )
-
     def __init__(self, on_chunk: Callable[[bytes], None] | None = None) -> None:
         self._on_chunk = on_chunk
         self.status = 0

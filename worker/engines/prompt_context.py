@@ -1,6 +1,6 @@
 """Checksums of what an engine call depends on, which two attempts at a job compare. Pure.
 
-The same request can become another prompt: a `before` hook finds other passages, a template has
+The same request can become another prompt: a middleware finds other passages, a template has
 today's date, a media URL has new content, an adapter was replaced, a worker has other weights. An
 answer that continues the tokens of the first attempt would come from two contexts then.
 """

@@ -167,8 +167,8 @@ def _make_gateway(
         partial(full, queue, fleet),
     )
     factory = JobFactory(settings, pools, gateway_id, relay.is_served, relay.n_readers.__getitem__)
-    health = Health(servers, settings.redis_high_watermark)
-    admission = JobAdmission(queue, fleet, health)
+    health = Health(queue, settings.redis_high_watermark)
+    admission = JobAdmission(queue, fleet)
     depths = settings.max_queue_depth, metrics, pools.max_depths
     submitter = Submitter(queue, relay, *depths, admission.with_time)
     gateway = Gateway(

@@ -14,8 +14,6 @@ from shared.storage import MAX_BLOB_BYTES, StorageSettings
 from shared.webhooks.webhook_settings import WebhookSettings
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
-_MAX_KEPT_CONVERSATIONS = 200_000
-"""Of one tenant, at a time."""
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
@@ -139,18 +137,12 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         ge=60,
         description="how long a conversation is kept after its last use, and its responses",
     )
-    max_kept_jobs: int = Field(
-        5_000_000,
-        ge=0,
-        description="jobs of one tenant that are kept at a time: those that wait and run, and "
-        "those that have ended and not expired; responses are jobs. 0: no limit. Of several shards "
-        "each has an equal share",
-    )
     max_kept_bytes: int = Field(
-        4 << 30,
+        0,
         ge=0,
-        description="bytes of one tenant that are kept at a time: conversations, and requests and "
-        "answers above 4 KiB; 0: no limit",
+        description="bytes of one tenant that Redis keeps at a time: its jobs with requests, "
+        "answers and logs, conversations, deliveries, batches and files' records. 0: a quarter of "
+        "its maxmemory where several tenants keep data. Of several shards each has an equal share",
     )
     max_waiting_jobs: int = Field(
         0,
@@ -162,8 +154,8 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
         0.9,
         gt=0,
         le=1,
-        description="share of Redis' maxmemory above which new jobs are refused, so that there is "
-        "room for the answers of those that are there; without a maxmemory all are accepted",
+        description="share of Redis' maxmemory, but for 20 MB, above which new jobs are refused of "
+        "those tenants that keep most; without a maxmemory all are accepted",
     )
     max_file_bytes: int = Field(
         32 << 30, ge=1, le=MAX_BLOB_BYTES, description="size limit of a file of /v1/files"
@@ -188,12 +180,7 @@ class GatewaySettings(ListenSettings, PoolSettings, StorageSettings, WebhookSett
     @property
     def quotas(self) -> Quotas:
         """What is kept of one tenant in Redis, and waits, at most."""
-        return Quotas(
-            self.max_kept_jobs,
-            _MAX_KEPT_CONVERSATIONS,
-            self.max_kept_bytes,
-            self.max_waiting_jobs,
-        )
+        return Quotas(self.max_kept_bytes, self.max_waiting_jobs)
 
     @field_validator("cors_origins")
     @classmethod

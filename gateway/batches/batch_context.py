@@ -51,7 +51,7 @@ class BatchContext(NamedTuple):
             files=Files(queue, settings.storage_url),
             records=BatchRecords(queue),
             max_depths=pools.max_depths,
-            health=Health(servers, settings.redis_high_watermark),
+            health=Health(queue, settings.redis_high_watermark),
             large_line=asyncio.Lock(),
         )
 

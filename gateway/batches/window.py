@@ -208,7 +208,7 @@ class Window:
             code = "budget_exceeded" if taken.is_used_up else "rate_limit_exceeded"
             self._limit = LineError(code, f"Lines wait. {taken.message(tokens)}", None)
             return None
-        return job._replace(reserved=taken) if self._context.health.take_job(job) else None
+        return job._replace(reserved=taken)
 
     async def _submit_to(
         self, shard: int, max_depth: int, pairs: Sequence[tuple[int, NewJob]]

@@ -166,8 +166,6 @@ async def _checked_call(
         if len(whole) > SMALL_BYTES:
             BODIES.hold(incoming.scope, len(whole))
         await in_thread(lambda: check_size(whole, limits))
-        if not gateway.health.take(made.shard, len(whole)):
-            raise gateway.health.refusal(made.shard)
     made = await _with_prefixes(gateway, made)
     return NewCall(made, background, bool(key)), request.output
 

@@ -1,4 +1,4 @@
-"""Refuses jobs at the door that can't be done, as there is no memory for them, or no time.
+"""Refuses jobs at the door that can't be done in time.
 
 The other bounds, of what waits, are checked where jobs are queued (`submit.lua`); what is known of
 them when one is reached, when there will be room again, is known here.
@@ -16,7 +16,6 @@ from shared.job.errors import DeadlineUnreachable, FlotillaError, TooManyWaiting
 from shared.job.job import NewJob
 from shared.platform.durations import duration
 from shared.store.errors import StoreError
-from shared.store.health import Health
 from shared.store.queue import Queue
 from shared.store.views import QueuePlace, next_place
 
@@ -39,25 +38,20 @@ class _Place:
 class JobAdmission:
     """Of one gateway process."""
 
-    def __init__(self, queue: Queue, fleet: FleetView, health: Health) -> None:
+    def __init__(self, queue: Queue, fleet: FleetView) -> None:
         self._queue = queue
         self._fleet = fleet
-        self._health = health
         self._places: OrderedDict[tuple[str, str, str], _Place] = OrderedDict()
 
     async def admit(self, job: NewJob) -> NewJob:
         """The job as it may be submitted: it waits for `max_wait_s` at most.
 
         One whose idempotency key has made a job already is never refused, as it joins that. Raises
-        RedisMemoryFull, DeadlineUnreachable, IdempotencyKeyReused, and StoreError.
+        DeadlineUnreachable, IdempotencyKeyReused, and StoreError.
         """
-        refusal: FlotillaError | None = None
         limits_s = (job.queue_deadline_s, job.deadline_s, job.max_wait_s)
         limit_s = min((each for each in limits_s if each is not None), default=None)
-        if not self._health.take_job(job):
-            refusal = self._health.refusal(job.shard)
-        elif limit_s is not None:
-            refusal = await self._unreachable(job, limit_s)
+        refusal = None if limit_s is None else await self._unreachable(job, limit_s)
         if refusal is not None and await self._queue.find_keyed(job) is None:
             raise refusal
         if job.max_wait_s is None:

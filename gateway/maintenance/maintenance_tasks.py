@@ -133,7 +133,7 @@ class MaintenanceTasks:
 
     async def watch_health(self) -> None:
         """Look at the Redis servers until cancelled. Raises FormatMismatch."""
-        await Health(self._queue.servers).run()
+        await Health(self._queue).run()
 
     async def keep_up(self) -> None:
         """Take the jobs of lost workers, and end those whose time is over, until cancelled."""

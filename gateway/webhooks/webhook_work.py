@@ -21,6 +21,7 @@ from shared.store.answers import final_response
 from shared.store.deliveries import MOST_PENDING, Address, Deliveries, Taken
 from shared.store.ended import Ended, EndedStreams, Reader
 from shared.store.errors import StoreError
+from shared.store.health import Health
 from shared.store.queue import Queue
 from shared.store.webhooks import WebhookRecords
 from shared.webhooks.retry_schedule import next_delay_s
@@ -84,6 +85,7 @@ class WebhookWork:
         self._endpoints = WebhookRecords(queue)
         self._ended = EndedStreams(queue, Reader.WEBHOOKS)
         self._deliveries = Deliveries(queue)
+        self._health = Health(queue)
         self._limit = _LEAST_MADE
         self._has_more = False
         """There may be more that has ended."""
@@ -168,12 +170,14 @@ class WebhookWork:
                 return False
             used, found = await self._deliveries_of(ended)
             upto = ended[used - 1].entry
+            if found:
+                await self._health.look()
             dropped = await self._deliveries.add(shard, after, upto, found)
         except StoreError as error:  # the other shards go on
             self._warn(f"events of shard {shard} wait: {error}")
             return False
         if dropped:
-            log.warning("dropped %d events: %d wait for their endpoint", dropped, MOST_PENDING)
+            log.warning("dropped %d events: %d wait, or Redis is full", dropped, MOST_PENDING)
         return used < len(ended) or used == _AT_ONCE
 
     async def _deliveries_of(

@@ -67,7 +67,7 @@ REDIS_MEMORY = Limit(
 )  # fmt: skip
 REDIS_FULL = Limit(
     "redis_full", problem=1,
-    text="New jobs are refused, and batches wait: {why}.",
+    text="New jobs of tenants that keep most are refused, and batches wait: {why}.",
     do="Raise its maxmemory, or wait until results have expired; add workers if many jobs wait.",
 )  # fmt: skip
 GATEWAY_TASKS = Limit(

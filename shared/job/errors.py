@@ -227,14 +227,16 @@ class QuotaExceeded(
     retry=60,
     final=True,
 ):
-    """The tenant keeps as many jobs, conversations or bytes as it may: delete some, or wait."""
+    """The tenant keeps as many bytes in Redis as it may: delete some of its data, or wait."""
 
     @classmethod
-    def of(cls, what: str, number: int) -> QuotaExceeded:
-        """`what`: jobs, conversations or bytes; `number`: how many are kept in the shard."""
+    def of(cls, n_bytes: int) -> QuotaExceeded:
+        """`n_bytes`: what the tenant keeps in the shard."""
         return cls(
-            f"Your quota of kept {what} is used up: {number} are kept now. Delete responses and "
-            "conversations that you do not need, or wait until they expire."
+            f"Your quota of bytes that are kept is used up: you keep {n_bytes:,}. Delete responses "
+            "and conversations that you do not need, or wait until jobs expire. The operator's "
+            "setting is FLOTILLA_MAX_KEPT_BYTES; its default is a quarter of Redis' memory, or "
+            "more as long as nobody else keeps data."
         )
 
 
@@ -391,7 +393,16 @@ class QueueFull(FlotillaError, status=503, code="queue_full", retry=5):
 
 
 class RedisMemoryFull(FlotillaError, status=503, code="redis_memory_full", retry=5):
-    """Redis has no memory for a further job beside those that it has."""
+    """Redis' memory is almost full: nothing new is accepted of those who keep most of it."""
+
+    @classmethod
+    def of(cls, n_bytes: int) -> RedisMemoryFull:
+        """`n_bytes`: what the tenant keeps in the shard."""
+        return cls(
+            "Redis' memory is almost full (FLOTILLA_REDIS_HIGH_WATERMARK), so nothing new is "
+            f"accepted of those who keep most of it; you keep {n_bytes:,} bytes. Delete responses "
+            "and conversations that you do not need, or wait until jobs expire."
+        )
 
 
 class DeadlineUnreachable(FlotillaError, status=503, code="deadline_unreachable", retry=5):

@@ -6,15 +6,12 @@ from typing import NamedTuple
 
 
 class Quotas(NamedTuple):
-    """The quotas of one tenant in one shard; 0: no limit."""
+    """The quotas of one tenant in one shard."""
 
-    jobs: int = 0
-    """Jobs that wait, run, or have ended; responses are jobs."""
-    conversations: int = 0
     kept_bytes: int = 0
-    """Of conversations, and of requests and answers above 4 KiB."""
+    """Of all its data; 0: a share of Redis' memory."""
     waiting: int = 0
-    """Jobs that wait in one lane of a pool."""
+    """Jobs that wait in one lane of a pool; 0: no limit."""
 
     def of_shard(self, shards: int) -> Quotas:
         """The share of one of so many shards."""

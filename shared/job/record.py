@@ -17,6 +17,8 @@
 | `first_us` | from the last claim to the first output, if a worker ended the job | emit |
 | `weight` | its tenant's, if it is not 1 | submit |
 | `prefixes` | hashes of its prompt's prefixes (placement.py), if it has any | submit |
+| `kept` | bytes that it counts in the ledger (scripts/common/kept.lua) | submit, what ends it, or changes it later |
+| `idempotency` | of one with an idempotency key: the key's name | submit |
 | `notify` | `job` or `response`, then webhook endpoints with spaces between them, if its end is told to any | submit |
 | `origin` | of a traced job, or one with a request id of its client's: an `Origin` (job.py) | submit |
 | `upto` | of a response: where its input is (conversations.py) | extend_conversation, replace_input |

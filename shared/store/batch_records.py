@@ -17,7 +17,7 @@ from shared.job.packing import pack
 from shared.job.replies import Fenced
 from shared.storage import Segment
 from shared.store import keys
-from shared.store.queue import Queue
+from shared.store.queue import Queue, no_room
 from shared.webhooks.webhook_delivery import notify_of
 
 Which = Literal["output", "errors"]
@@ -98,14 +98,19 @@ class BatchRecords:
     # --- for clients ---
 
     async def create(self, batch: Batch, max_open: int) -> None:
-        """Store a new batch. `max_open`: of one tenant. Raises TooManyBatches and NotFound."""
+        """Store a new batch. `max_open`: of one tenant.
+
+        Raises TooManyBatches, NotFound, QuotaExceeded and RedisMemoryFull.
+        """
         created_us = int(batch.created_at * 1e6)
         flat = [word for pair in _fields_of(batch).items() for word in pair]
         arguments = (
             batch.id, batch.tenant, batch.input_file_id, max_open, _MOST_KEPT, _DELETABLE_MS,
-            created_us, *flat,
+            created_us, *self._queue.rooms[_SHARD], *flat,
         )  # fmt: skip
         made = await self._queue.run("create_batch", _SHARD, *arguments)
+        if isinstance(made, list):
+            raise no_room(*made)
         if made == -2:
             raise TooManyBatches(
                 f"You have {_MOST_KEPT:,} batches, and the oldest are open, or have ended within "

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shared.job.errors import BadRequest, ConversationLocked, NotFound, QuotaExceeded
+from shared.job.errors import BadRequest, ConversationLocked, NotFound
 from shared.job.job import checked_shard
 from shared.job.responses import StoredItem, pack_items, response_id, shard_of_conversation
 from shared.store import keys
-from shared.store.queue import Queue
+from shared.store.queue import NO_ROOM, Queue, no_room
 
 
 class Conversation(NamedTuple):
@@ -140,16 +140,16 @@ class ConversationRecords:
         """Add items at its end; if it `is_new` it is made.
 
         Raises NotFound if it is gone, ConversationLocked, BadRequest if it has one of these items
-        already or would have too many, and QuotaExceeded.
+        already or would have too many, QuotaExceeded and RedisMemoryFull.
         """
-        quotas, made = self._queue.quotas, ("", "")
+        made, shard = ("", ""), _shard(conversation.id)
         if is_new:
             made = (str(conversation.created_at), json.dumps(conversation.metadata))
         arguments = (
             conversation.id, pack_items(items), self._ttl_ms, self._most_items, self._most_bytes,
-            conversation.tenant, *made, quotas.conversations, quotas.kept_bytes, "", "",
+            conversation.tenant, *made, "", "", *self._queue.rooms[shard],
         )  # fmt: skip
-        reply = await self._queue.run("extend_conversation", _shard(conversation.id), *arguments)
+        reply = await self._queue.run("extend_conversation", shard, *arguments)
         gone = NotFound(f"Conversation with id {conversation.id!r} not found.")
         _check(reply, "items", gone)
 
@@ -160,7 +160,7 @@ class ConversationRecords:
         nothing."""
         arguments = (
             conversation.id, pack_items(output or ()), self._ttl_ms, 0, 0, conversation.tenant,
-            "", "", 0, 0, conversation.job, "" if output is None else "1",
+            "", "", conversation.job, "" if output is None else "1",
         )  # fmt: skip
         await self._queue.run("extend_conversation", _shard(conversation.id), *arguments)
 
@@ -180,6 +180,8 @@ def _shard(conversation: str) -> int:
 def _check(reply: Sequence[bytes], param: str, gone: NotFound) -> None:
     """Raise what has kept a change from being made (extend_conversation.lua)."""
     status, value = (each.decode() for each in reply)
+    if reply[0] in NO_ROOM:
+        raise no_room(*reply)
     match status:
         case "gone":
             raise gone
@@ -189,8 +191,6 @@ def _check(reply: Sequence[bytes], param: str, gone: NotFound) -> None:
             raise BadRequest(f"The conversation has an item with id {value[:64]!r} already.", param)
         case "items" | "bytes":
             raise BadRequest(f"A conversation may have at most {value} {status}.", param)
-        case "conversations" | "kept":
-            raise QuotaExceeded.of("bytes" if status == "kept" else status, int(value))
 
 
 def locked(job_id: str) -> ConversationLocked:

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from shared.store import keys
@@ -85,8 +86,9 @@ class Deliveries:
     ) -> int | None:
         """Store what is to be delivered of the entries of a shard behind `after`, up to `upto`.
 
-        Returns how many were dropped, as too many are pending for their endpoint; None if another
-        process has stored what is to be delivered of these entries.
+        Returns how many were dropped, as too many are pending for their endpoint, or its tenant
+        keeps most where Redis' memory is almost full; None if another process has stored what is to
+        be delivered of these entries.
         """
         words: list[str] = []
         for endpoint, event in found:
@@ -115,8 +117,8 @@ class Deliveries:
         found = {Address(each.id, each.tenant): each for each in there}
         endpoints = {each: found[each] for each in counts if each in found}
         for each in counts.keys() - endpoints.keys():
-            await self._redis.unlink(*_keys(each.endpoint))
-            await self._redis.zrem(keys.first(keys.DUE), _packed(each))
+            gone = ("webhook", each.endpoint, each.tenant, "", "", 0)
+            await self._queue.run("delete_document", SHARD, *gone)
         if not endpoints:
             return []
         words = [word for each in endpoints for word in (_packed(each), counts[each])]
@@ -222,14 +224,10 @@ class Deliveries:
     async def _put(
         self, position: tuple[str, str, str], words: Sequence[str]
     ) -> tuple[int, int] | None:
-        arguments: list[str | int] = [
-            *position,
-            MOST_PENDING,
-            MOST_KEPT,
-            int(KEPT_S * 1000),
-            *words,
-        ]
-        reply = await self._queue.run("put_deliveries", SHARD, *arguments)
+        # What has no room in the tenant's quota is delivered all the same.
+        room = self._queue.rooms[SHARD]._replace(quota=inf)
+        limits = (MOST_PENDING, MOST_KEPT, int(KEPT_S * 1000), *room)
+        reply = await self._queue.run("put_deliveries", SHARD, *position, *limits, *words)
         return None if reply is None else (int(reply[0]), int(reply[1]))
 
 

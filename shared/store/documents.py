@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from shared.job.errors import RedisUnavailable
 from shared.platform.malformed import MalformedValues
 from shared.store import keys
-from shared.store.queue import Queue
+from shared.store.queue import NO_ROOM, Queue, Room, no_room
 
 SHARD = 0
 _AT_ONCE = 250
@@ -41,8 +41,6 @@ class Kind(Generic[T]):
     """What it counts in the tenant's sum."""
     channel: str = ""
     """Changes are published here for processes that keep a copy of all; empty: not published."""
-    owns: Sequence[str] = ()
-    """Words of further keys with its id, which are deleted with it."""
 
 
 class LimitReached(Exception):
@@ -185,14 +183,16 @@ class Documents(Generic[T]):
         most: int = 0,
         most_bytes: int = 0,
     ) -> None:
-        """Store a new one; again is no error. Raises LimitReached.
+        """Store a new one; again is no error. Raises LimitReached, QuotaExceeded, RedisMemoryFull.
 
         `at`: its place in the tenant's list, Unix seconds, as `expires_at`. `most`, `most_bytes`:
-        the tenant's limits; 0: none.
+        the tenant's limits; 0: none. Without `most` there is always room for it.
         """
         text = self._kind.form.dump_json(document)
         expires_us = "" if expires_at is None else _micros(expires_at)
-        await self._put(document_id, document, b"", text, _micros(at), most, most_bytes, expires_us)
+        further = (_micros(at), most, most_bytes, expires_us)
+        room = self._queue.rooms[SHARD] if most else Room()
+        await self._put(document_id, document, b"", text, further, room)
 
     async def change(
         self, document_id: str, change: Callable[[T], T], *, new: T | None = None, most: int = 0
@@ -210,7 +210,7 @@ class Documents(Generic[T]):
                 return None
             after = change(before)
             packed = self._kind.form.dump_json(after)
-            if await self._put(document_id, after, text, packed, 0, most, 0, ""):
+            if await self._put(document_id, after, text, packed, (0, most, 0, "")):
                 return after
         raise RedisUnavailable(f"The {self._kind.name} was changed meanwhile; try again.")
 
@@ -227,7 +227,7 @@ class Documents(Generic[T]):
                 return None
             arguments = (
                 kind.name, document_id, kind.tenant(found), text, self._channel,
-                kind.bytes(found), *kind.owns,
+                kind.bytes(found),
             )  # fmt: skip
             status = await self._queue.run("delete_document", SHARD, *arguments)
             if status == b"in_use":
@@ -237,17 +237,26 @@ class Documents(Generic[T]):
         raise RedisUnavailable(f"The {kind.name} was changed meanwhile; try again.")
 
     async def _put(
-        self, document_id: str, document: T, before: bytes, after: bytes, *further: str | int
+        self,
+        document_id: str,
+        document: T,
+        before: bytes,
+        after: bytes,
+        further: Sequence[str | int],
+        room: Room = Room(),  # noqa: B008
     ) -> bool:
-        """Whether the text before was still there. Raises LimitReached."""
+        """Whether the text before was still there. Raises LimitReached, QuotaExceeded and
+        RedisMemoryFull."""
         kind = self._kind
         arguments = (
             kind.name, document_id, kind.tenant(document), before, after, self._channel,
-            kind.bytes(document), *further,
+            kind.bytes(document), *further, *room,
         )  # fmt: skip
         status, has = await self._queue.run("put_document", SHARD, *arguments)
         if status in (b"number", b"bytes"):
             raise LimitReached(status.decode(), has)
+        if status in NO_ROOM:
+            raise no_room(status, has)
         return bool(status == b"ok")
 
     async def set(self, document_id: str, document: T) -> None:

@@ -8,27 +8,25 @@ format, and rights too small for the scripts. A server that is away passes: `Hea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
+from itertools import starmap
 from math import inf
 from typing import Any
 
 from shared.fleet.fleet_settings import FleetSettings
-from shared.job.errors import RedisMemoryFull
-from shared.job.job import NewJob
 from shared.platform.redis_url import is_cluster
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import run_together
 from shared.store import keys
 from shared.store.connection import TIMEOUT_S
 from shared.store.errors import TRANSIENT, StoreError, StoreRefused
-from shared.store.queue import Queue
+from shared.store.queue import Queue, Room
 from shared.store.servers import Servers
 
 log = logging.getLogger("flotilla.redis")
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Of what is stored. Counted up with every change that the release before can't read."""
 _OLDEST = 7
 """The first major version of Redis that can be used; Valkey calls itself 7.2."""
@@ -36,17 +34,14 @@ _DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 """With `appendfsync everysec`, the default, Redis may lose about a second of writes that it has
 acknowledged, when its machine loses power or it is killed while the disk is busy."""
 
-_INTERVAL_S, _LEAST_INTERVAL_S = 5.0, 0.25
+_INTERVAL_S = 2.0
 _UNCHECKED_INTERVAL_S = 0.1
 """Until the format was read: other processes may use a Redis that is back at once."""
 
-_RECORD_BYTES = 2048
-"""What a waiting job takes beside its body: its record, its entries in a stream and in sets."""
-_BODY_FACTOR = 1.25
-"""Redis allocates in classes of sizes, a quarter apart."""
 _BUFFER_BYTES = 20 << 20
 """What buffers may take at times, as for a call that submits a megabyte."""
-_LOOK_SHARE, _MOST_SHARE, _FULL_SHARE = 1 / 8, 1 / 2, 0.01
+_SHARE = 1 / 4
+"""Of a server's memory, for each tenant where several keep data."""
 
 
 class FormatMismatch(SettingsError):
@@ -230,17 +225,11 @@ async def _problem(call: Awaitable[Any]) -> str:
 
 
 class Memory:
-    """One server's memory, as of the last look, and what was accepted since.
-
-    Several gateways see the same room, and none knows what the others accept. Each looks again
-    after an eighth of it, so that eight of them do not accept more than there is. What is left
-    above the mark is for what running jobs write: their answers are never refused.
-    """
+    """One server's memory, as of the last look."""
 
     def __init__(self, mark: float) -> None:
         self._mark = mark
-        self._left = inf
-        self._taken = self._before = 0.0  # since the last look, and between the two before
+        self._left = inf  # to the mark
         self.used = self.limit = 0
         """In bytes; no limit: 0."""
 
@@ -249,50 +238,50 @@ class Memory:
         # What Redis does not count as used does not lead to a refusal either.
         self.used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
         self.limit = int(info.get("maxmemory", 0))
-        most = min(self._mark * self.limit, self.limit - _BUFFER_BYTES)
-        self._left = max(0.0, most - self.used) if self.limit else inf
-        # What was accepted just now may not be there yet: it counts until the look after this.
-        self._before, self._taken = self._taken, 0.0
+        self._left = self._mark * self._most - self.used
 
-    def take(self, n_bytes: float) -> bool:
-        """Accept so many bytes; False: there is no room."""
-        taken = self._before + self._taken
-        # A single large request may take all of it.
-        if taken + n_bytes > (self._left * _MOST_SHARE if taken else self._left):
-            return False
-        self._taken += n_bytes
-        return True
+    @property
+    def _most(self) -> float:
+        return self.limit - _BUFFER_BYTES if self.limit else inf
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the mark may be reached before the next look."""
+        return self._left < self.limit / 4
+
+    def room(self, accepted: int, tenants: int, largest: int, shards: int, quota: int) -> Room:
+        """Of one of the server's shards, where so many bytes were ever accepted, as it is now.
+
+        So many tenants keep data; `largest`: what one of them does at most; `quota`: of each; 0: a
+        share, where there are several. Above the mark there is room for who keeps less, and for
+        answers, which are never refused.
+        """
+        share = self.limit / shards * _SHARE if tenants > 1 and self.limit else inf
+        mark, most = self._left / shards, (self._most - self.used) / shards
+        return Room(quota or share, accepted + mark, accepted + most, largest)
 
     @property
     def full(self) -> str:
-        """Why hardly anything is accepted, in words; empty if that is not so."""
-        return self.why if self.limit and self._left < _FULL_SHARE * self.limit else ""
-
-    @property
-    def why(self) -> str:
-        """Why there is no room, in words; for a server with a limit."""
-        used = self.used / self.limit
-        return f"Redis uses {used:.0%} of its memory; the rest is for answers and buffers"
-
-    @property
-    def is_outdated(self) -> bool:
-        """So much was accepted, or is full, that the server has to be looked at again."""
-        return self._taken >= self._left * _LOOK_SHARE
+        """Why not all is accepted, in words; empty if it is."""
+        if self._left > 0:
+            return ""
+        return f"Redis uses {self.used / self.limit:.0%} of its memory; the rest is for answers"
 
 
 class Health:
-    """The servers of a running process: their format, whether they evict, and their memory.
+    """The servers of a running process: their format, whether they evict, and their memory, by
+    which the queue refuses what is new.
 
     Start `run` as a task. A server that is away, or hides its INFO, keeps its last result.
     """
 
-    def __init__(self, servers: Servers, mark: float = 1.0) -> None:
-        """`mark`: the share of a server's memory above which nothing is accepted."""
-        self._servers = servers
-        self._memory = {redis: Memory(mark) for redis in servers.all}
+    def __init__(self, queue: Queue, mark: float = 1.0) -> None:
+        """`mark`: the share of a server's memory above which not all is accepted."""
+        self._queue = queue
+        self._servers = queue.servers
+        self._memory = {redis: Memory(mark) for redis in self._servers.all}
         self._eviction: dict[Any, str] = {}
         self._evicted: dict[Any, int] = {}
-        self._outdated = asyncio.Event()
         self.format = ""
         """Why this release can't use its Redis; empty if it can."""
 
@@ -308,25 +297,8 @@ class Health:
 
     @property
     def full(self) -> str:
-        """Why new jobs are refused, in words; empty if they are not."""
+        """Why new jobs are refused of those who keep most, in words; empty if they are not."""
         return next((each.full for each in self._memory.values() if each.full), "")
-
-    def take_job(self, job: NewJob) -> bool:
-        """Take the room that a job needs; False: there is none."""
-        return self.take(job.shard, _RECORD_BYTES + _BODY_FACTOR * len(job.body))
-
-    def take(self, shard: int, n_bytes: float) -> bool:
-        """Take room for so many bytes; False: there is none."""
-        memory = self._memory[self._servers.of(shard)]
-        taken = memory.take(n_bytes)
-        if memory.is_outdated or not taken:
-            self._outdated.set()
-        return taken
-
-    def refusal(self, shard: int) -> RedisMemoryFull:
-        """The error where there is no room."""
-        why = self._memory[self._servers.of(shard)].why
-        return RedisMemoryFull(f"{why}: nothing new is accepted until results have expired.")
 
     async def run(self) -> None:
         """Look until cancelled. Raises FormatMismatch if a Redis has come back with other data."""
@@ -338,22 +310,32 @@ class Health:
                 self.format = str(error)
                 raise
             await self.look()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_INTERVAL_S if checked else _UNCHECKED_INTERVAL_S):
-                    await self._outdated.wait()
-                    await asyncio.sleep(_LEAST_INTERVAL_S)
+            await asyncio.sleep(_INTERVAL_S if checked else _UNCHECKED_INTERVAL_S)
 
     async def look(self) -> None:
         """Look at all servers now."""
-        self._outdated.clear()
-        await run_together(*map(self._look, self._servers.all))
+        shards: dict[Any, Sequence[int]] = dict.fromkeys(self._servers.all, ())
+        shards |= {self._servers.of(group[0]): group for group in self._servers.groups}
+        await run_together(*starmap(self._look, shards.items()))
 
-    async def _look(self, redis: Any) -> None:
+    async def _look(self, redis: Any, shards: Sequence[int]) -> None:
+        memory = self._memory[redis]
+        pipeline = redis.pipeline(transaction=False)
+        for shard in shards:
+            pipeline.hget(keys.kept(shard), keys.KEPT_ACCEPTED)
+            pipeline.hlen(keys.kept(shard))
+        pipeline.info()
         try:
-            info = await redis.info()
+            *flat, info = await pipeline.execute()
+            memory.looked(info)
+            for shard, accepted, fields in zip(shards, flat[::2], flat[1::2], strict=True):
+                largest = await self._largest(shard) if memory.is_near else 0
+                self._queue.rooms[shard] = memory.room(
+                    int(accepted or 0), fields - (accepted is not None), largest, len(shards),
+                    self._queue.quotas.kept_bytes,
+                )  # fmt: skip
         except StoreError:
             return
-        self._memory[redis].looked(info)
         name, found = redis.name, evicts(info)
         evicted = int(info.get("evicted_keys", 0))
         # Keys evicted before this process started are not reported.
@@ -367,3 +349,8 @@ class Health:
             log.error("Redis %s can't be used for jobs: %s", name, found)
         elif before and not self._eviction[redis]:
             log.info("Redis %s no longer evicts keys", name)
+
+    async def _largest(self, shard: int) -> int:
+        kept = await self._servers.of(shard).hgetall(keys.kept(shard))
+        kept.pop(keys.KEPT_ACCEPTED.encode(), None)
+        return max(map(int, kept.values()), default=0)

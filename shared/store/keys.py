@@ -148,12 +148,12 @@ def jobs(shard: int, tenant: str) -> str:
     return f"{base(shard)}{JOBS}:{tenant}"
 
 
-def kept(shard: int, tenant: str) -> str:
-    """The bytes of a tenant's large things, and their sum under `KEPT_TOTAL`."""
-    return f"{base(shard)}{KEPT}:{tenant}"
+def kept(shard: int) -> str:
+    """The ledger: the bytes that each tenant's data take; under KEPT_ACCEPTED all ever accepted."""
+    return f"{base(shard)}{KEPT}"
 
 
-KEPT_TOTAL: Final = "bytes"
+KEPT_ACCEPTED: Final = " "
 
 
 def conversations(shard: int, tenant: str) -> str:
@@ -178,7 +178,7 @@ def conversation_items(shard: int, conversation_id: str) -> str:
 
 def gone_item(shard: int, conversation_id: str, item_id: str) -> str:
     """Where an item was that was deleted lately."""
-    return f"{base(shard)}{GONE}:{conversation_id} {item_id}"
+    return f"{base(shard)}{GONE}:{conversation_id}:{item_id}"
 
 
 def first(word: str, rest: str = "") -> str:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from math import inf
 from typing import Any, Final, Literal, NamedTuple
 
 import msgpack
@@ -26,6 +27,7 @@ from shared.job.errors import (
     NotFound,
     QueueFull,
     QuotaExceeded,
+    RedisMemoryFull,
     RedisUnavailable,
     TooManyWaiting,
 )
@@ -59,7 +61,7 @@ from shared.store.servers import Servers
 _PIECES_AT_ONCE: Final = 4
 _MOST_ENDED: Final = 1_000_000
 """Entries of the stream of ended jobs in a shard, where no maintenance process reads it."""
-_UNSUBMITTED_S: Final = 60
+_UNSUBMITTED_MS: Final = 60_000
 """A body without a job is kept for so long."""
 _SOME_WORKERS: Final = 64
 """Idle workers whose room is read."""
@@ -209,6 +211,23 @@ class Ticked(NamedTuple):
     """Jobs that were taken away -> their new states."""
 
 
+class Room(NamedTuple):
+    """What may be kept in a shard, in bytes of the ledger (scripts/common/kept.lua)."""
+
+    quota: float = inf
+    """Of one tenant."""
+    mark: float = inf
+    """When so many were accepted, nothing new is accepted of those who keep most."""
+    most: float = inf
+    """When so many were accepted, nothing new is accepted."""
+    largest: float = 0
+    """What the tenant keeps that keeps most."""
+
+
+NO_ROOM: Final = (b"quota", b"memory")
+"""Statuses of scripts: what `no_room` makes an error of."""
+
+
 class FreeRoom(NamedTuple):
     """Of one pool, over all shards."""
 
@@ -266,6 +285,8 @@ class Queue:
         self.shards = servers.shards
         self.quotas = quotas.of_shard(self.shards)
         """Of each tenant in one shard."""
+        self.rooms = [Room(self.quotas.kept_bytes or inf)] * self.shards
+        """What may be kept in each shard; `Health` looks at it."""
         self.share_rules = share_rules
         self.placement = placement
         self._scripts = [Scripts(servers.of(shards[0])) for shards in servers.groups]
@@ -320,10 +341,9 @@ class Queue:
         that Redis has lost, this may be called again. `max_depth`: jobs that may wait in a lane.
         `owner`: the batch whose lines they are, and its owner's epoch.
         """
-        quotas = self.quotas
         arguments = (
-            pack([pack_job(job) for job in jobs]), max_depth, quotas.jobs, quotas.kept_bytes,
-            self.share_rules.lift, quotas.waiting, *(owner or ()),
+            pack([pack_job(job) for job in jobs]), max_depth, self.share_rules.lift,
+            self.quotas.waiting, *self.rooms[shard], *(owner or ()),
         )  # fmt: skip
         large = [job for job in jobs if len(job.body) > PIECE_BYTES]
         if large:
@@ -338,16 +358,16 @@ class Queue:
         return await self.run("submit", shard, *arguments)
 
     async def _store_body(self, job: NewJob) -> None:
-        """Write a large body. Called again it writes the same."""
+        """Write a large body, if the tenant may keep it. Called again it writes the same."""
         scripts, key, body = self.scripts(job.shard), keys.body(job.shard, job.id), job.body
 
         async def store(number: int) -> None:
             begin = number * PIECE_BYTES
             await scripts.command("HSET", key, number, body[begin : begin + PIECE_BYTES])
 
-        await store(0)
-        await scripts.command("EXPIRE", key, _UNSUBMITTED_S)
-        await _for_pieces(len(body), store)
+        arguments = (job.id, job.tenant, len(body), _UNSUBMITTED_MS, *self.rooms[job.shard])
+        if await self.run("store_body", job.shard, *arguments):
+            await _for_pieces(len(body), store)
 
     @staticmethod
     def parse_submit(jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
@@ -612,8 +632,8 @@ class Queue:
         return Ticked(bool(more), names, _states(taken))
 
     async def sweep(self, shard: int, limit: int, most_ended: int = _MOST_ENDED) -> int:
-        """Remove expired jobs and conversations, at most `limit`, from the indexes; and of the
-        stream of what has ended about what is more than `most_ended` entries.
+        """Take what has expired, at most `limit`, off indexes and ledger; and of the stream of what
+        has ended about what is more than `most_ended` entries.
 
         Returns how many were looked at: with `limit` there may be more.
         """
@@ -699,7 +719,12 @@ def _refusal(job: NewJob, status: bytes, value: Any) -> SubmitReply:
             f"{value} of your jobs wait for {job.model!r} in the lane {job.lane} already, which is "
             "as many as you may have."
         )
-    return QuotaExceeded.of(status.decode(), value)
+    return no_room(status, value)
+
+
+def no_room(status: bytes, value: int | bytes) -> FlotillaError:
+    """Why a tenant may not keep more: the status of a script, and how many bytes it keeps."""
+    return (QuotaExceeded if status == b"quota" else RedisMemoryFull).of(int(value))
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -31,7 +31,7 @@ from shared.store.subscription import channel_commands
 
 _FOLDER: Final = Path(__file__).parent / "scripts"
 _COMMON: Final = (
-    "call", "log", "leases", "placement", "lines", "wake", "kept", "ended", "body", "job",
+    "call", "kept", "log", "leases", "placement", "lines", "wake", "ended", "body", "job",
     "watchers", "idempotency", "conversations", "documents", "deliveries", "rate_limits",
 )  # fmt: skip
 """In the order in which they need each other."""
@@ -40,7 +40,7 @@ PIECE_BYTES: Final = 1 << 16
 """Of the body of a request. Redis stands still while it carries out a command, so a larger body is
 written and read in pieces, which lie in a hash of their own."""
 _REFUSED_WHEN_FULL: Final = frozenset(
-    {"submit", "create_batch", "extend_conversation", "probe", "put_document"}
+    {"submit", "store_body", "create_batch", "extend_conversation", "probe", "put_document"}
 )
 """Redis refuses these when its memory is full. All others let jobs go on or end."""
 

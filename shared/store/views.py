@@ -280,14 +280,14 @@ async def with_errors(queue: Queue, jobs: Sequence[Job]) -> list[Job]:
 
 
 class Kept(NamedTuple):
-    """What is kept of a tenant, as the quotas count it."""
+    """What is kept of a tenant."""
 
     number: int
     last_at: float | None
     """When the newest was submitted, Unix seconds."""
     conversations: int
     bytes: int
-    """Of conversations, and of requests and answers above 4 KiB."""
+    """Of all its data in Redis."""
 
 
 async def kept_of(queue: Queue, tenants: Sequence[str]) -> list[Kept]:
@@ -298,7 +298,7 @@ async def kept_of(queue: Queue, tenants: Sequence[str]) -> list[Kept]:
             pipeline.of(shard).zcard(keys.jobs(shard, tenant))
             pipeline.of(shard).zrange(keys.jobs(shard, tenant), -1, -1, withscores=True)
             pipeline.of(shard).zcard(keys.conversations(shard, tenant))
-            pipeline.of(shard).zscore(keys.kept(shard, tenant), keys.KEPT_TOTAL)
+            pipeline.of(shard).hget(keys.kept(shard), tenant)
     replies = iter(await pipeline.execute())
     found = []
     for _ in tenants:

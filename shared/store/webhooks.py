@@ -7,17 +7,11 @@ from collections.abc import Sequence
 from pydantic import TypeAdapter
 
 from shared.job.errors import BadRequest, NotFound, TooManyWebhooks
-from shared.store import keys
 from shared.store.documents import Documents, Kind, LimitReached
 from shared.store.queue import Queue
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS, WebhookEndpoint
 
-_KIND = Kind(
-    "webhook",
-    TypeAdapter(WebhookEndpoint),
-    lambda endpoint: endpoint.tenant,
-    owns=(keys.DELIVERIES, keys.DELIVERY_RECORDS),
-)
+_KIND = Kind("webhook", TypeAdapter(WebhookEndpoint), lambda endpoint: endpoint.tenant)
 
 
 class WebhookRecords:

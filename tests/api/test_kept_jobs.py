@@ -14,8 +14,7 @@ from tests.harness.keys import KEYS, OPERATOR, TEAM
 from tests.harness.waiting import wait_for
 
 JOBS, BYTES = 1500, 5000
-LARGE_BYTES = 20_000
-MOST_BYTES = JOBS * (BYTES + 200)
+MOST_BYTES = JOBS * BYTES
 ALL_FREE_S = 30.0
 """What has expired stops counting every ten seconds, all at once."""
 
@@ -55,18 +54,19 @@ def test_all_of_a_quota_is_free_again_when_its_jobs_are_gone(waiting: Stack) -> 
     gateway = waiting.gateway(**KEYS, **limits)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: submit(gateway, BYTES), range(JOBS)))
-        assert [each.status_code for each in answers] == [202] * JOBS
-        refused = submit(gateway, MOST_BYTES // 10)
+        accepted = [each for each in answers if each.status_code == 202]
+        assert MOST_BYTES / 2 < len(accepted) * BYTES < MOST_BYTES
+        refused = answers[-1]
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
         wait_for(lambda: cancel_some(gateway) == 0, "all are cancelled")
-        ids = [answer.json()["id"] for answer in answers]
+        ids = [answer.json()["id"] for answer in accepted]
         wait_for(lambda: {status(gateway, each) for each in ids[::100]} == {404}, "they are gone")
         assert listed(gateway, limit=100)["data"] == []
 
         def is_free() -> bool:
             """Fill what is free."""
-            missing = range(MOST_BYTES * 9 // 10 // LARGE_BYTES - sum(again))
-            answers = pool.map(lambda _: submit(gateway, LARGE_BYTES).status_code, missing)
+            missing = range(len(accepted) * 9 // 10 - sum(again))
+            answers = pool.map(lambda _: submit(gateway, BYTES).status_code, missing)
             again.append(sum(code == 202 for code in answers))
             return again[-1] == len(missing)
 
@@ -77,8 +77,8 @@ def test_all_of_a_quota_is_free_again_when_its_jobs_are_gone(waiting: Stack) -> 
 def test_a_job_whose_id_was_used_before_is_counted_and_listed(waiting: Stack) -> None:
     """A retry by an operator has an id that follows from that of the first job."""
     keeps = waiting.gateway(**KEYS)
-    forgets = waiting.gateway(**KEYS, result_ttl_s=1, max_kept_jobs=3)
-    first: str = submit(keeps).json()["id"]
+    forgets = waiting.gateway(**KEYS, result_ttl_s=1, max_kept_bytes=3 * 30_000)
+    first: str = submit(keeps, 20_000).json()["id"]
 
     def cancel(job_id: str) -> None:
         answer = http.post(f"{keeps.url}/jobs/{job_id}/cancel", headers=TEAM)
@@ -95,8 +95,12 @@ def test_a_job_whose_id_was_used_before_is_counted_and_listed(waiting: Stack) ->
     cancel(again)
     wait_for(lambda: status(keeps, again) == 404, "it is gone")
     assert retry() == again
-    gone: str = submit(forgets).json()["id"]
-    cancel(gone)
-    wait_for(lambda: submit(forgets).status_code == 202, "one that is gone counts no more")
+
+    def submitted() -> str:
+        found: str = submit(forgets, 20_000).json().get("id", "")
+        return found
+
+    cancel(wait_for(submitted, "what has expired counts no more"))
+    wait_for(submitted, "what has expired counts no more")
     assert {first, again} < {each["id"] for each in listed(keeps)["data"]}
-    assert submit(forgets).status_code == 429
+    assert not submitted()

@@ -32,16 +32,16 @@ from shared.job.errors import (
 )
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NewJob
-from shared.job.quotas import Quotas
 from shared.job.replies import JoinedJob
 from shared.job.responses import response_id
 from shared.job.states import JobEvent
 from shared.store import keys
 from shared.store.conversations import Conversation
 from shared.store.health import Health
-from shared.store.queue import HeldJob
+from shared.store.queue import HeldJob, Room
 from tests.harness.settings import Settings
 from tests.store.conftest import GATEWAY, POOL, TENANT, Case, make_job
+from tests.store.ledger import check
 
 ENDPOINT = ENDPOINTS["/v1/responses"]
 
@@ -53,10 +53,8 @@ class Side:
         self.case, self.queue = case, case.queue
         settings = Settings(max_body_bytes=max_body_bytes)
         self.factory = JobFactory(settings, settings.described, GATEWAY, lambda shard: True)
-        self.health = Health(self.queue.servers, 0.9)
-        self.conversations = Conversations(
-            self.queue, self.factory.new_shard, settings, self.health
-        )
+        self.health = Health(self.queue, 0.9)
+        self.conversations = Conversations(self.queue, self.factory.new_shard, settings)
         self.responses = ResponseJobs(self.queue, self.conversations, settings)
 
     async def new(self, *texts: str) -> Conversation:
@@ -340,52 +338,41 @@ async def test_pictures_are_kept_once(side: Side) -> None:
 EXPIRING = keys.base(0) + "expiring"
 
 
-def kept_bytes(side: Side) -> int:
-    """What is counted; the sum must be that of the things."""
-    counted = dict(side.case.server.zrange(keys.kept(0, TENANT), 0, -1, withscores=True))
-    total = int(counted.pop(keys.KEPT_TOTAL.encode(), 0))
-    assert total == sum(counted.values())
-    return total
-
-
 async def sweep(side: Side, *, gone: bool = True) -> None:
     """As if all that expires was due; `gone`: and had expired."""
     for member in side.case.server.zrange(EXPIRING, 0, -1):
-        thing = member.split()[0].decode()
-        word = keys.CONVERSATION if thing.startswith("conv_") else keys.JOB
         if gone:
-            side.case.server.delete(f"{keys.base(0)}{word}:{thing}")
+            side.case.server.delete(keys.base(0) + member.split()[0].decode())
         side.case.server.zadd(EXPIRING, {member: 1})
     await side.queue.sweep(0, 1000)
 
 
 async def test_conversations_are_limited_and_given_back(side: Side) -> None:
-    side.queue.quotas = Quotas(jobs=10, conversations=3, kept_bytes=50_000)
+    side.queue.rooms, server = [Room(quota=55_000)], side.case.server
     made = [await side.new("x" * 1000) for _ in range(3)]
-    with pytest.raises(QuotaExceeded, match="conversations"):
-        await side.new()
-    assert 3 * 1000 < kept_bytes(side) < 3 * 1300
+    assert 3 * 1000 < check(server) < 3 * 5000
     await side.conversations.delete(made[0])
-    assert kept_bytes(side) < 2 * 1300
-    more = await side.new("y" * 40_000)
+    assert check(server) < 2 * 5000
+    more = await side.new("y" * 30_000)
     with pytest.raises(QuotaExceeded, match="bytes"):
         await side.append(await side.now(more), "z" * 9_000)
     await side.conversations.remove(await side.now(more), (await side.items(more))[0]["id"])
-    assert kept_bytes(side) < 2 * 1300
+    assert check(server) < 3 * 5000
     await sweep(side, gone=False)  # what was used since stays counted
-    assert kept_bytes(side) > 2000
-    due_us = side.case.server.zscore(EXPIRING, f"{more.id} {TENANT}")
+    assert check(server) > 2000
+    due = dict(server.zrange(EXPIRING, 0, -1, withscores=True))
+    (due_us,) = (at for name, at in due.items() if f"conversation:{more.id}".encode() in name)
     ttl_ms = side.case.server.pttl(keys.conversation(0, more.id))
     now_s, now_us = side.case.server.time()
     assert abs(due_us / 1e6 - (now_s + now_us / 1e6 + ttl_ms / 1000)) < 60
     await sweep(side)
-    assert kept_bytes(side) == 0
+    assert check(server) == 0
     assert not side.case.server.exists(keys.conversations(0, TENANT))
 
 
 async def test_conversations_need_room_in_redis_memory(side: Side) -> None:
     made, server = await side.new("x"), side.case.server
-    server.set(f"{keys.base(0)}other", b"x" * (20 << 20))
+    server.setrange(f"{keys.base(0)}other", 20 << 20, "x")
     server.config_set("maxmemory", 40 << 20)  # of which 20 MB are for buffers
     await side.health.look()
     with pytest.raises(RedisMemoryFull):
@@ -417,13 +404,11 @@ async def test_the_sum_never_drifts(side: Side, seed: int) -> None:
         elif act == "talk":
             conversations.append(await side.new("x" * random_of.choice([10, 8000])))
         elif act == "del" and conversations:
-            gone = conversations.pop()
-            if random_of.random() < 0.5:
-                await side.conversations.delete(gone)
-            else:
-                side.case.server.delete(keys.conversation(0, gone.id))
-        kept_bytes(side)
+            await side.conversations.delete(conversations.pop())
+        check(side.case.server)
     for job in [*held, *await worker.claim(known=10_000)]:
         await side.queue.cancel(TENANT, job.id)
+    for gone in conversations[::2]:
+        side.case.server.delete(keys.conversation(0, gone.id))
     await sweep(side)
-    assert kept_bytes(side) == 0
+    assert check(side.case.server) == 0

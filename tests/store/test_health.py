@@ -6,10 +6,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
+from math import inf
+from typing import Any
 
 import pytest
 from redis import Redis
 
+from shared.job.errors import QuotaExceeded, RedisMemoryFull
+from shared.job.idempotency import IdempotencyKey
+from shared.job.quotas import Quotas
+from shared.job.replies import JoinedJob
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
 from shared.store import health, keys
@@ -17,15 +23,15 @@ from shared.store.health import (
     FORMAT_VERSION,
     FormatMismatch,
     Health,
-    Memory,
     refuse_unfit,
     write_problems,
 )
+from shared.store.queue import Queue
 from shared.store.servers import Servers
 from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node, free_port
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.store.conftest import make_job, open_case
+from tests.store.conftest import TENANT, make_job, open_case
 
 MB = 1 << 20
 
@@ -37,9 +43,9 @@ def client(own_redis: RedisServer) -> Iterator[Redis]:
 
 
 @pytest.fixture
-async def servers(own_redis: RedisServer) -> AsyncIterator[Servers]:
-    async with Servers(own_redis.url) as servers:
-        yield servers
+async def queue(own_redis: RedisServer) -> AsyncIterator[Queue]:
+    async with open_case(own_redis, own_clock=False) as case:
+        yield case.queue
 
 
 # --- at a start ---
@@ -139,11 +145,11 @@ async def test_each_slot_is_tested_by_itself(cluster: RedisCluster) -> None:
 
 
 async def test_a_server_that_evicts_is_found_and_logged_once(
-    client: Redis, servers: Servers, caplog: pytest.LogCaptureFixture
+    client: Redis, queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flotilla.redis")
     client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + MB)
-    looked = Health(servers)
+    looked = Health(queue)
     await looked.look()
     assert (looked.eviction, caplog.messages) == ("", [])
     client.config_set("maxmemory-policy", "allkeys-random")
@@ -162,12 +168,12 @@ async def test_a_server_that_evicts_is_found_and_logged_once(
 
 
 async def test_a_server_that_was_away_is_checked_as_soon_as_it_is_back(
-    own_redis: RedisServer, client: Redis, servers: Servers
+    own_redis: RedisServer, client: Redis, queue: Queue
 ) -> None:
     client.set(keys.FORMAT, "1")
     client.close()
     own_redis.stop()
-    looked = Health(servers)
+    looked = Health(queue)
     running = asyncio.create_task(looked.run())
     await asyncio.sleep(0.05)
     own_redis.start()
@@ -177,81 +183,89 @@ async def test_a_server_that_was_away_is_checked_as_soon_as_it_is_back(
     assert "of format 1" in looked.format
 
 
-async def test_above_the_mark_nothing_is_accepted_until_there_is_room_again(
-    client: Redis, servers: Servers
+async def test_by_a_full_memory_new_jobs_are_refused(
+    client: Redis, own_redis: RedisServer, queue: Queue
 ) -> None:
-    looked = Health(servers, 0.9)
-    await looked.look()
-    assert looked.take_job(make_job())
-    client.set("other", b"x" * (20 * MB))
+    looked = Health(queue, 0.9)
+
+    async def submitted(**changes: Any) -> Any:
+        await looked.look()
+        job = make_job(**changes)
+        (reply,) = queue.parse_submit([job], await queue.submit(0, [job], 100))
+        return reply
+
+    assert await submitted() == 1
+    key = IdempotencyKey.of(TENANT, "/jobs", "k", b"")
+    assert await submitted(idempotency=key) == 2
+    client.setrange("other", 20 * MB, "x")
     client.config_set("maxmemory", 40 * MB)  # of which 20 MB are for buffers
-    await looked.look()
-    assert not looked.take_job(make_job())
+    refused = await submitted()
+    assert isinstance(refused, RedisMemoryFull)
+    assert "FLOTILLA_REDIS_HIGH_WATERMARK" in str(refused)
     assert "Redis uses" in looked.full
-    assert "nothing new is accepted" in str(looked.refusal(0))
-    running = asyncio.create_task(looked.run())
-    client.config_set("maxmemory", 5000 * MB)
-
-    async def is_taken() -> bool:  # who asks in vain has it looked at
-        return looked.take_job(make_job())
-
-    await eventually(is_taken, "there is room again")
+    assert isinstance(await submitted(idempotency=key), JoinedJob)
+    client.config_set("maxmemory", 0)
+    assert await submitted() == 3
     assert looked.full == ""
-    await end([running])
 
 
-LIMIT = 1000 * MB
-
-
-def memory(used: int, limit: int = LIMIT) -> Memory:
-    found = Memory(0.9)
-    found.looked({"used_memory": used * MB, "maxmemory": limit})
-    return found
-
-
-@pytest.mark.parametrize(
-    ("found", "asked_mb", "taken"),
-    [
-        (Memory(0.9), [1e9], [True]),
-        (memory(10**6, 0), [1e9], [True]),  # no limit
-        (memory(900), [1], [False]),
-        (memory(5000), [1], [False]),
-        (memory(899), [1], [True]),
-        (memory(5, 40 * MB), [15.1, 15], [False, True]),  # a small one keeps room for buffers
-        (memory(100), [801, 800], [False, True]),  # one large job may take all of it
-        (memory(100), [100] * 5, [True] * 4 + [False]),  # several the half
-    ],
-)
-def test_what_is_accepted_below_the_mark(
-    found: Memory, asked_mb: list[float], taken: list[bool]
+async def test_a_tenant_may_keep_a_quarter_where_others_keep_data(
+    client: Redis, queue: Queue
 ) -> None:
-    assert [found.take(each * MB) for each in asked_mb] == taken
+    async def submitted(tenant: str, n_bytes: int) -> bool:
+        await Health(queue, 0.9).look()
+        job = make_job(tenant=tenant, body=b"x" * n_bytes)
+        (reply,) = queue.parse_submit([job], await queue.submit(0, [job], 100))
+        if isinstance(reply, QuotaExceeded):
+            assert "FLOTILLA_MAX_KEPT_BYTES" in str(reply)
+            return False
+        return True
+
+    client.config_set("maxmemory", 100 * MB)
+    assert await submitted("a", 15 * MB)
+    assert await submitted("a", 15 * MB)  # it is alone
+    assert await submitted("b", 10)
+    assert not await submitted("a", 10)
+    assert await submitted("b", 15 * MB)
+    assert not await submitted("b", 15 * MB)
+    queue.quotas = Quotas(kept_bytes=MB)
+    assert not await submitted("c", MB)
+    assert await submitted("c", 10)
 
 
-def test_after_an_eighth_of_the_room_the_server_is_looked_at_again() -> None:
-    found = memory(100)
-    assert found.take(99 * MB)
-    assert not found.is_outdated
-    assert found.take(1 * MB)
-    assert found.is_outdated
-    assert memory(900).is_outdated  # so that it is known soon when there is room again
-    assert not Memory(0.9).is_outdated
+async def test_the_room_up_to_the_mark_is_what_redis_has_left(client: Redis, queue: Queue) -> None:
+    client.config_set("maxmemory", 120 * MB)
+    await Health(queue, 0.9).look()
+    (room,) = queue.rooms
+    used = int(client.info("memory")["used_memory"])
+    assert 100 * MB - used - MB < room.most < 100 * MB
+    assert 90 * MB - used - MB < room.mark < 90 * MB
 
 
-def test_what_was_accepted_counts_until_the_second_look() -> None:
-    found = memory(100)
-    assert found.take(300 * MB)
-    found.looked({"used_memory": 100 * MB, "maxmemory": LIMIT})  # it is not there yet
-    assert not found.take(200 * MB)
-    assert found.take(100 * MB)
-    for used in (400, 500):
-        found.looked({"used_memory": used * MB, "maxmemory": LIMIT})
-    assert found.take(400 * MB)
-    used_mb, gateways = 0, [memory(0) for _ in range(8)]
-    for _ in range(200):
-        for each in gateways:
-            while not each.is_outdated and each.take(5 * MB):
-                used_mb += 5
-        for each in gateways:
-            each.looked({"used_memory": used_mb * MB, "maxmemory": LIMIT})
-    assert 850 <= used_mb <= 900 + 8 * 5  # one job each, as it is seen behind it
+async def test_what_is_kept_has_its_room_already(client: Redis, queue: Queue) -> None:
+    """However much of the memory is in use, the ledger says how much of it was accepted."""
+    client.config_set("maxmemory", 120 * MB)
+    looked = Health(queue, 0.9)
+    await looked.look()
+    before = queue.rooms[0].most
+    for _ in range(20):
+        job = make_job(body=b"x" * 400_000)
+        queue.parse_submit([job], await queue.submit(0, [job], 100))
+    await looked.look()
+    assert before * 0.98 < queue.rooms[0].most < before * 1.05
+
+
+async def test_the_memory_is_looked_at_all_the_time(client: Redis, queue: Queue) -> None:
+    running = asyncio.create_task(Health(queue, 0.9).run())
+
+    async def is_limited() -> bool:
+        return queue.rooms[0].most < inf
+
+    async def is_unlimited() -> bool:
+        return queue.rooms[0].most == inf
+
+    client.config_set("maxmemory", 100 * MB)
+    await eventually(is_limited, "there is a limit")
+    client.config_set("maxmemory", 0)
+    await eventually(is_unlimited, "there is no limit")
+    await end([running])

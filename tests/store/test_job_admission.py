@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from redis import Redis
 
 from gateway.core.fleet_view import FleetView
 from gateway.core.job_admission import JobAdmission
@@ -19,23 +17,17 @@ from shared.fleet.registry import Heartbeat
 from shared.job.errors import (
     DeadlineUnreachable,
     QueueFull,
-    RedisMemoryFull,
     TooManyWaiting,
 )
-from shared.job.idempotency import IdempotencyKey
 from shared.job.quotas import Quotas
 from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
-from shared.store import keys
 from shared.store.fleet_registry import Registry
-from shared.store.health import Health
 from shared.store.queue import Queue
 from tests.store.conftest import (
     POOL,
-    TENANT,
     claim,
     make_job,
-    submit,
 )
 from tests.unit.gateway.test_wait_estimate import SCALE
 from tests.unit.worker_info import worker as info
@@ -50,8 +42,7 @@ class Door:
 
     def __init__(self, queue: Queue) -> None:
         self.fleet = FleetView(queue)
-        self.health = Health(queue.servers, 0.9)
-        self.admission = JobAdmission(queue, self.fleet, self.health)
+        self.admission = JobAdmission(queue, self.fleet)
         self.admit = self.admission.admit
 
 
@@ -144,30 +135,3 @@ async def test_without_an_estimate_there_is_no_time(queue: Queue) -> None:
     await fill(queue, 3)
     error = await Door(queue).admission.with_time(make_job(), QueueFull("full"))
     assert error.headers() == QueueFull("full").headers()
-
-
-# --- memory ---
-
-
-@pytest.fixture
-def limited(store: Redis) -> Iterator[Redis]:
-    yield store
-    store.config_set("maxmemory", 0)
-
-
-async def test_above_the_mark_no_job_is_accepted(door: Door, queue: Queue, limited: Redis) -> None:
-    await door.health.look()
-    assert await door.admit(make_job())
-    key = IdempotencyKey.of(TENANT, "/jobs", "k", b"")
-    await submit(queue, idempotency=key)
-    limited.set(f"{keys.base(0)}other", b"x" * (20 << 20))
-    limited.config_set("maxmemory", 40 << 20)  # of which 20 MB are for buffers
-    await door.health.look()
-    with pytest.raises(RedisMemoryFull, match=r"Redis uses \d+% of its memory"):
-        await door.admit(make_job())
-    assert "Redis uses" in door.health.full
-    assert await door.admit(make_job(idempotency=key))
-    limited.config_set("maxmemory", 0)
-    await door.health.look()
-    assert await door.admit(make_job())
-    assert door.health.full == ""

@@ -203,7 +203,7 @@ class Worker:
             jobs.run(),
             self.registration.run_heartbeats(),
             operations.run(),
-            Health(self.queue.servers).run(),
+            Health(self.queue).run(),
         )
         tasks = (asyncio.create_task(work, name=getattr(work, "__name__", "")) for work in works)
         self._tasks += [watching, *tasks]

@@ -18,9 +18,8 @@ from gateway.core.prompt_limits import MAX_MESSAGES
 from gateway.gateway_settings import GatewaySettings
 from shared.job.errors import BadRequest, BodyTooLarge, NotFound, StreamReset
 from shared.job.job import new_job_id
-from shared.job.responses import StoredItem, new_conversation_id, shard_of_conversation
+from shared.job.responses import StoredItem, new_conversation_id
 from shared.store.conversations import Conversation, ConversationRecords, locked, no_item
-from shared.store.health import Health
 from shared.store.queue import Queue
 
 _READ_ITEMS = 256
@@ -39,11 +38,9 @@ class Conversations(ConversationRecords):
         queue: Queue,
         new_shard: Callable[[], int],
         settings: GatewaySettings,
-        health: Health,
     ) -> None:
         """`new_shard`: a random one, for a new conversation."""
         super().__init__(queue, MAX_MESSAGES, settings.max_body_bytes, settings.conversation_ttl_s)
-        self._health = health
         self._new_shard = new_shard
 
     async def create(
@@ -52,7 +49,7 @@ class Conversations(ConversationRecords):
         """A new conversation. Raises BadRequest if there are too many items, and QuotaExceeded."""
         conversation_id = new_conversation_id(self._new_shard())
         made = Conversation(conversation_id, tenant, int(time.time()), dict(metadata))
-        await self._add(made, await _new_items(items), is_new=True)
+        await self.extend(made, await _new_items(items), is_new=True)
         return made
 
     async def items(
@@ -95,7 +92,7 @@ class Conversations(ConversationRecords):
         """
         await self._free(conversation)
         added = await _new_items(items)
-        await self._add(conversation, added)
+        await self.extend(conversation, added)
         return page(added)
 
     async def remove(self, conversation: Conversation, item_id: str) -> None:
@@ -158,14 +155,6 @@ class Conversations(ConversationRecords):
                     return
                 raise BodyTooLarge(f"{error} To go on without it, delete it.") from error
         await self.end_turn(conversation, output)
-
-    async def _add(
-        self, conversation: Conversation, items: Sequence[StoredItem], *, is_new: bool = False
-    ) -> None:
-        shard, size = shard_of_conversation(conversation.id), sum(len(item) for _, item in items)
-        if shard is not None and not self._health.take(shard, size):
-            raise self._health.refusal(shard)
-        await self.extend(conversation, items, is_new=is_new)
 
 
 async def _new_items(items: Sequence[Item]) -> list[StoredItem]:

@@ -99,9 +99,7 @@ async def input_items(
 
 
 def _start(gateway: Gateway) -> None:
-    conversations = Conversations(
-        gateway.queue, gateway.factory.new_shard, gateway.settings, gateway.health
-    )
+    conversations = Conversations(gateway.queue, gateway.factory.new_shard, gateway.settings)
     jobs = ResponseJobs(gateway.queue, conversations, gateway.settings)
     gateway.add(conversations)
     gateway.add(jobs)

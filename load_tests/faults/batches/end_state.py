@@ -24,7 +24,7 @@ _GONE = {
     "document_users",
 }
 """Kinds of keys that no ended batch has."""
-_EMPTY = {"expiring", keys.JOBS}
+_EMPTY = {keys.JOBS}
 """Kinds of sorted sets that have nothing of deleted jobs."""
 
 

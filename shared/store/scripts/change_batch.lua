@@ -9,7 +9,7 @@
 --       in a segment, each once.
 local id, status = ARGV[1], ARGV[4]
 local batch, lines = key('batch', id), key('batch_lines', id)
-local found = redis.call('HMGET', batch, 'epoch', 'step', 'status', 'tenant', 'input_file_id', 'notify')
+local found = redis.call('HMGET', batch, 'epoch', 'step', 'status', 'tenant', 'input_file_id', 'notify', 'kept')
 if found[1] ~= ARGV[2] then return nil end
 if found[2] == ARGV[3] then return found[3] end
 if tonumber(found[2] or 0) + 1 ~= tonumber(ARGV[3]) then return nil end
@@ -27,11 +27,14 @@ all(8, function(...) redis.call('HDEL', lines, ...) end)
 all(9, function(...) redis.call('RPUSH', key('batch_output', id), ...) end)
 all(10, function(...) redis.call('RPUSH', key('batch_errors', id), ...) end)
 if ARGV[12] ~= '' then redis.call('HSET', lines, 'ended_jobs', ARGV[12]) end
+local bytes = count_batch(id, found[4], tonumber(found[7]) or 0)
 if status == '' or found[3] == 'cancelling' and (status == 'in_progress' or status == 'finalizing') then return found[3] end
 redis.call('HSET', batch, 'status', status, 'at:' .. status, int(now_us()))
 if ARGV[11] ~= '' then
   redis.call('DEL', lines, key('batch_lock', id))
+  bytes = count_batch(id, found[4], bytes)
   for _, word in ipairs({'batch', 'batch_output', 'batch_errors'}) do redis.call('PEXPIRE', key(word, id), ARGV[11]) end
+  count_anew('batch:' .. id, found[4], bytes, bytes, int(now_us() + ARGV[11] * 1000))
   redis.call('SREM', key('open_batches', found[4]), id)
   redis.call('SREM', key('document_users', found[5]), id)
   redis.call('ZREM', base .. 'open_batches', id)

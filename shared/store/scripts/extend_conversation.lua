@@ -1,19 +1,19 @@
 -- Make a conversation, add items to it, or end its response: its items are added, if it was completed.
--- ARGV: conversation, items, ttl_ms, max_items, max_bytes, tenant, created_at, metadata, max_conversations, max_kept_bytes, job, completed
+-- ARGV: conversation, items, ttl_ms, max_items, max_bytes, tenant, created_at, metadata, job, completed, room (4)
 --       items: msgpack array, flat id, JSON, ...; max_items, max_bytes: of the conversation; created_at: '' unless it is
---       made; max_conversations, max_kept_bytes: of the tenant, 0: no limit; job: of the response that has ended, else
---       ''; completed: '1' if its input and `items`, its output, are added
+--       made; job: of the response that has ended, else ''; completed: '1' if its input and `items`, its output, are added
 -- Reply: {status, value}: 'ok'; 'gone'; 'busy', id of the response's job that has to end first; 'known', id of an item
---       that the conversation has already; 'items' or 'bytes', the conversation's limit; 'conversations' or 'kept', what
---       the tenant has
+--       that the conversation has already; 'items' or 'bytes', the conversation's limit; 'quota' or 'memory', what the
+--       tenant keeps
 -- Invariant: an item is added once, with a number above all before it. A response's items are added once, in one
 --       piece. From then on the job's record has no input: it is the conversation's items up to `upto`.
-local id, items, ttl_ms, tenant, job = ARGV[1], cmsgpack.unpack(ARGV[2]), ARGV[3], ARGV[6], ARGV[11]
+local id, items, ttl_ms, tenant, job = ARGV[1], cmsgpack.unpack(ARGV[2]), ARGV[3], ARGV[6], ARGV[9]
 local MANY = 1000
 local conversation, order, stored = unpack(conversation_keys(id))
-local found = redis.call('HMGET', conversation, 'tenant', 'bytes', 'next', 'job', 'pending', 'head')
+local found = redis.call('HMGET', conversation, 'tenant', 'bytes', 'next', 'job', 'pending', 'head', 'kept')
 local is_new = not found[1]
-local bytes, last = tonumber(found[2]) or 0, tonumber(found[3]) or 0
+local bytes, last, before = tonumber(found[2]) or 0, tonumber(found[3]) or 0, tonumber(found[7]) or 0
+local kept = is_new and RECORD_BYTES + cost(#ARGV[8]) or before
 
 if is_new and ARGV[7] == '' then return {'gone', ''} end
 if not is_new and ARGV[7] ~= '' then return {'ok', ''} end -- a repeated call has made it
@@ -41,10 +41,14 @@ local function new_items(flat)
   return new, other
 end
 
-local function size_of(flat)
-  local size = 0
-  for _, text in ipairs(flat) do size = size + #text end
-  return size
+-- The texts' bytes, and what they take.
+local function sizes_of(flat)
+  local size, taken = 0, 0
+  for i = 1, #flat, 2 do
+    size = size + #flat[i] + #flat[i + 1]
+    taken = taken + item_cost(flat[i], flat[i + 1])
+  end
+  return size, taken
 end
 
 local function add(flat)
@@ -53,20 +57,20 @@ local function add(flat)
     defer('ZADD', order, last, flat[i])
     defer('HSET', stored, flat[i], flat[i + 1])
   end
-  bytes = bytes + size_of(flat)
+  local size, taken = sizes_of(flat)
+  bytes, kept = bytes + size, kept + taken
 end
 
 if job == '' then
   local new, other = new_items(items)
-  local size = size_of(new)
+  local size, taken = sizes_of(new)
   if other then return {'known', other} end
   if redis.call('ZCARD', order) + #new / 2 > tonumber(ARGV[4]) then return {'items', ARGV[4]} end
   if bytes + size > tonumber(ARGV[5]) then return {'bytes', ARGV[5]} end
-  local conversations = is_new and redis.call('ZCARD', key('conversations', tenant)) or 0
-  if is_new and conversations >= quota(ARGV[9]) then return {'conversations', int(conversations)} end
-  if size > 0 and kept_bytes(tenant) + size > quota(ARGV[10]) then return {'kept', int(kept_bytes(tenant))} end
+  local what, own = too_much(tenant, kept + taken - before, room_of(unpack(ARGV, 11, 14)))
+  if what then return {what, own} end
   add(new)
-elseif ARGV[12] == '1' then
+elseif ARGV[10] == '1' then
   local fine, pending = pcall(cmsgpack.unpack, found[5] or '')
   local own = fine and type(pending) == 'table' and pending or {}
   add((new_items(own)))
@@ -74,7 +78,7 @@ elseif ARGV[12] == '1' then
   local more = found[6] and replace_rest(job, tonumber(found[6]), ', "input": []}')
   if more then
     redis.call('HSET', key('job', job), 'upto', int(last))
-    if redis.call('ZSCORE', key('kept', tenant), job) then count_kept(tenant, job, nil, more) end
+    recount_job(job, tenant, more)
   end
   add((new_items(items)))
 end
@@ -82,11 +86,13 @@ end
 if is_new then
   redis.call('HSET', conversation, 'tenant', tenant, 'created_at', ARGV[7], 'metadata', ARGV[8])
   redis.call('ZADD', key('conversations', tenant), int(now_us()), id)
-  redis.call('ZADD', base .. 'expiring', int(now_us() + ttl_ms * 1000), id .. ' ' .. tenant)
 end
 flush_writes()
-redis.call('HSET', conversation, 'bytes', int(bytes), 'next', int(last))
-if job ~= '' then redis.call('HDEL', conversation, 'job', 'pending', 'head') end
+redis.call('HSET', conversation, 'bytes', int(bytes), 'next', int(last), 'kept', int(kept))
+if job ~= '' then
+  redis.call('HDEL', conversation, 'job', 'pending', 'head')
+  recount_job(job, tenant, -#(found[5] or ''))
+end
 change_conversation(id, ttl_ms)
-count_kept(tenant, id, bytes)
+count_anew('conversation:' .. id, tenant, before, kept, int(now_us() + ttl_ms * 1000))
 return {'ok', ''}

@@ -1,24 +1,22 @@
 -- Make jobs, have each wait in its tenant's line, and tell idle workers.
--- ARGV: jobs, max_depth, max_jobs, max_kept_bytes, lift, max_waiting[, batch, epoch]
+-- ARGV: jobs, max_depth, lift, max_waiting, room (4)[, batch, epoch]
 --       jobs: msgpack array, a job being {id, request (record.py), body or its bytes, deadline in us from now (0: none), gateway that
 --       waits for the answer or '', and with an idempotency key: its name, the body's hash, time in ms for which it is kept (else false,
 --       false, false); origin (job.py) or false; of a response in a conversation its turn, else false: {conversation, version that was
 --       read, msgpack of its input (flat id, JSON, ...), bytes of the body before the input, ttl_ms of the conversation}; weight of its
 --       tenant, if it is not 1, or false; hashes of its prompt's prefixes, or false; the webhook endpoints that get its end}
 --       A body of so many bytes lies in a key of its own already, which expires unless the job is made.
---       max_depth: jobs that may wait in a lane; max_jobs, max_kept_bytes: that one tenant may have here, 0: no limit; lift: see
---       ShareRules; max_waiting: its jobs that may wait in a lane, 0: no limit; batch, epoch: whose lines the jobs are, and that of
---       its owner (fence_batch.lua).
+--       max_depth: jobs that may wait in a lane; lift: see ShareRules; max_waiting: of one tenant, jobs that may wait in a lane, 0: no
+--       limit; batch, epoch: whose lines the jobs are, and that of its owner (fence_batch.lua).
 -- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there), jobs
---       waiting in the lane, ...; 'lost' (the body is not there); or 'waiting' | 'jobs' | 'bytes' (the tenant has too much), how
+--       waiting in the lane, ...; 'lost' (the body is not there); or 'waiting' | 'quota' | 'memory' (the tenant has too much), how
 --       much; or 'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...; nothing if the batch
 --       has another owner
 -- Invariant: a repeated call makes nothing twice. Of a conversation one response is made at a time, of the items that it has.
-if ARGV[8] and redis.call('GET', key('batch_epoch', ARGV[7])) ~= ARGV[8] then return {} end
-local jobs, start_us, max_depth, lift = cmsgpack.unpack(ARGV[1]), now_us(), tonumber(ARGV[2]), tonumber(ARGV[5])
-local max_jobs, max_kept_bytes, max_waiting = quota(ARGV[3]), quota(ARGV[4]), quota(ARGV[6])
-local replies, made, counts, kept = {}, {}, {}, {}
-local names = {}
+if ARGV[10] and redis.call('GET', key('batch_epoch', ARGV[9])) ~= ARGV[10] then return {} end
+local jobs, start_us, max_depth, lift = cmsgpack.unpack(ARGV[1]), now_us(), tonumber(ARGV[2]), tonumber(ARGV[3])
+local max_waiting, room = quota(ARGV[4]), room_of(unpack(ARGV, 5, 8))
+local replies, made, counts, names = {}, {}, {}, {}
 for n, job in ipairs(jobs) do names[n] = key('job', job[1]) end
 local are_new = redis.call('EXISTS', unpack(names)) == 0
 
@@ -35,15 +33,6 @@ local function idle_room(pool)
     for _, each in ipairs(idle) do room = room + each[2] end
   end
   return room
-end
-
--- What is too much of a tenant, and how much there is; nil if one more job with so many bytes may be kept.
-local function too_much(tenant, bytes)
-  if max_jobs < math.huge and count(key('jobs', tenant)) >= max_jobs then return 'jobs', count(key('jobs', tenant)) end
-  if max_kept_bytes == math.huge then return nil end
-  kept[tenant] = kept[tenant] or kept_bytes(tenant)
-  if kept[tenant] + bytes > max_kept_bytes then return 'bytes', kept[tenant] end
-  kept[tenant] = kept[tenant] + bytes
 end
 
 local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms, origin, turn, weight, prefixes,
@@ -64,21 +53,26 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   if depth > 0 and max_waiting < math.huge and count(line) >= max_waiting then return 'waiting', count(line) end
   local problem = turn and turn_problem(turn)
   if problem then return problem, 0 end
-  local bytes = tonumber(type(body) == 'number' and body or #body)
-  if type(body) == 'number' and not has_body(id, bytes) then return 'lost', 0 end
-  local large = bytes > LARGE_BYTES and bytes or 0
-  local what, number = too_much(job.tenant, large)
+  local is_large, counted_before = type(body) == 'number', 0
+  local bytes = cost(is_large and body or #body)
+  local kept = RECORD_BYTES + cost(#request + #(prefixes or '') + (turn and #turn[3] or 0)) + bytes
+  local member = is_large and expiring_member('body:' .. id, bytes, job.tenant) -- store_body.lua
+  if is_large and has_body(id, body) and redis.call('ZSCORE', base .. 'expiring', member) then counted_before = bytes end
+  local what, number = too_much(job.tenant, kept - counted_before, room)
   if what then return what, number end
-  if large > 0 then count_kept(job.tenant, id, large) end
+  if is_large and counted_before == 0 then return 'lost', 0 end
+  if is_large then redis.call('ZREM', base .. 'expiring', member) end
+  keep(job.tenant, kept - counted_before)
   if turn then begin_turn(id, turn) end
   made[id] = true
   if idempotency_key then redis.call('SET', idempotency_key, cmsgpack.pack({id, body_hash}), 'PX', kept_ms) end
-  local fields = {'state', 'queued', 'request', request, 'created_us', job.created_us, 'entry', enter_queue(id, job.pool)}
+  local fields = {'state', 'queued', 'request', request, 'created_us', job.created_us, 'entry', enter_queue(id, job.pool),
+                  'kept', int(kept)}
   local function set(field, value)
     if value and value ~= '' then fields[#fields + 1], fields[#fields + 2] = field, value end
   end
-  if type(body) == 'number' then
-    set('body_bytes', int(bytes))
+  if is_large then
+    set('body_bytes', int(body))
     redis.call('PERSIST', key('body', id))
   else
     fields[#fields + 1], fields[#fields + 2] = 'body', body
@@ -88,13 +82,13 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   set('weight', weight)
   set('prefixes', prefixes)
   set('notify', notify)
+  set('idempotency', idempotency_name)
   if deadline > 0 then
     set('deadline_us', int(now + deadline))
     defer('ZADD', base .. 'deadlines', int(now + deadline), id)
   end
   redis.call('HSET', names[n], unpack(fields))
   defer('ZADD', key('jobs', job.tenant), job.created_us, id)
-  if max_jobs < math.huge then count(key('jobs', job.tenant), 1) end
   if max_waiting < math.huge then count(line, 1) end
   enter_line(id, job, lift)
   if job.prefixes == '' or not wake_warm(job.pool, job.prefixes) then wake_for(job.pool, job.lane) end

@@ -25,7 +25,7 @@ async def test_lines_wait_while_redis_has_no_memory_for_them(
 ) -> None:
     batch = await batches.create(b"\n".join(line(f"q{n}") for n in range(50)))
     with redis_server.client() as client:
-        client.set("other", b"x" * (20 << 20))
+        client.setrange("other", 20 << 20, "x")
         client.config_set("maxmemory", 40 << 20)  # of which 20 MB are for buffers
         try:
             while (await batches.get(batch)).status is not BatchStatus.IN_PROGRESS:

@@ -15,6 +15,7 @@ local deferred, queued -- writes that wait for the end of the call
 local messages -- gateway -> frames
 local dropped -- what workers have no more (leases.lua)
 local woken, warm, urgent -- jobs that idle workers are told of (wake.lua)
+local counted, accepted, kept_before -- bytes of tenants: what this call adds, and of these new ones; what it has read (kept.lua)
 local hints -- worker -> flat id, generation of jobs that were taken away from it
 
 local function begin(keys)
@@ -22,6 +23,7 @@ local function begin(keys)
   channels = SHARDED and base or 'flotilla:'
   time, deferred, queued, messages, dropped = nil, {}, {}, {}, {}
   woken, warm, urgent, hints = {}, {}, {}, {}
+  counted, accepted, kept_before = {}, 0, {}
 end
 
 local function key(word, id) return base .. word .. ':' .. id end

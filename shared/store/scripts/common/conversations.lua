@@ -7,6 +7,9 @@ local function conversation_keys(id)
   return {key('conversation', id), key('conversation_order', id), key('conversation_items', id)}
 end
 
+-- What an item takes, with its place in the order.
+local function item_cost(id, json) return ITEM_BYTES + cost(#id + #json) end
+
 -- A change: whoever has read the conversation before can't begin a response with what it has read.
 local function change_conversation(id, ttl_ms)
   redis.call('HINCRBY', key('conversation', id), 'version', 1)

@@ -13,3 +13,9 @@ local function key_user(id, idempotency_key, body_hash, made)
   end
   return known[2] == body_hash and 'joined' or 'reused', known[1]
 end
+
+-- The job that a key names is gone.
+local function drop_key(id, idempotency_key)
+  local packed = redis.call('GET', idempotency_key)
+  if packed and cmsgpack.unpack(packed)[1] == id then redis.call('UNLINK', idempotency_key) end
+end

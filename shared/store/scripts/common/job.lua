@@ -1,6 +1,6 @@
 -- A job: its record, a hash (record.py), the one function that takes it away, and the one way into its end.
 local FIELDS = {'state', 'request', 'lease', 'entry', 'created_us', 'deadline_us', 'watchers', 'watched', 'history', 'notify', 'weight',
-                'prefixes', 'origin', 'body_bytes', 'body'}
+                'prefixes', 'origin', 'kept', 'body_bytes', 'body'}
 local N_SHORT = #FIELDS - 1
 local ATTEMPTS_SHOWN = 100 -- the history keeps so many, the latest ones
 local COUNTED_MS = 60000 -- the use of a job that is gone is in the sums long before
@@ -50,19 +50,20 @@ end
 local function finish(id, job, number, state, code, fields)
   local job_key, log_key = key('job', id), key('log', id)
   if code ~= '' then fields[#fields + 1], fields[#fields + 2] = 'error_code', code end
-  redis.call('HSET', job_key, 'state', state, 'lease', pack_lease(job), 'finished_us', int(now_us()), unpack(fields))
+  if number < NODE_ENTRIES then compact(id) end
+  local before = tonumber(job.kept) or 0
+  local kept = before + (redis.call('MEMORY', 'USAGE', log_key) or 0) + cost(job.result_bytes or 0)
+  redis.call('HSET', job_key, 'state', state, 'lease', pack_lease(job), 'finished_us', int(now_us()), 'kept', int(kept), unpack(fields))
   if code == 'too_many_attempts' then redis.call('INCR', base .. 'given_up') end
   if job.state == 'queued' then leave_line(id, job) elseif job.worker ~= '' then drop(job.pool, job.worker, job.entry) end
   leave_queue(job.pool, job.entry)
   note_end(id, state, job)
-  if number < NODE_ENTRIES then compact(id) end
-  local bytes = (job.result_bytes or 0) + (number >= NODE_ENTRIES and redis.call('MEMORY', 'USAGE', log_key) or 0)
-  if bytes > LARGE_BYTES then count_kept(job.tenant, id, nil, bytes) end
   if job.deadline_us ~= '' then defer('ZREM', base .. 'deadlines', id) end
   redis.call('PEXPIRE', job_key, job.ttl_ms)
   if job.body_bytes ~= '' then redis.call('PEXPIRE', key('body', id), job.ttl_ms) end
   redis.call('PEXPIRE', log_key, int(job.ttl_ms + COUNTED_MS)) -- so that a record has its log
-  defer('ZADD', base .. 'expiring', int(now_us() + job.ttl_ms * 1000), id .. ' ' .. job.tenant)
+  defer('ZADD', base .. 'expiring', int(now_us() + job.ttl_ms * 1000), expiring_member('job:' .. id, kept, job.tenant))
+  keep(job.tenant, kept - before)
 end
 
 -- Delete the pieces of an answer (store_piece.lua) whose attempt has ended before its job.
@@ -163,4 +164,13 @@ local function take_back(held, worker, event, why)
   local state = job and job.worker == worker and job.entry == entry and take(id, job, event, why)
   if not state then drop(pool, worker, entry) end
   return state
+end
+
+-- The texts of a job that has ended have so many bytes more.
+local function recount_job(id, tenant, more)
+  local before = tonumber(redis.call('HGET', key('job', id), 'kept') or '')
+  if not before then return end
+  local kept = math.max(0, before + cost(more))
+  redis.call('HSET', key('job', id), 'kept', int(kept))
+  count_anew('job:' .. id, tenant, before, kept)
 end

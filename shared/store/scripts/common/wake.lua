@@ -113,6 +113,7 @@ end
 local function finish_call()
   flush_writes()
   flush_drops()
+  flush_kept()
   wake_workers()
   publish_frames()
   for worker, ids in pairs(hints) do control(worker, CONTROL.lost, unpack(ids)) end

@@ -248,7 +248,9 @@ def test_inputs_are_checked_in_turns_by_tenant(fleet: Fleet) -> None:
         make_batch(many, lines, 60)
         make_batch(one, lines, 3)
         make_batch(one, lines[:10], 2)
-        wait_for(lambda: not validating(one), "the inputs of the tenant with few are checked")
+        # Ten inputs or so, of 3 MB each: minutes beside busy processes.
+        few = "the inputs of the tenant with few are checked"
+        wait_for(lambda: not validating(one), few, deadline_s=300)
         assert validating(many) > 30
 
 

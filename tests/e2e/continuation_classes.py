@@ -220,7 +220,7 @@ class LogRecorder(Recorder):
 
     def past(self, call: int) -> Past | None:
         known = self._past.get(call)
-        return known and Past(known.deltas, known.prompt_logprobs)
+        return Past(known.deltas, known.prompt_logprobs) if known else None
 
     def refuse_past(self, reason: str) -> None:
         self.refused = reason

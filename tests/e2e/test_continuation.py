@@ -137,6 +137,27 @@ async def test_what_a_prefill_can_not_continue_is_replayed(
         assert each.ways == [("replay", each.past)]
 
 
+@pytest.mark.parametrize(
+    "of",
+    [of for of in (*CLASSES, *LEFT) if of.exact and not of.reasons],
+    ids=lambda of: of.name,
+)
+async def test_it_continues_where_the_log_has_no_texts(
+    of: RequestClass, vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pool with a middleware."""
+    body, whole, _ = await undisturbed(vllm_engine, of)
+    of = replace(of, body=body, seam_stop=False)
+    monkeypatch.setattr(vllm_engine._engine, "_hides_texts", True)
+    _, hidden, journal = await undisturbed(vllm_engine, of)
+    assert same(summary(hidden), summary(whole))
+    for _, delta in journal.log:
+        assert not delta.text
+        assert not any(text for each in delta.logprobs or () for *_, text in each)
+    _, found = await continue_at_each_cut(vllm_engine, of)
+    assert not any(each.problem for each in found), found
+
+
 async def test_a_release_without_a_part_of_vllm_replays_what_needs_it(
     vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,7 +150,9 @@ def whisper(fleet: ModelFleet) -> ServedModel:
     return fleet.serve("whisper")
 
 
-_FLEETS_OF_THEIR_OWN = ("first_contact", "flotilla_yaml", "killed_workers", "local_batch")
+_FLEETS_OF_THEIR_OWN = (
+    "first_contact", "flotilla_yaml", "killed_workers", "local_batch", "middleware",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

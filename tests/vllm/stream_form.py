@@ -58,7 +58,7 @@ def _part(event: Mapping[str, Any]) -> str:
 
 def _only_grows(event: Mapping[str, Any]) -> bool:
     """Whether a chunk has nothing but text; the last text may come with the end, or before it."""
-    choices = event.get("choices")
+    choices = event.get("choices") or ()
     return bool(choices) and all(
         choice.get("finish_reason") is None and not choice.get("delta") for choice in choices
     )

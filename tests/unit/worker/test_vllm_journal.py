@@ -58,6 +58,7 @@ def make_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
             Contexts(1),
             cache_per_tenant=True,
             max_logprobs_at_once=1 << 30,
+            hides_texts=False,
             stat_loggers=[],
             log_stats=False,
         )

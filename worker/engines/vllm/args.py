@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from math import prod
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import Field
@@ -157,6 +158,11 @@ def parse(pool: Pool, traces_endpoint: str, gpus: int) -> Any:
     found = problems(args, parser.get_default)
     if envs.VLLM_API_KEY:
         found.append(f"VLLM_API_KEY has no effect in a worker: {REFUSED['api_key']}")
+    for name in args.middleware:  # vLLM imports it once the model is loaded
+        try:
+            resolve_name(name)
+        except (ImportError, AttributeError) as error:
+            found.append(f"--middleware {name} can't be imported: {error}")
     if found:
         raise SettingsError("; ".join(found))
     if args.tool_parser_plugin:

@@ -33,7 +33,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from shared.platform.tasks import end as end_of_tasks
-from worker.engines.interface import Generated, Past, PastRefused
+from worker.engines.interface import Generated, Logprobs, Past, PastRefused
 from worker.engines.vllm import processors
 from worker.engines.vllm.processors import KEY
 
@@ -52,10 +52,13 @@ class Replayed(RequestOutput):  # type: ignore[misc]
     """An output that was made of a journaled delta."""
 
 
-def logprobs_to_journal(logprobs: Any) -> list[Any]:
+def logprobs_to_journal(logprobs: Any, *, with_texts: bool = True) -> list[Any]:
     """The journal's form of vLLM's logprobs; the first position of a prompt has none."""
     return [
-        [(token, of.logprob, of.rank, of.decoded_token) for token, of in position.items()]
+        [
+            (token, of.logprob, of.rank, of.decoded_token if with_texts else None)
+            for token, of in position.items()
+        ]
         if position
         else None
         for position in logprobs
@@ -253,44 +256,79 @@ def _keep(part: CompletionOutput, tokens: slice) -> None:
         part.logprobs = part.logprobs[tokens]
 
 
+def _detokenizer(tokenizer: Any, prompt: list[int], params: SamplingParams) -> Any:
+    """The one that vLLM has for the answer to these tokens."""
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    like: Any = SimpleNamespace(
+        request_id="", sampling_params=params, prompt_token_ids=prompt, prompt_embeds=None
+    )
+    return IncrementalDetokenizer.from_new_request(tokenizer, like)
+
+
+async def _decoded(
+    deltas: list[Generated], end: CompletionOutput | None, text: Any, tokenizer: Any
+) -> tuple[list[Generated], CompletionOutput | None]:
+    """Decode the past with `text`, the answer's detokenizer. Returns the deltas, with their texts
+    where the log has none (journal.py), and `end`, what ends the answer if the past does, with the
+    text that the past lacks; it may be a stop string. Raises PastRefused if it has another text.
+    """
+    stop, texts = None, list[str]()
+    for number, delta in enumerate(deltas, 1):
+        if stop is not None:
+            raise PastRefused(_OTHER)
+        excluded = end is not None and end.finish_reason == "stop" and number == len(deltas)
+        stop = text.update(list(delta.token_ids), excluded)
+        texts.append(text.get_next_output_text(False, True))
+        if number % _DECODED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    if stop is not None:
+        end = _ending("stop", stop)
+    if any(delta.text for delta in deltas):
+        seen, in_log = "".join(texts), "".join(delta.text for delta in deltas)
+        if end is not None:
+            seen += text.get_next_output_text(True, True)
+            end.text = seen[len(in_log) :]
+        if not seen.startswith(in_log) or (end is None and seen != in_log):
+            raise PastRefused(_OTHER)
+        return deltas, end
+    if end is not None:
+        end.text = text.get_next_output_text(True, True)
+    logprobs = _logprobs_with_texts([delta.logprobs for delta in deltas], tokenizer)
+    return [
+        delta._replace(text=own, logprobs=of)
+        for delta, own, of in zip(deltas, texts, logprobs, strict=True)
+    ], end
+
+
+def _logprobs_with_texts(all_logprobs: list[Logprobs | None], tokenizer: Any) -> list[Any]:
+    """Logprobs of the deltas of a past, with the tokens' texts as vLLM makes them."""
+    from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
+    from vllm.v1.engine.logprobs import LogprobsProcessor
+
+    if tokenizer is None:
+        return all_logprobs
+    processor, before = LogprobsProcessor(tokenizer, None, None, None, None, None), list[int]()
+
+    def with_texts(position: Sequence[Any]) -> Sequence[Any]:
+        ids = [token for token, *_ in position]
+        texts = convert_ids_list_to_tokens(tokenizer, ids)
+        processor._verify_tokens(texts, ids, before[-_CHARACTER:])  # noqa: SLF001
+        before.append(ids[0])
+        return [(*entry[:3], text) for entry, text in zip(position, texts, strict=True)]
+
+    return [logprobs and [*map(with_texts, logprobs)] for logprobs in all_logprobs]
+
+
 class _Prefilled:
     """The engine's side of a choice that is continued by prefill. Its texts are made here, by
     vLLM's own detokenizer."""
 
-    def __init__(
-        self, tokenizer: Any, own: SamplingParams, prompt: list[int], params: SamplingParams
-    ) -> None:
-        """`own`: the parameters for the engine. `params`: those of the whole answer."""
-        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-
-        like = SimpleNamespace(
-            request_id="", sampling_params=params, prompt_token_ids=prompt, prompt_embeds=None
-        )
+    def __init__(self, own: SamplingParams, prompt: list[int], text: Any) -> None:
+        """`own`: the parameters for the engine. `text`: a detokenizer that has decoded the past."""
         self.params = own
         self._prompt = prompt
-        self._text = IncrementalDetokenizer.from_new_request(
-            tokenizer if params.detokenize else None, like
-        )
-
-    async def decode(self, tokens: list[int], text: str, end: CompletionOutput | None) -> Any:
-        """Decode the past. Returns `end`, what ends the answer if the past does, with the text that
-        the past lacks; it may be a stop string. Raises PastRefused if it has another text."""
-        stop = None
-        for number, token in enumerate(tokens, 1):
-            if stop is not None:
-                raise PastRefused(_OTHER)
-            excluded = end is not None and end.finish_reason == "stop" and number == len(tokens)
-            stop = self._text.update([token], excluded)
-            if number % _DECODED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        if stop is not None:
-            end = _ending("stop", stop)
-        seen = self._text.get_next_output_text(end is not None, True)
-        if not seen.startswith(text) or (end is None and seen != text):
-            raise PastRefused(_OTHER)
-        if end is not None:
-            end.text = seen[len(text) :]
-        return end
+        self._text = text
 
     def take(self, output: RequestOutput, past: CompletionOutput) -> bool:
         """Make an output one behind `past`: with its text, and ended at a stop string."""
@@ -419,17 +457,18 @@ class Continuation:
                     output.outputs[0].index = index
                     yield output
             return
-        tokens, text = _tokens(deltas), "".join(delta.text for delta in deltas)
-        prompt, end = self._prompt, None
+        tokens, prompt, tokenizer = _tokens(deltas), self._prompt, self._engine.tokenizer
+        ids = token_ids(prompt) or []
+        shown = tokenizer if params.detokenize else None
+        decoder = _detokenizer(shown, ids, params)
+        deltas, end = await _decoded(deltas, self._end(params, ids, tokens), decoder, shown)
         side: _Prefilled | _Repeated
-        if self._replayed[index]:
-            side = _Repeated(self._ways.replayed(params, tokens), tokens, text)
+        if self._replayed[index]:  # the engine ends it
+            text = "".join(delta.text for delta in deltas)
+            side, end = _Repeated(self._ways.replayed(params, tokens), tokens, text), None
         else:
-            ids, tokenizer = token_ids(prompt), self._engine.tokenizer
-            assert ids is not None
             own = self._ways.prefilled(params, tokens, self._options, tokenizer)
-            side = _Prefilled(tokenizer, own, ids, params)
-            end = await side.decode(tokens, text, self._end(params, ids, tokens))
+            side = _Prefilled(own, ids, decoder)
             prompt = _with_tokens(prompt, tokens)
         generating = self._engine_outputs(prompt, side.params)
         # The engine computes while the serving layer makes the chunks of the past again.

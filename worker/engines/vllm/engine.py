@@ -120,6 +120,7 @@ class VllmEngine:
             checksums.Contexts(weights),
             cache_per_tenant=not self._settings.share_prompt_cache,
             max_logprobs_at_once=MAX_LOGPROBS_AT_ONCE,
+            hides_texts=bool(args.middleware),
             stat_loggers=[self._stat_logger()],
             log_stats=not args.disable_log_stats,
         )

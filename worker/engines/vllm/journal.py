@@ -6,6 +6,9 @@ Token path: vLLM's output handler -> here and `chunks.py` -> `worker/core/output
 context; an answer that is not streamed is generated in deltas too and gathered here, so that its
 events can be followed while it grows. Where earlier attempts at the job have begun the answer, it
 is continued (continuation.py).
+
+With an operator's `--middleware` the text that leaves the worker is what the middleware passes on:
+the journal has the tokens without their texts, and all chunks come from the application.
 """
 
 from __future__ import annotations
@@ -103,12 +106,13 @@ class JournalledLLM(AsyncLLM):  # type: ignore[misc]
         *,
         cache_per_tenant: bool,
         max_logprobs_at_once: int,
+        hides_texts: bool,
         stat_loggers: list[Any],
         log_stats: bool,
     ) -> None:
         """`grammars`: None: they are not tried. `cache_per_tenant`: no call uses prompts that
         another tenant's calls have left in the cache. `max_logprobs_at_once`: of an answer that is
-        not streamed."""
+        not streamed. `hides_texts`: from the journal."""
         super().__init__(
             config,
             Executor.get_class(config),
@@ -130,6 +134,7 @@ class JournalledLLM(AsyncLLM):  # type: ignore[misc]
         self._contexts = contexts
         self._cache_per_tenant = cache_per_tenant
         self._max_logprobs_at_once = max_logprobs_at_once
+        self._hides_texts = hides_texts
         self._logprobs_of_job: WeakKeyDictionary[Journal, int] = WeakKeyDictionary()
         self._room = Room(config.scheduler_config.max_num_seqs)
         self._starting = asyncio.Lock()
@@ -222,7 +227,7 @@ class JournalledLLM(AsyncLLM):  # type: ignore[misc]
                         if not told:
                             told = True
                             journal.cached(output.num_cached_tokens or 0)
-                        _journal_deltas(journal, call, output)
+                        _journal_deltas(journal, call, output, with_texts=not self._hides_texts)
                     if not gathers:
                         yield output
                         continue
@@ -334,7 +339,7 @@ class JournalledLLM(AsyncLLM):  # type: ignore[misc]
                 begun = self._ways.begun(params) if params.n == 1 else params
                 if begun is not params:
                     return self._checked(generate(prompt, begun, request_id, **options), begun)
-                if params.n == 1:
+                if params.n == 1 and not self._hides_texts:
                     TAP.set(tap)
                 return generate(prompt, params, request_id, **options)
             past = Past((), None)
@@ -369,13 +374,17 @@ class JournalledLLM(AsyncLLM):  # type: ignore[misc]
                 yield output
 
 
-def _journal_deltas(journal: Journal, call: int, output: RequestOutput) -> None:
+def _journal_deltas(
+    journal: Journal, call: int, output: RequestOutput, *, with_texts: bool
+) -> None:
     for part in output.outputs:
         ids = tuple(part.token_ids)  # `RequestOutput.add` appends to the list later
+        text = part.text if with_texts else ""
         if part.logprobs is None:
-            journal.delta(call, part.index, ids, part.text)
+            journal.delta(call, part.index, ids, text)
         else:
-            journal.delta(call, part.index, ids, part.text, logprobs_to_journal(part.logprobs))
+            logprobs = logprobs_to_journal(part.logprobs, with_texts=with_texts)
+            journal.delta(call, part.index, ids, text, logprobs)
 
 
 def _call_number(request_id: str) -> int:

@@ -1,0 +1,1 @@
+"""Middlewares for vLLM's `--middleware`, to copy from (docs/pages/operate/middleware.md)."""

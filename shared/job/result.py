@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shared.job.states import JobEvent
+from shared.job.states import JobState
 
 INLINE_RESULT_BYTES = 64 << 10
 """A longer body is neither sent with the job's last frame nor stored with the end: the worker has
@@ -20,8 +20,8 @@ MAX_RESULT_BYTES = 64 << 20
 class JobResult(NamedTuple):
     """How a worker ends a job."""
 
-    event: JobEvent
     error_code: str
+    """Empty if it is completed; else it has failed."""
     status: int
     """HTTP status of the response."""
     content_type: str
@@ -35,6 +35,11 @@ class JobResult(NamedTuple):
     """From the lease to the first output, by the worker's clock; 0: there was none."""
     cached_tokens: int = 0
     """Of the prompt: those that the engine had in its cache."""
+
+    @property
+    def state(self) -> JobState:
+        """That of the job then."""
+        return JobState.FAILED if self.error_code else JobState.COMPLETED
 
     @property
     def inline(self) -> bytes:

@@ -1,12 +1,9 @@
-"""The states of a job and of a worker, and the transitions between those of a job.
-
-The Lua scripts spell the same states (scripts/common/job.lua).
-"""
+"""The states of a job and of a worker. The Lua scripts spell the same (scripts/common/job.lua), and
+the protocol shows what leads from one to the next."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
 
 
 class JobState(StrEnum):
@@ -27,51 +24,8 @@ class JobState(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """No event leads out of a terminal state; its job is deleted after a while."""
-        return all(self not in transition.sources for transition in TRANSITIONS.values())
-
-
-class JobEvent(StrEnum):
-    """An event in the life of a job."""
-
-    CLAIM = "claim"
-    REQUEUE = "requeue"
-    COMPLETE = "complete"
-    FAIL = "fail"
-    CANCEL = "cancel"
-    EXPIRE = "expire"
-
-
-class Transition(NamedTuple):
-    """An event is allowed in `sources` and leads to `target`."""
-
-    sources: frozenset[JobState]
-    target: JobState
-
-
-_QUEUED = frozenset({JobState.QUEUED})
-_RUNNING = frozenset({JobState.IN_PROGRESS})
-
-TRANSITIONS: dict[JobEvent, Transition] = {
-    JobEvent.CLAIM: Transition(_QUEUED, JobState.IN_PROGRESS),
-    JobEvent.REQUEUE: Transition(_RUNNING, JobState.QUEUED),
-    JobEvent.COMPLETE: Transition(_RUNNING, JobState.COMPLETED),
-    JobEvent.FAIL: Transition(_RUNNING, JobState.FAILED),
-    JobEvent.CANCEL: Transition(_QUEUED | _RUNNING, JobState.CANCELLED),
-    JobEvent.EXPIRE: Transition(_QUEUED | _RUNNING, JobState.EXPIRED),
-}
-
-
-class IllegalTransition(Exception):
-    """The event can't happen to a job in this state."""
-
-
-def after(state: JobState, event: JobEvent) -> JobState:
-    """The state that `event` leads to from `state`. Raises IllegalTransition."""
-    transition = TRANSITIONS[event]
-    if state not in transition.sources:
-        raise IllegalTransition(f"{event} can't happen to a job that is {state}")
-    return transition.target
+        """Nothing leads out of it; its job is deleted after a while."""
+        return self not in (JobState.QUEUED, JobState.IN_PROGRESS)
 
 
 class WorkerState(StrEnum):

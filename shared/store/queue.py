@@ -50,7 +50,7 @@ from shared.job.quotas import NO_QUOTAS, Quotas
 from shared.job.record import WHOLE, ResponseInfo, pack_headers, read_job
 from shared.job.replies import Fenced, JoinedJob, SubmitReply
 from shared.job.result import JobResult, piece_field
-from shared.job.states import TRANSITIONS, JobState
+from shared.job.states import JobState
 from shared.job.trace_context import trace_id
 from shared.platform.tasks import run_together
 from shared.store import keys
@@ -247,7 +247,7 @@ def pack_end(
 ) -> tuple[Any, ...]:
     """How a worker ends a job with its last entry, which has this number and the output of the last
     step. `tokens`: all of the answer."""
-    state = TRANSITIONS[result.event].target.value
+    state = result.state.value
     streamed = job.stream and result.status == 200 and not result.body
     entry = pack_entry(journal, items, (state, tokens, int(streamed)))
     inline, frame_entry = result.inline, b""

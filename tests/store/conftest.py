@@ -19,7 +19,6 @@ from shared.job.log import START, Entry, Position, frame_head, frames, pack_entr
 from shared.job.quotas import NO_QUOTAS, Quotas
 from shared.job.replies import JoinedJob
 from shared.job.result import JobResult
-from shared.job.states import JobEvent
 from shared.store import keys
 from shared.store.queue import Control, Emitted, HeldJob, Queue, Step, pack_end, parse_control
 from shared.store.scripts import library
@@ -381,7 +380,6 @@ def make_job(**changes: Any) -> NewJob:
 
 def make_answer(**changes: Any) -> JobResult:
     fields: dict[str, Any] = {
-        "event": JobEvent.COMPLETE,
         "error_code": "",
         "status": 200,
         "content_type": "text/event-stream",

@@ -12,7 +12,6 @@ from shared.job.errors import StreamReset
 from shared.job.fair_shares import ShareRules
 from shared.job.log import Entry, EventName, Position, frames
 from shared.job.result import JobResult
-from shared.job.states import JobEvent
 from shared.store.queue import Control, HeldJob, Watched, parse_control
 from tests.store.model_parts import (
     Broken,
@@ -102,7 +101,6 @@ class Run:
                 output.chunk(token.chunk)
         if len(self.tokens) == self.wanted and random.random() < 0.5:
             output.result = JobResult(
-                event=JobEvent.COMPLETE,
                 error_code="",
                 status=200,
                 content_type="text/event-stream" if output.job.stream else "application/json",

@@ -34,7 +34,6 @@ from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
 from shared.job.responses import response_id
-from shared.job.states import JobEvent
 from shared.store import keys
 from shared.store.conversations import Conversation
 from shared.store.health import Health
@@ -227,8 +226,8 @@ async def test_a_response_without_an_answer_adds_nothing(side: Side, how: str) -
         (job,) = await side.claim()
         worker = side.case.worker(heard=False)
         worker.numbers[job_id] = job.number
-        event = JobEvent.FAIL if how == "failed" else JobEvent.COMPLETE
-        await worker.end(job, event=event, body=b"" if how == "lost" else b"{}")
+        code = "engine_error" if how == "failed" else ""
+        await worker.end(job, error_code=code, body=b"" if how == "lost" else b"{}")
     assert await side.texts(conversation) == ["zero"]
     assert await side.create(conversation=conversation.id)
 

@@ -8,7 +8,6 @@ import pytest
 
 from shared.job.log import DeltaDecoder, DeltaEncoder, frame_head, pack_entry, pack_frame
 from shared.job.result import INLINE_RESULT_BYTES, n_pieces
-from shared.job.states import JobEvent
 from shared.store import keys
 from shared.store.queue import Step
 from tests.store.conftest import GATEWAY, POOL, TENANT, Case, beat, missed_without
@@ -222,7 +221,7 @@ async def test_headers_and_refusals(case: Case) -> None:
     assert (found.headers, found.result) == ({"x-a": "1"}, b"{}")
     worker, refused = await case.begin()
     await worker.end(
-        refused, event=JobEvent.FAIL, error_code="bad_request", status=400, body=b"{}",
+        refused, error_code="bad_request", status=400, body=b"{}",
         content_type="application/json",
     )  # fmt: skip
     assert gateway.details() == [(b"failed", 3, 0, 400, b"application/json", b"{}")]

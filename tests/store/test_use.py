@@ -12,7 +12,6 @@ import pytest
 
 from gateway.maintenance.usage_counter import UsageCounter
 from shared.job.job import new_job_id_in
-from shared.job.states import JobEvent
 from shared.store import keys
 from shared.store.deliveries import Deliveries
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
@@ -61,7 +60,7 @@ async def completes(case: Case) -> str:
 
 async def fails(case: Case) -> str:
     worker, held = await case.begin()
-    await worker.end(held, event=JobEvent.FAIL, error_code="x")
+    await worker.end(held, error_code="x")
     return held.id
 
 

@@ -12,7 +12,6 @@ from gateway.core.job_search import search
 from shared.job.job import NewJob
 from shared.job.lanes import CLIENT_LANES, DEFAULT, FLEX, PRIORITY
 from shared.job.place import Place
-from shared.job.states import JobEvent
 from shared.store import keys
 from shared.store.queue import Queue
 from shared.store.views import LaneDepth, alive, depths, next_place, page, places, with_errors
@@ -140,7 +139,7 @@ async def test_a_page_tells_deleted_jobs_and_removes_them_from_the_index(case: C
 
 
 async def test_neither_bodies_nor_long_errors_are_read_to_show_jobs(alone: Case) -> None:
-    refusal: dict[str, Any] = {"event": JobEvent.FAIL, "error_code": "rejected", "status": 400}
+    refusal: dict[str, Any] = {"error_code": "rejected", "status": 400}
     bodies = {}
     for body in (b'{"error": {}}', b"x" * 1_000_000, b"fine"):
         worker, job = await alone.begin(stream=False, body=b"x" * 1_000_000)

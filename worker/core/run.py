@@ -21,7 +21,6 @@ from shared.api.error_shapes import as_anthropic, as_anthropic_event, error_styl
 from shared.api.multipart import content_type_of
 from shared.job.errors import AnswerTooLarge, FlotillaError, UnknownRoute
 from shared.job.result import MAX_RESULT_BYTES, JobResult
-from shared.job.states import JobEvent, JobState, after
 from shared.platform import tracing
 from shared.store.errors import until_answered
 from shared.store.queue import HeldJob
@@ -224,7 +223,7 @@ class Run:
         if outcome != "ok":
             log.info("result not stored: the job is already %s", outcome)
             return Outcome.LOST
-        self.ending = after(JobState.IN_PROGRESS, result.event)
+        self.ending = result.state
         return Outcome.FINISHED
 
     async def _read_body(self) -> None:
@@ -330,7 +329,6 @@ class Run:
         if output.edit and not code and body:
             body = output.edit.whole(body)
         return JobResult(
-            event=JobEvent.FAIL if code else JobEvent.COMPLETE,
             error_code=code,
             status=status,
             content_type=content_type,

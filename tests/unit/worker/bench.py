@@ -16,7 +16,6 @@ from shared.job.job import NO_ORIGIN, Origin
 from shared.job.log import DeltaDecoder, Entry, EventName, Position, read_entry
 from shared.job.record import ResponseInfo
 from shared.job.result import JobResult
-from shared.job.states import JobEvent
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.store.queue import NOT_TOLD, HeldJob, Queue, Step
 from worker.core.output import Output
@@ -123,7 +122,6 @@ class RecordingQueue:
         assert first_us >= 0
         assert stored.pop("result_bytes") == counted[-1]
         answer = JobResult(
-            event=JobEvent.COMPLETE if state == "completed" else JobEvent.FAIL,
             error_code=code,
             body=body,
             headers=tuple(json.loads(headers or "{}").items()),

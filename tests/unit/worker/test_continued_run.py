@@ -16,7 +16,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from shared.job.log import Entry, Position, Transcript, read_journal
-from shared.job.states import JobEvent
+from shared.job.states import JobState
 from shared.store.errors import StoreUnavailable
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
@@ -121,7 +121,7 @@ async def whole_run(engine: Any, body: dict[str, Any]) -> tuple[Bench, dict[str,
         body = {**body, "stop": stop if body["stop"] == "STOP" else ["never", stop]}
     bench, outcome = await run(engine, body)
     assert outcome is Outcome.FINISHED
-    assert bench.queue.answer.event is JobEvent.COMPLETE
+    assert bench.queue.answer.state is JobState.COMPLETED
     return bench, body
 
 

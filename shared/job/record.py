@@ -37,6 +37,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
+from pydantic import TypeAdapter
 
 from shared.job.job import Attempt, Job, Origin
 from shared.job.lanes import CLIENT_LANES
@@ -53,7 +54,8 @@ WHOLE = (*SUMMARY, "result", "headers")
 
 
 class Request(NamedTuple):
-    """What the gateway submitted, but for the body. The scripts use these names."""
+    """What the gateway submitted (NewJob), but for the body: times in milliseconds, `1` for true,
+    empty where there is nothing. The scripts use these names."""
 
     tenant: str
     pool: str
@@ -61,25 +63,17 @@ class Request(NamedTuple):
     model: str
     endpoint: str
     stream: str
-    """`1` if the answer is server-sent events."""
     ttl_ms: str
     max_attempts: str
     metadata: str
-    """JSON, empty if there is none."""
+    """JSON."""
     keep_ms: str
-    """How long it may run on without a reader; empty: to its end."""
     run_ms: str
-    """Time from its first start to its run deadline; empty: it has none."""
     queue_ms: str
-    """Time from submit to its queue deadline; empty: it has none."""
     total_ms: str
-    """Time from submit to the deadline for the whole job; empty: it has none."""
     retried_from: str
-    """The job whose request it repeats; empty if it repeats none."""
     key: str
-    """The id of the API key that submitted it; empty: it stands in the settings."""
     reserved: str
-    """The tokens that were taken from its limits, and the day (rate_limits.py); empty: none."""
 
 
 class Lease(NamedTuple):
@@ -120,6 +114,7 @@ class ResponseInfo(NamedTuple):
 
 _NO_REQUEST = Request("", "", CLIENT_LANES[1], "", "", "", "86400000", "1", *[""] * 8)
 """In place of one that can't be read."""
+_LEASE, _RESPONSE = TypeAdapter(Lease), TypeAdapter(ResponseInfo)
 _UNREADABLE = (
     ValueError,
     TypeError,
@@ -167,7 +162,7 @@ def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         return parse(value) if value else None
 
     request = _read_request(raw[b"request"])
-    lease: Lease | None = read("lease", _checked_lease)
+    lease: Lease | None = read("lease", _read_lease)
     response: ResponseInfo | None = read("response", _read_response)
     state = JobState(raw[b"state"].decode())
     if state is JobState.IN_PROGRESS and lease is None:
@@ -187,7 +182,7 @@ def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         endpoint=request.endpoint,
         stream=request.stream == "1",
         created_at=created_us / 1e6,
-        started_at=int(lease.started_us) / 1e6 if lease and lease.worker else None,
+        started_at=_seconds(lease.started_us) if lease and lease.worker else None,
         finished_at=finished_at,
         deadline_at=read("deadline_us", _seconds),
         queue_deadline_s=int(request.queue_ms) / 1e3 if request.queue_ms else None,
@@ -223,23 +218,12 @@ def _read_request(packed: bytes) -> Request:
     return request
 
 
-def _checked_lease(packed: bytes) -> Lease:
-    lease = Lease(*msgpack.unpackb(packed))
-    int(lease.generation), int(lease.attempts)
-    if not isinstance(lease.worker, str):
-        raise ValueError("not a lease")
-    if lease.worker:
-        int(lease.started_us)
-    return lease
+def _read_lease(packed: bytes) -> Lease:
+    return _LEASE.validate_python(msgpack.unpackb(packed))
 
 
 def _read_response(packed: bytes) -> ResponseInfo:
-    response = ResponseInfo(*msgpack.unpackb(packed))
-    if not isinstance(response.status, int) or not isinstance(response.content_type, str):
-        raise ValueError("not a response")
-    _ = response.prompt_tokens + response.completion_tokens + response.result_bytes
-    _ = response.cached_tokens + 0
-    return response
+    return _RESPONSE.validate_python(msgpack.unpackb(packed))
 
 
 def pack_headers(headers: Sequence[tuple[str, str]]) -> str:
@@ -259,7 +243,7 @@ def _read_history(packed: bytes) -> list[Attempt]:
     ]
 
 
-def _seconds(us: bytes | str | int) -> float:
+def _seconds(us: bytes | int) -> float:
     return int(us) / 1e6
 
 

@@ -14,13 +14,15 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
+from redis.crc import key_slot
 
+from shared.platform import redis_url
 from shared.platform.redis_url import Address, RedisUrl, checks_host_name
 from shared.store.errors import (
     StoreError,
@@ -29,6 +31,9 @@ from shared.store.errors import (
     StoreUnavailable,
     StoreUnwritable,
 )
+
+if TYPE_CHECKING:
+    from shared.store.servers import Masters
 
 log = logging.getLogger("flotilla.redis")
 
@@ -39,6 +44,9 @@ _LOOK_S = 0.5
 _RETRY_S = 0.02
 _SETTLED_S = 5.0
 """A connection that is younger is not ended because of another one's replica."""
+_REFUSED_S = 0.2
+"""For so long a slot counts as not served after a node has refused it: callers that wait try more
+often."""
 _MESSAGES = (b"message", b"smessage")
 _INCOMPLETE = object()
 _VERIFY = {
@@ -82,22 +90,28 @@ def refused(reply: str) -> StoreError:
 
 
 class Server:
-    """One Redis: where connections to it lead, and how they log in."""
+    """One Redis: where connections to it lead, and how they log in. With Sentinels, or on a
+    cluster, it is the present master, which may be another one later."""
 
-    is_of_slot = False
-    """It has one slot of a cluster: calls may be refused while the slot is not served."""
-
-    def __init__(self, url: RedisUrl) -> None:
-        self.name = url.name
+    def __init__(self, url: RedisUrl, masters: Masters | None = None, tag: str = "") -> None:
+        """`masters` know its address; `tag`: on a cluster, a hash tag of its slot."""
+        self.is_of_slot = url.kind == redis_url.CLUSTER
+        """It has one slot of a cluster: calls may be refused while the slot is not served."""
+        self.name = f"{url.name} {{{tag}}}" if self.is_of_slot else url.name
         """For log lines."""
         self.links: WeakSet[_Link] = WeakSet()
         """Its open connections."""
         self._url = url
+        self._masters = masters
+        self._slot = key_slot(tag.encode())
+        self._refused_at = -_REFUSED_S
+        if masters is not None:
+            masters.members.add(self)
 
     @property
     def is_served(self) -> bool:
-        """Whether calls are carried out there, as far as is known."""
-        return True
+        """Whether no node has refused the slot lately."""
+        return not self.is_of_slot or time.monotonic() - self._refused_at >= _REFUSED_S
 
     def tls(self) -> ssl.SSLContext | None:
         """For a new connection, as its files are now; None without TLS. Raises OSError."""
@@ -126,14 +140,33 @@ class Server:
 
     async def address(self) -> Address | str:
         """Host and port, or the path of a socket. Raises StoreError."""
+        if self._masters is not None:
+            return await self._masters.read(self._slot)
         return self._url.path or self._url.nodes[0]
 
     def unreachable(self, problem: object) -> StoreError:
-        """The error for a connection that could not be made."""
-        return StoreUnavailable(f"Redis {self.name}: {problem}")
+        """The error for a connection that can't be made. Another node may have the slot soon."""
+        if self.is_of_slot:
+            self.refused()
+        kind = SlotUnavailable if self.is_of_slot else StoreUnavailable
+        return kind(f"Redis {self.name}: {problem}")
 
     def refused(self) -> None:
         """It has refused a call since it does not serve the slot."""
+        self._refused_at = time.monotonic()
+        self.look()
+
+    def look(self) -> None:
+        """Another server may have taken its place."""
+        if self._masters is not None:
+            self._masters.look()
+
+    def end_moved(self) -> None:
+        """End all connections to servers that are not the master any more."""
+        present = self._masters and self._masters.master(self._slot)
+        for link in list(self.links):
+            if present and link.address != present:
+                link.end(StoreUnavailable(f"another server is the master of {self.name}"))
 
     def end_replicas(self) -> None:
         """It has become a replica: connecting anew finds its successor, for subscriptions, too."""
@@ -141,11 +174,12 @@ class Server:
             if link.opened_at < time.monotonic() - _SETTLED_S:
                 link.end(StoreUnavailable("connected to a replica"))
 
-    def look(self) -> None:
-        """A connection is silent: another server may have taken its place."""
-
     async def close(self) -> None:
-        """The client is closed."""
+        """The client is closed. The last one ends the questions for the masters."""
+        if self._masters is not None:
+            self._masters.members.discard(self)
+            if not self._masters.members:
+                await self._masters.close()
 
 
 class _Link(asyncio.Protocol):

@@ -27,7 +27,7 @@ from shared.store import keys
 from shared.store.connection import Argument, Connection, ScriptsMissing, SlotUnavailable
 from shared.store.errors import StoreRefused, StoreUnavailable
 from shared.store.servers import once_served
-from shared.store.subscription import channel_commands
+from shared.store.subscription import channel_command
 
 _FOLDER: Final = Path(__file__).parent / "scripts"
 _COMMON: Final = (
@@ -47,13 +47,12 @@ _REFUSED_WHEN_FULL: Final = frozenset(
 
 def _common() -> str:
     """What all scripts share, behind what they share with Python."""
-    commands = channel_commands()
     request = ", ".join(f"'{name}'" for name in Request._fields)
     placed = ("HASH_BYTES", "MOST_PREFIXES", "KEPT_S", "SLOT_BLOCKS", "ALL_SLOTS_BLOCKS")
     tables = {
         "SHARDED": str(keys.sharded()).lower(),
-        "PUBLISH": f"'{commands.publish}'",
-        "NUMSUB": f"'{commands.numsub}'",
+        "PUBLISH": f"'{channel_command('PUBLISH')}'",
+        "NUMSUB": f"'{channel_command('NUMSUB')}'",
         "LANES": "{" + ", ".join(f"'{lane}'" for lane in CLIENT_LANES) + "}",
         "REQUEST": "{" + request + "}",
         "CONVERSATION_PREFIX": f"'{CONVERSATION_PREFIX}'",

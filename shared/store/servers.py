@@ -34,9 +34,6 @@ _FRESH_S = 0.1
 _ANSWER_S = 1.0
 """A node that does not answer for so long is passed over."""
 _RETRY_S = 0.05
-_REFUSED_S = 0.2
-"""For so long a slot counts as not served after a node has refused it: callers that wait try more
-often."""
 
 Reply = TypeVar("Reply")
 _Range = tuple[int, int, Address]
@@ -50,7 +47,7 @@ def connect(url: str) -> Any:
     """
     parts = redis_url.parse(url)
     if parts.kind in {redis_url.SENTINEL, redis_url.CLUSTER}:
-        return Client(Master(Masters(parts), FLEET_TAG))
+        return Client(Server(parts, Masters(parts), FLEET_TAG))
     return Client(Server(parts))
 
 
@@ -66,8 +63,9 @@ class Servers:
         """The shards that share a client: what a process does once for each connection, as to
         subscribe, it does for each group."""
         if redis_url.is_cluster(url):
-            tags, masters = shard_tags(shards), Masters(redis_url.parse(url))
-            clients: list[Any] = [Client(Master(masters, tag)) for tag in (FLEET_TAG, *tags)]
+            tags, parts = shard_tags(shards), redis_url.parse(url)
+            masters = Masters(parts)
+            clients: list[Any] = [Client(Server(parts, masters, tag)) for tag in (FLEET_TAG, *tags)]
             self.primary, *self._of_groups = clients
             self.groups = [range(shard, shard + 1) for shard in range(shards)]
         else:
@@ -193,7 +191,7 @@ class Masters:
 
     def __init__(self, url: RedisUrl) -> None:
         self.url = url
-        self.members: WeakSet[Master] = WeakSet()
+        self.members: WeakSet[Server] = WeakSet()
         self._nodes = tuple(random.sample(url.nodes, len(url.nodes)))
         """Those to ask, the one that has answered last at first. In random order: an answer costs
         0.2 ms, and all processes ask."""
@@ -302,56 +300,3 @@ def parse_slots(reply: Any, asked: Address) -> list[_Range]:
         # A node that does not know its own name leaves it out: it is the host that was asked.
         ranges.append((int(first), int(last), (host.decode() if host else asked[0], int(port))))
     return ranges
-
-
-class Master(Server):
-    """The present master of one slot, or the one that the Sentinels name."""
-
-    def __init__(self, masters: Masters, tag: str) -> None:
-        """`tag`: a hash tag of the slot."""
-        super().__init__(masters.url)
-        self.is_of_slot = masters.url.kind == redis_url.CLUSTER
-        if self.is_of_slot:
-            self.name += f" {{{tag}}}"
-        self._masters = masters
-        self._slot = key_slot(tag.encode())
-        self._refused_at = -_REFUSED_S
-        masters.members.add(self)
-
-    @property
-    def is_served(self) -> bool:
-        """Whether no node has refused the slot lately."""
-        return not self.is_of_slot or time.monotonic() - self._refused_at >= _REFUSED_S
-
-    async def address(self) -> Address:
-        """The master's. Raises StoreError."""
-        return await self._masters.read(self._slot)
-
-    def unreachable(self, problem: object) -> StoreError:
-        """The master takes no connection: another node may have the slot soon."""
-        if not self.is_of_slot:
-            return super().unreachable(problem)
-        self.refused()
-        return SlotUnavailable(f"the master of {self.name}: {problem}")
-
-    def refused(self) -> None:
-        """A node does not serve the slot."""
-        self._refused_at = time.monotonic()
-        self.look()
-
-    def look(self) -> None:
-        """Another server may be the master."""
-        self._masters.look()
-
-    def end_moved(self) -> None:
-        """End all connections to servers that are not the master any more."""
-        present = self._masters.master(self._slot)
-        for link in list(self.links):
-            if present is not None and link.address != present:
-                link.end(StoreUnavailable(f"another server is the master of {self.name}"))
-
-    async def close(self) -> None:
-        """The client is closed. The last one ends the questions for the masters."""
-        self._masters.members.discard(self)
-        if not self._masters.members:
-            await self._masters.close()

@@ -1,7 +1,7 @@
 """Pub/sub channels: a subscription that reconnects, and who is subscribed.
 
 Token path: Redis pub/sub -> connection.py -> here -> gateway/core/relay.py. Workers receive their
-control messages the same way. On a cluster a channel lies in a slot, and has commands of its own.
+control messages the same way.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from shared.platform.backoff import Backoff
 from shared.store import keys
@@ -27,21 +27,11 @@ _SILENCE_S = 3.0
 """Longest wait for the reply to a ping: a connection that is half open never answers."""
 
 
-class ChannelCommands(NamedTuple):
-    """Names of commands, and of a subcommand of PUBSUB."""
-
-    subscribe: str
-    publish: str
-    numsub: str
-
-
-_ONE_REDIS = ChannelCommands("SUBSCRIBE", "PUBLISH", "NUMSUB")
-_CLUSTER = ChannelCommands("SSUBSCRIBE", "SPUBLISH", "SHARDNUMSUB")
-
-
-def channel_commands() -> ChannelCommands:
-    """Those of this fleet's Redis."""
-    return _CLUSTER if keys.sharded() else _ONE_REDIS
+def channel_command(name: str) -> str:
+    """SUBSCRIBE, PUBLISH or NUMSUB of this fleet's Redis: on a cluster channels lie in slots."""
+    if not keys.sharded():
+        return name
+    return "SHARDNUMSUB" if name == "NUMSUB" else f"S{name}"
 
 
 class Subscription:
@@ -83,7 +73,7 @@ class Subscription:
         try:
             while True:
                 try:
-                    await self._connection.call(channel_commands().subscribe, self._name)
+                    await self._connection.call(channel_command("SUBSCRIBE"), self._name)
                     backoff.reset()
                     self.connected.set()
                     self._on_connected()
@@ -110,7 +100,7 @@ async def with_subscribers(redis: Any, shard: int, channels: Collection[str]) ->
         return set()
     names = [keys.channel_at(shard, channel) for channel in channels]
     # A flat list: name, number of subscribers, ...
-    reply = await redis.execute_command("PUBSUB", channel_commands().numsub, *names)
+    reply = await redis.execute_command("PUBSUB", channel_command("NUMSUB"), *names)
     return {channel for channel, n in zip(channels, reply[1::2], strict=True) if n}
 
 
@@ -127,5 +117,5 @@ async def send(servers: Servers, workers: Iterable[str], message: bytes) -> None
     pipeline = servers.of(0).pipeline(transaction=False)
     for worker in workers:
         channel = keys.channel_at(0, keys.control_channel(worker))
-        pipeline.execute_command(channel_commands().publish, channel, message)
+        pipeline.execute_command(channel_command("PUBLISH"), channel, message)
     await pipeline.execute()

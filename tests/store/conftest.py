@@ -23,7 +23,7 @@ from shared.store import keys
 from shared.store.queue import Control, Emitted, HeldJob, Queue, Step, pack_end, parse_control
 from shared.store.scripts import library
 from shared.store.servers import Servers
-from shared.store.subscription import channel_commands
+from shared.store.subscription import channel_command
 from tests.harness.servers import RedisServer, redis_of_kind
 
 POOL, TENANT, GATEWAY = "pool", "tenant", "gw-1"
@@ -81,7 +81,7 @@ class ChannelSubscriber:
         self._store = store
         self._channel = keys.channel_at(shard, channel)
         self._pubsub = store.pubsub()
-        self._pubsub.execute_command(channel_commands().subscribe, self._channel)
+        self._pubsub.execute_command(channel_command("SUBSCRIBE"), self._channel)
         self._next()
 
     def _next(self) -> bytes:
@@ -92,7 +92,7 @@ class ChannelSubscriber:
 
     def messages(self) -> list[bytes]:
         """The messages since the last call."""
-        self._store.execute_command(channel_commands().publish, self._channel, "that is all")
+        self._store.execute_command(channel_command("PUBLISH"), self._channel, "that is all")
         received = []
         while (message := self._next()) != b"that is all":
             received.append(message)
@@ -100,7 +100,7 @@ class ChannelSubscriber:
 
     def leave(self) -> None:
         """Receive nothing any more, from the return on: Redis sees a closed connection later."""
-        command = channel_commands().subscribe.replace("SUBSCRIBE", "UNSUBSCRIBE")
+        command = channel_command("SUBSCRIBE").replace("SUBSCRIBE", "UNSUBSCRIBE")
         self._pubsub.execute_command(command, self._channel)
         self._next()
 

@@ -14,12 +14,13 @@ from redis import Redis
 from redis.crc import key_slot
 
 from shared.platform import redis_url
+from shared.store import connection as connections
 from shared.store import keys
 from shared.store import servers as module
-from shared.store.connection import Client, Connection, SlotUnavailable
+from shared.store.connection import Client, Connection, Server, SlotUnavailable
 from shared.store.errors import StoreError, StoreTimeout, StoreUnavailable
 from shared.store.queue import Queue, Step
-from shared.store.servers import Master, Masters, Servers, once_served, parse_slots, shard_tags
+from shared.store.servers import Masters, Servers, once_served, parse_slots, shard_tags
 from tests.harness.servers import (
     RedisCluster,
     RedisServer,
@@ -93,7 +94,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 
 @contextlib.asynccontextmanager
 async def opened(url: str, tag: str = TAG) -> AsyncIterator[Client]:
-    redis = Client(Master(Masters(redis_url.parse(url)), tag))
+    redis = Client(Server(redis_url.parse(url), Masters(redis_url.parse(url)), tag))
     try:
         yield redis
     finally:
@@ -166,7 +167,7 @@ async def test_a_slot_that_is_being_moved_is_waited_for(
     pair: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ASK is not followed: the key would be made where the others of its shard are not."""
-    monkeypatch.setattr(module, "_REFUSED_S", 600.0)
+    monkeypatch.setattr(connections, "_REFUSED_S", 600.0)
     source = pair.master_of(SLOT)
     (target,) = [node for node in pair.masters if node is not source]
     async with opened(pair.url) as redis, connected(redis) as connection:

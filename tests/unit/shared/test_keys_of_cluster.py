@@ -7,7 +7,7 @@ import pytest
 from shared.store import keys
 from shared.store.scripts import library
 from shared.store.servers import shard_tags
-from shared.store.subscription import channel_commands
+from shared.store.subscription import channel_command
 
 SHARDS = 3
 
@@ -23,7 +23,7 @@ def test_one_redis_has_the_keys_it_had() -> None:
     assert keys.base(2) == "flotilla:{2}:"
     assert keys.parse("flotilla:{2}:job:x") == (2, "job", "x")
     assert keys.channel_at(2, "flotilla:tokens:gw") == "flotilla:tokens:gw"
-    assert channel_commands().publish == "PUBLISH"
+    assert channel_command("PUBLISH") == "PUBLISH"
     assert "SPUBLISH" not in library()[1]
 
 

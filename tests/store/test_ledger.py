@@ -61,8 +61,8 @@ async def test_all_of_a_small_job_counts(case: Case) -> None:
     assert kept(case.server) == check(case.server) == 0
 
 
-async def test_a_quota_counts_also_for_who_is_alone(own_kind: RedisServer) -> None:
-    async with open_case(own_kind, Quotas(kept_bytes=100 * KB)) as case:
+async def test_a_quota_counts_also_for_who_is_alone(one: RedisServer) -> None:
+    async with open_case(one, Quotas(kept_bytes=100 * KB)) as case:
         await case.submit(body=b"x" * 50 * KB)
         with pytest.raises(QuotaExceeded):
             await case.submit(body=b"x" * 50 * KB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -196,36 +197,38 @@ async def test_a_finished_job_has_its_answer_and_leaves_nothing_else(case: Case)
     assert 50_000 < ttl_ms[0] <= 60_000 < ttl_ms[1]
 
 
-@pytest.mark.parametrize("size", [0, 9, INLINE_RESULT_BYTES, INLINE_RESULT_BYTES + 1])
-async def test_a_plain_answer_travels_with_its_end_if_it_is_short(case: Case, size: int) -> None:
-    gateway, body = case.gateway(), bytes(n % 251 for n in range(size))
+SHORT, LONG = b"\0\xff" * 9, b"x" * (INLINE_RESULT_BYTES + 1)
+ANSWERS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
+    "empty": ({}, (200, b"a/b", b"")),
+    "short": ({"body": SHORT, "status": 201}, (201, b"a/b", SHORT)),
+    "longest": ({"body": LONG[1:]}, (200, b"a/b", LONG[1:])),
+    "too long": ({"body": LONG}, ()),
+    "with headers": ({"body": SHORT, "headers": (("x-a", "1"),)}, ()),
+    "refusal": (
+        {"body": SHORT, "status": 400, "error_code": "bad_request"},
+        (400, b"a/b", SHORT),
+    ),
+}
+"""What a worker ends a plain job with, and what of it comes with the event; the rest is read."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_a_plain_answer_travels_with_its_end_if_it_is_short(case: Case, name: str) -> None:
+    gateway, (answer, told) = case.gateway(), ANSWERS[name]
     worker, held = await case.begin(stream=False)
-    for number in range(n_pieces(size)):
+    body = answer.get("body", b"")
+    for number in range(n_pieces(len(body))):
         assert await case.queue.store_piece(held, number, body)
-    await worker.end(held, "t", body=body, content_type="a/b", status=201)
-    (event,) = gateway.details()
-    is_long = size > INLINE_RESULT_BYTES
-    assert event == (b"completed", 3, 0, *(() if is_long else (201, b"a/b", body)))
+    await worker.end(held, "t", content_type="a/b", **answer)
+    ((event, *details),) = gateway.details()
+    assert (event, *details) == (event, 3, 0, *told)
+    assert event == (b"failed" if "error_code" in answer else b"completed")
     assert (await case.log(held))[-1].details == (3, 0)
     found = await case.shown(held)
-    assert (found.status, found.result_bytes) == (201, size)
+    assert (found.status, found.result_bytes) == (answer.get("status", 200), len(body))
+    assert (found.error_code or "") == answer.get("error_code", "")
+    assert found.headers == dict(answer.get("headers", ()))
     assert (found.result or await case.queue.piece(held.id, 0) or b"") == body
-
-
-async def test_headers_and_refusals(case: Case) -> None:
-    gateway = case.gateway()
-    worker, held = await case.begin(stream=False)
-    await worker.end(held, body=b"{}", headers=(("x-a", "1"),))
-    assert gateway.details() == [(b"completed", 3, 0)]  # a gateway reads it from the record
-    found = await case.shown(held)
-    assert (found.headers, found.result) == ({"x-a": "1"}, b"{}")
-    worker, refused = await case.begin()
-    await worker.end(
-        refused, error_code="bad_request", status=400, body=b"{}",
-        content_type="application/json",
-    )  # fmt: skip
-    assert gateway.details() == [(b"failed", 3, 0, 400, b"application/json", b"{}")]
-    assert case.record(refused.id)["error_code"] == "bad_request"
 
 
 @pytest.mark.parametrize("how", ["cancelled", "handed over", "lost", "lost log"])

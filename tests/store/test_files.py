@@ -9,13 +9,12 @@ import pytest
 
 from gateway.files.files import Files
 from gateway.maintenance.file_sweep import FileSweep
-from shared.job.errors import BadRequest, FileInUse, StorageQuotaExceeded, StorageUnavailable
+from shared.job.errors import BadRequest, FileInUse, StorageUnavailable
 from shared.storage import Segment
 from shared.store import keys
 from shared.store.files import (
     FileRecords,
     Purpose,
-    StorageQuota,
     StoredFile,
     file_blob,
     new_file_id,
@@ -40,20 +39,6 @@ async def make_file(
     segment = Segment(file_blob(file_id), n_bytes)
     name, created_at = "a b\n.jsonl", round(now_s, 6)
     return StoredFile(file_id, A, name, Purpose.BATCH, created_at, expires_at, (segment,))
-
-
-async def test_bytes_and_files_have_a_quota(records: FileRecords) -> None:
-    quota = StorageQuota(15, 2)
-    await records.add(await make_file(records), quota)
-    await records.check_room(A, quota)
-    with pytest.raises(StorageQuotaExceeded, match="stored bytes is used up: there are 10 now"):
-        await records.add(await make_file(records), quota)
-    await records.add(await make_file(records, 5), quota)
-    with pytest.raises(StorageQuotaExceeded, match="stored files is used up: there are 2 now"):
-        await records.add(await make_file(records), StorageQuota(files=2))
-    for full in (StorageQuota(bytes=15), StorageQuota(files=2)):
-        with pytest.raises(StorageQuotaExceeded):
-            await records.check_room(A, full)
 
 
 async def test_what_has_expired_is_not_shown_and_what_a_batch_reads_stays(

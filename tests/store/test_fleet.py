@@ -15,9 +15,8 @@ from gateway.ops.autoscaler import tick as autoscale
 from gateway.ops.autoscaler.tick import tick
 from shared.fleet.limits import Limit
 from shared.fleet.pool import pool_name
-from shared.fleet.registry import LOADING_EXPIRY_S, ModelInfo, unknown_card
+from shared.fleet.registry import ModelInfo, unknown_card
 from shared.fleet.scale_decisions import Scale
-from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
 from shared.platform.tasks import TaskSupervisor
 from shared.store import keys
@@ -172,22 +171,6 @@ SETTINGS = Settings(autoscale="m=0:3", pool=POOL)
 async def scale_of(case: Case, pool: str = POOL) -> Scale:
     _, scales = await ScaleStore(case.queue).read([pool])
     return scales[pool]
-
-
-async def test_announced_workers_are_observed(registry: Registry, live: Case) -> None:
-    await registry.announce(worker(pool=POOL, finished=2, job_s=3.0, start_s=9.0))
-    loads = worker("w-2", pool=POOL, state=WorkerState.STARTING, slots=0)
-    await registry.announce(loads, LOADING_EXPIRY_S)
-    await registry.announce(worker("w-3", pool="other"))
-    for _ in range(3):
-        await live.submit()
-    await live.worker(room=1).claim()
-    await tick(live.queue, registry, SETTINGS, SETTINGS.described)
-    scale = await scale_of(live)
-    seen = scale.seen
-    assert (seen.waiting, seen.running, seen.ready, seen.starting) == (2, 1, 1, 1)
-    assert (seen.slots, seen.start_s, seen.job_s) == (8, 9.0, 3.0)
-    assert scale.wanted >= 2  # one would do, but the other one loads
 
 
 async def test_decisions_are_bounded_and_those_that_cannot_be_read_are_as_if_there_were_none(

@@ -11,15 +11,13 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.maintenance.usage_counter import UsageCounter
-from shared.job.job import new_job_id_in
 from shared.store import keys
 from shared.store.deliveries import Deliveries
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.queue import HeldJob, Queue
 from shared.store.usage import OTHER, UsageRecords, UsageSums
 from shared.webhooks.webhook_delivery import notify_of
-from tests.harness.servers import RedisServer
-from tests.store.conftest import GATEWAY, TENANT, Case, missed_without, open_case
+from tests.store.conftest import GATEWAY, TENANT, Case, missed_without
 
 KEPT_DAYS = 400
 KEY = "key_0123456789abcdef01234567"
@@ -213,16 +211,6 @@ async def test_an_entry_is_added_once_by_processes_that_are_killed_or_many(live:
     assert (await records.backlog())[0::2] == (0, 3)
     (used,) = await records.used(["t:" + TENANT], datetime.now(UTC).timestamp())
     assert used == (15, 15)
-
-
-async def test_sums_of_all_shards_are_one(one: RedisServer) -> None:
-    async with open_case(one, shards=3, own_clock=False) as case:
-        for shard in (0, 1, 1, 2):
-            await complete(case, id=new_job_id_in(shard), key=KEY)
-        for _ in range(2):
-            await add_up(case.queue)
-        assert (await sums(case.queue))[OWNER].jobs == 4
-        assert {*(await EndedStreams(case.queue, Reader.USAGE).positions())} == {0, 1, 2}
 
 
 async def test_a_tenant_with_too_many_rows_has_one_for_the_rest(

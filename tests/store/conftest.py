@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import ExitStack, asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 from redis import Redis
@@ -453,21 +453,6 @@ def missed_without(old: str, new: str, **arguments: Any) -> Callable[[Test], Tes
     return noted
 
 
-# --- without a case: on Redis' own clock ---
-
-
-@pytest.fixture
-async def queue(live: Case) -> Queue:
-    """A queue of one shard, on each kind of server."""
-    return live.queue
-
-
-@pytest.fixture
-def store(live: Case) -> Redis:
-    """A client that reads what it holds."""
-    return cast(Redis, live.server)
-
-
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """Of 127.0.0.1, with its key beside it."""
@@ -479,19 +464,3 @@ def certificate(tmp_path: Path) -> Path:
         capture_output=True,
     )
     return certificate
-
-
-async def submit(queue: Queue, **changes: Any) -> NewJob:
-    """Submit a job. Raises what refuses it."""
-    job = make_job(**changes)
-    (reply,) = queue.parse_submit([job], await queue.submit(job.shard, [job], 1000))
-    if isinstance(reply, Exception):
-        raise reply
-    return job
-
-
-async def claim(queue: Queue, count: int) -> list[HeldJob]:
-    """Claim at most so many jobs, for a worker that has room for them alone."""
-    jobs = await queue.claim(0, POOL, "w-1", room=count, known=10_000, most=count)
-    assert jobs is not None
-    return jobs

@@ -22,10 +22,7 @@ from shared.store.errors import StoreUnwritable
 from shared.store.operators import (
     MOST_CHANGES,
     AuditTrail,
-    DesiredPool,
-    DesiredPools,
     OperationAnswers,
-    PoolSwitches,
 )
 from shared.tenants.api_key import ApiKey, digest_of, new_key_id, new_secret
 from shared.tenants.rate_limits import NO_LIMITS, RateLimits
@@ -262,26 +259,6 @@ async def test_a_gateway_learns_of_changes_with_and_without_a_message(live: Case
 
 
 # --- operators ---
-
-
-async def test_switches_and_adapters_are_those_of_a_pool(live: Case) -> None:
-    desired = DesiredPools(live.queue)
-    await desired.switch("a", paused=True)
-    await desired.switch("a", intake_stopped=True)
-    await desired.switch("b", paused=True)
-    await desired.switch("b", paused=False)
-    one, two = ({"lora_name": name, "lora_path": f"/{name}"} for name in ("one", "two"))
-    new = two | {"lora_path": "/new"}
-    assert await desired.put_adapter("a", two, replace=False)
-    assert await desired.put_adapter("a", one, replace=False)
-    assert not await desired.put_adapter("a", new, replace=False)
-    assert await desired.put_adapter("a", new, replace=True)
-    assert await desired.put_adapter("b", one, replace=True)
-    assert await desired.switches(["a", "b", "c"]) == {"a": PoolSwitches(True, True)}
-    assert await desired.read("a") == DesiredPool(True, True, {"one": one, "two": new})
-    assert [await desired.remove_adapter("a", "one") for _ in range(2)] == [True, False]
-    assert list((await desired.read("a")).adapters) == ["two"]
-    assert await desired.read("b") == DesiredPool(False, False, {"one": one})
 
 
 async def test_answers_and_changes_of_operators_are_bounded(live: Case) -> None:

@@ -258,14 +258,8 @@ async def test_what_is_kept_has_its_room_already(client: Redis, queue: Queue) ->
 async def test_the_memory_is_looked_at_all_the_time(client: Redis, queue: Queue) -> None:
     running = asyncio.create_task(Health(queue, 0.9).run())
 
-    async def is_limited() -> bool:
-        return queue.rooms[0].most < inf
-
-    async def is_unlimited() -> bool:
-        return queue.rooms[0].most == inf
-
     client.config_set("maxmemory", 100 * MB)
-    await eventually(is_limited, "there is a limit")
+    await eventually(lambda: queue.rooms[0].most < inf, "there is a limit")
     client.config_set("maxmemory", 0)
-    await eventually(is_unlimited, "there is no limit")
+    await eventually(lambda: queue.rooms[0].most == inf, "there is no limit")
     await end([running])

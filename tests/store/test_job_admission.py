@@ -24,11 +24,7 @@ from shared.job.states import WorkerState
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.fleet_registry import Registry
 from shared.store.queue import Queue
-from tests.store.conftest import (
-    POOL,
-    claim,
-    make_job,
-)
+from tests.store.conftest import POOL, Case, make_job
 from tests.unit.gateway.test_wait_estimate import SCALE
 from tests.unit.worker_info import worker as info
 
@@ -44,6 +40,11 @@ class Door:
         self.fleet = FleetView(queue)
         self.admission = JobAdmission(queue, self.fleet)
         self.admit = self.admission.admit
+
+
+@pytest.fixture
+def queue(live: Case) -> Queue:
+    return live.queue
 
 
 @pytest.fixture
@@ -99,8 +100,8 @@ async def test_another_tenant_waits_for_its_turn_only(door: Door, queue: Queue) 
     assert await door.admit(make_job(tenant="other", max_wait_s=3.0))
 
 
-async def test_a_job_that_need_not_wait_is_not_refused(door: Door, queue: Queue) -> None:
-    await claim(queue, SLOTS)
+async def test_a_job_that_need_not_wait_is_not_refused(door: Door, live: Case) -> None:
+    await live.worker(room=SLOTS).claim()
     for _ in range(SLOTS):  # none of them is submitted meanwhile
         await door.admit(make_job(max_wait_s=0.01))
     with pytest.raises(DeadlineUnreachable):

@@ -1,5 +1,5 @@
-"""A client's place in a log, through a gateway's relay: each entry once and in order, or
-`stream_reset`, never silence. The model (test_model.py) has the same readers at random."""
+"""A client's place in a log, through a gateway's relay: what the model (test_model.py), which has
+the same readers, and streams over HTTP do not show."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ from gateway.core.reader import LogEvent, Reader, ReadMode
 from gateway.core.relay import Relay
 from shared.job.errors import RedisUnavailable, StreamReset
 from shared.job.log import (
-    Delta,
     Position,
-    Prompt,
     frame_head,
-    make_journal,
     pack_entry,
     pack_frame,
 )
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import end
 from shared.store.errors import StoreTimeout, StoreUnavailable
-from shared.store.queue import HeldJob, Step
+from shared.store.queue import HeldJob
 from tests.harness.waiting import eventually
 from tests.store.conftest import GATEWAY, Case, Holder, make_job
 
@@ -56,19 +53,6 @@ async def relay(
     await end([running])
 
 
-class Client:
-    """Takes what is written, unless it is slow."""
-
-    def __init__(self) -> None:
-        self.taken: list[bytes] = []
-        self.full = False
-
-    def write(self, data: bytes) -> bool:
-        if not self.full:
-            self.taken.append(data)
-        return not self.full
-
-
 async def submit(case: Case, relay: Relay, mode: ReadMode = CHUNKS, **changes: Any) -> Reader:
     """The reader of a new job."""
     job = make_job(stream=mode is CHUNKS, **changes)
@@ -77,32 +61,18 @@ async def submit(case: Case, relay: Relay, mode: ReadMode = CHUNKS, **changes: A
     return reader
 
 
-async def claim(worker: Holder) -> HeldJob:
-    """The only job; its gateways are told."""
-    job = await worker.claim_one()
-    worker.numbers[job.id] -= 1
-    await send(worker, job, pack_entry(None, None, ["claimed", worker.name]), stored=False)
-    return job
-
-
-async def send(worker: Holder, job: HeldJob, *entries: bytes, stored: bool = True) -> None:
-    """Have a worker write entries in one step, and publish them."""
-    step = Step()
-    for entry in entries:
-        entry_id = worker.next_id(job)
-        step.entries += [job.id, entry_id, entry] if stored else []
-        head = frame_head(job.id, job.generation)
-        frame = pack_frame(head, Position.read(entry_id.encode()).number, entry)
-        step.messages.setdefault(GATEWAY, []).append(frame)
-    await worker.send(step)
-
-
 async def begin(
     case: Case, relay: Relay, mode: ReadMode = CHUNKS, **changes: Any
 ) -> tuple[Reader, Holder, HeldJob]:
     """A new job's reader, and the worker that has claimed it."""
     reader, worker = await submit(case, relay, mode, **changes), case.worker()
-    return reader, worker, await claim(worker)
+    job = await worker.claim_one()
+    relay.dispatch(frame_of(job, 1, pack_entry(None, None, ["claimed", worker.name])))
+    return reader, worker, job
+
+
+def frame_of(job: HeldJob, number: int, entry: bytes) -> bytes:
+    return pack_frame(frame_head(job.id, job.generation), number, entry)
 
 
 def output(events: Sequence[LogEvent]) -> bytes:
@@ -117,62 +87,7 @@ async def read(reader: Reader, count: int) -> bytes:
     return found
 
 
-async def last(reader: Reader) -> LogEvent:
-    """The end."""
-    while not (events := await reader.next(LONG_S)) or not events[-1].last:
-        pass
-    return events[-1]
-
-
-# --- live, and from the log ---
-
-
-async def test_a_stream(case: Case, relay: Relay) -> None:
-    reader, worker, job = await begin(case, relay)
-    client = Client()
-    reading = asyncio.create_task(reader.next(LONG_S, client))
-    await worker.write(job, text="a")
-    await worker.write(job, text="b")
-    await eventually(lambda: client.taken == [b"a", b"b"], "chunks go straight to the client")
-    client.full = True
-    await worker.write(job, text="c")
-    assert output(await reading) == b"c"
-    late, after = relay.open(job.id, CHUNKS), relay.open(job.id, CHUNKS, after=3)
-    assert await read(late, 3) == b"abc"
-    assert await read(after, 1) == b"c"
-    await worker.end(job, "d")
-    for each in (reader, late, after):
-        event = await last(each)
-        assert (event.event, event.output, event.details[1]) == ("completed", b"d", 1)
-
-
-async def test_an_answer_that_is_not_streamed(case: Case, relay: Relay) -> None:
-    """The events of one that a client follows are the same from frames and from the log."""
-    first = await submit(case, relay, END)
-    reader, worker = relay.open(first.job_id, DELTAS, with_events=True), case.worker()
-    await eventually(lambda: reader.is_current, "it has read the log")
-    job = await worker.claim_one()
-    (event,) = await reader.next(LONG_S)
-    assert (event.number, event.event) == (1, "claimed")
-    records = [Prompt(0, 5), Delta(0, 0, (1, 2), "ü"), Delta(0, 1, (), ""), Delta(1, 0, (3,), "x")]
-    await send(worker, job, pack_entry(make_journal(records), None), pack_entry(7, [b"a"]))
-    expected = [LogEvent(2, "", records), LogEvent(3, "", [Delta(0, 0, (7,), "a")])]
-    assert await reader.next(LONG_S) == expected
-    assert await relay.open(job.id, DELTAS).next(LONG_S) == expected
-    await case.queue.give_back([job], "handed_over", "drain")
-    again = await case.worker("w-2").claim_one()
-    await send(worker, job, pack_entry(8, [b"late"]))  # of the attempt before
-    assert [event.event for event in await reader.next(LONG_S)] == ["handed_over", "claimed"]
-    other = case.worker("w-2", heard=False)
-    other.numbers[again.id] = again.number
-    await other.end(again, body=b"{}", content_type="text/json")
-    event = await last(first)
-    assert (event.event, *event.details[2:]) == ("completed", 200, b"text/json", b"{}")
-    assert (await last(reader)).event == "completed"
-    assert await last(relay.open(job.id, END)) == LogEvent(0, "completed", b"")
-
-
-# --- frames that are lost, late, or of another attempt ---
+# --- frames that are lost ---
 
 
 async def test_a_lost_frame_is_read_from_the_log(
@@ -256,11 +171,7 @@ async def test_malformed_chunks_end_their_own_answer_only(
     for reader, items in zip(readers, MALFORMED, strict=True):
         job = jobs[reader.job_id]
         claimed = pack_entry(None, None, ["claimed", worker.name])
-        frames = [
-            pack_frame(frame_head(job.id, job.generation), number, entry)
-            for number, entry in ((1, claimed), (2, pack_entry(None, items)))
-        ]
-        relay.dispatch(b"".join(frames))
+        relay.dispatch(frame_of(job, 1, claimed) + frame_of(job, 2, pack_entry(None, items)))
         with pytest.raises(StreamReset):
             await reader.next(LONG_S)
     await worker.write(jobs[other.job_id], text="a")

@@ -102,14 +102,6 @@ async def test_a_large_body_lies_in_a_key_of_its_own(case: Case) -> None:
     assert await case.queue.stored_request(job.id) == (b"", "")
 
 
-async def test_a_large_body_without_a_job_expires(case: Case) -> None:
-    await case.submit_all([make_job()], max_depth=1)
-    refused = make_job(body=b"x" * 70_000)
-    with pytest.raises(QueueFull):
-        await case.submit_all([refused], max_depth=1)
-    assert 0 < case.server.ttl(f"{case.base}body:{refused.id}") <= 60
-
-
 async def test_a_job_whose_large_body_is_lost_fails(case: Case) -> None:
     lost, job = await case.submit(body=b"x" * 70_000), await case.submit()
     case.server.delete(f"{case.base}body:{lost.id}")
@@ -171,15 +163,6 @@ async def test_a_worker_away_from_home_is_told_of_what_those_at_home_have_no_roo
     assert (home.told_to(Control.CLAIM), away.told_to(Control.CLAIM)) == (2, 0)
     await case.submit_all([make_job() for _ in range(3)])
     assert (home.told_to(Control.CLAIM), away.told_to(Control.CLAIM)) == (0, 3)
-
-
-async def test_a_worker_that_does_not_hear_is_passed_over(case: Case) -> None:
-    await case.worker("w-1", room=9, heard=False).claim()
-    heard = case.worker("w-2", room=1)
-    await heard.claim()
-    await case.submit()
-    assert heard.told_to(Control.CLAIM) == 1
-    assert case.server.zscore(f"{case.base}idle:{POOL}", "w-1") is None
 
 
 async def test_flex_jobs_make_room_for_better_lanes(case: Case) -> None:

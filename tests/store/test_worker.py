@@ -114,18 +114,6 @@ async def start(case: Case, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[St
     await end([task for worker in workers for task in worker.started])
 
 
-async def test_it_claims_when_it_is_woken_and_when_room_becomes_free_and_never_more(
-    case: Case, start: Start
-) -> None:
-    worker = await start(slots=1)
-    worker.run_claims()
-    idle = f"{case.base}idle:{POOL}"
-    await eventually(lambda: case.server.zscore(idle, "w-1") is not None, "it is noted as idle")
-    for job in [await case.submit() for _ in range(3)]:
-        await eventually(lambda job=job: list(worker.outputs) == [job.id], "it has this job alone")
-        assert await worker.finish(worker.outputs[job.id]) == "ok"
-
-
 async def test_a_flex_job_makes_room_for_a_better_one(case: Case, start: Start) -> None:
     worker = await start(slots=2)
     flex = [await case.submit(lane=FLEX) for _ in range(2)]

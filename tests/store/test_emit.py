@@ -152,6 +152,26 @@ async def test_only_those_who_follow_receive_steps_of_a_plain_answer(case: Case)
     assert [gateway.frames()[-1:] for gateway in gateways] == [[(held.id, 5, "completed")]] * 2
 
 
+@missed_without(
+    "if version ~= '' then redis.call('ZREMRANGEBYSCORE', followed, '-inf', version) end",
+    "redis.call('DEL', followed)",
+)
+async def test_followers_are_told_until_the_worker_knows_them(case: Case) -> None:
+    worker = case.worker()
+    one, two = await case.submit(), await case.submit()
+    jobs = await worker.claim()
+    await case.queue.watch(one.id, "gw-2", follow=True)
+    first = await worker.write(*jobs)
+    worker.version = b""  # it has lost its connection
+    await case.queue.watch(two.id, "gw-3", follow=True)
+    second = await worker.write(*jobs)
+    assert set(first.followers) == {one.id}
+    assert set(second.followers) == {one.id, two.id}
+    await case.queue.unwatch(one.id, "gw-2")
+    assert (await worker.write(*jobs)).followers == {one.id: (GATEWAY, True)}
+    assert (await worker.write(*jobs)).followers == {}
+
+
 @missed_without("elseif now - since >= DEAF_US then", "elseif false then")
 @missed_without("elseif now - since >= DEAF_US then", "else")
 async def test_a_gateway_that_receives_nothing_follows_no_more(case: Case) -> None:

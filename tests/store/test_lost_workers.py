@@ -6,7 +6,7 @@ import pytest
 
 from shared.job.lanes import FLEX
 from shared.store import keys
-from shared.store.queue import Control
+from shared.store.queue import Control, Step
 from tests.store.conftest import BEGIN_US, POOL, Case, beat, make_job, missed_without
 
 
@@ -187,6 +187,25 @@ async def test_a_large_loss_is_taken_in_parts(case: Case) -> None:
 
 
 # --- what Redis has lost ---
+
+
+@missed_without("elseif not is_in_line(id, job) then", "elseif false then")
+@missed_without("if not (holds(job) and", "if not (true and")
+async def test_jobs_that_are_in_no_list_are_found(case: Case) -> None:
+    """Four jobs of which a script that failed halfway has forgotten three."""
+    await case.submit_all([make_job() for _ in range(4)])
+    worker = case.worker()
+    held = await worker.claim(2)
+    await worker.write(*held)
+    entry = case.record(held[0].id)["entry"]
+    case.server.xack(f"{case.base}queue:{POOL}", "workers", entry)
+    case.server.delete(f"{case.base}turns:{POOL}:default")
+    ended = case.server.xadd(f"{case.base}queue:{POOL}", {"job": make_job().id})
+    assert dict((await case.queue.tick(0)).taken) == {held[0].id: "queued"}
+    assert len(await case.worker("w-2").claim()) == 3
+    assert case.server.xrange(f"{case.base}queue:{POOL}", ended, ended) == []
+    assert (await case.queue.tick(0)).taken == {}
+    assert not (await worker.send(Step())).refused
 
 
 @pytest.mark.parametrize("lost", ["all", "an entry"])

@@ -13,7 +13,7 @@ from shared.job.replies import JoinedJob
 from shared.job.states import JobState
 from shared.store.queue import Control
 from tests.harness.servers import RedisServer
-from tests.store.conftest import POOL, TENANT, Case, make_job, open_case
+from tests.store.conftest import POOL, TENANT, Case, make_job, missed_without, open_case
 
 
 async def test_a_job_is_read_as_it_was_submitted(case: Case) -> None:
@@ -38,6 +38,9 @@ async def test_a_job_is_read_as_it_was_submitted(case: Case) -> None:
     assert await case.queue.get("job_0", make_job().id) == [None, None]
 
 
+@missed_without(
+    "if made[id] or not are_new and redis.call('EXISTS', names[n]) == 1 then", "if false then"
+)
 async def test_a_repeated_call_makes_nothing_twice(case: Case) -> None:
     job, worker = make_job(), case.worker()
     assert await case.submit_all([job, job]) == [1, 1]
@@ -61,6 +64,9 @@ async def test_a_full_lane_refuses_and_stores_nothing(case: Case) -> None:
     await case.submit_all([second], max_depth=1)
 
 
+@missed_without(
+    "depth >= max_depth and depth >= max_depth + idle_room(job.pool)", "depth >= max_depth"
+)
 async def test_jobs_that_idle_workers_have_room_for_do_not_fill_a_lane(case: Case) -> None:
     await case.worker(room=8).claim()
     assert await case.submit_all([make_job() for _ in range(3)], max_depth=2) == [1, 2, 3]
@@ -109,6 +115,7 @@ async def test_a_job_whose_large_body_is_lost_fails(case: Case) -> None:
     assert case.record(lost.id)["error_code"] == "record_damaged"
 
 
+@missed_without("known[2] == body_hash and 'joined' or 'reused'", "'joined'")
 async def test_an_idempotency_key_names_one_job(case: Case) -> None:
     def keyed(body: bytes, tenant: str = TENANT) -> dict[str, object]:
         key = IdempotencyKey.of(tenant, "/v1/x", "key", body)
@@ -130,6 +137,7 @@ async def test_an_idempotency_key_names_one_job(case: Case) -> None:
     assert await case.submit_all([third]) == [1]
 
 
+@missed_without("math.max(0, (total - count) / n)", "0")
 async def test_idle_workers_are_told_of_jobs_so_that_their_rooms_are_even(case: Case) -> None:
     workers = [case.worker(f"w-{n}", room=room) for n, room in enumerate((6, 4, 1))]
     for worker in workers:
@@ -141,6 +149,7 @@ async def test_idle_workers_are_told_of_jobs_so_that_their_rooms_are_even(case: 
     assert [worker.told_to(Control.CLAIM) for worker in workers] == [3, 3, 1]  # all their room
 
 
+@missed_without("0.999 - now_us() % 1e9 / 1.01e9", "0.5")
 async def test_jobs_one_after_the_other_are_spread_over_idle_workers(case: Case) -> None:
     workers = [case.worker(f"w-{n}") for n in range(3)]
     for worker in workers:
@@ -152,6 +161,7 @@ async def test_jobs_one_after_the_other_are_spread_over_idle_workers(case: Case)
         await workers[turn % 3].claim()
 
 
+@missed_without("(is_home and 0 or AWAY)", "0")
 async def test_a_worker_away_from_home_is_told_of_what_those_at_home_have_no_room_for(
     case: Case,
 ) -> None:
@@ -163,6 +173,15 @@ async def test_a_worker_away_from_home_is_told_of_what_those_at_home_have_no_roo
     assert (home.told_to(Control.CLAIM), away.told_to(Control.CLAIM)) == (2, 0)
     await case.submit_all([make_job() for _ in range(3)])
     assert (home.told_to(Control.CLAIM), away.told_to(Control.CLAIM)) == (0, 3)
+
+
+@missed_without("          lost = true\n", "          lost = false\n")
+async def test_a_worker_that_does_not_hear_is_passed_over(case: Case) -> None:
+    await case.worker("w-1", room=9, heard=False).claim()
+    heard = case.worker("w-2", room=1)
+    await heard.claim()
+    await case.submit()
+    assert heard.told_to(Control.CLAIM) == 1
 
 
 async def test_flex_jobs_make_room_for_better_lanes(case: Case) -> None:

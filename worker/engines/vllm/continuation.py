@@ -5,10 +5,10 @@ delta, and so makes the same chunks again; then it gets the engine's new outputs
 waits until it is known whether the answer had ended with it.
 
 There are two ways. **By prefill**, the engine gets prompt and past as one prompt, with what is left
-of `max_tokens`; what has to count the past is done by processors.py in the engine, and by vLLM's
-own detokenizer here, which gets the past first: texts, stop strings, characters that the seam cuts.
-By **forced replay**, for the few classes that are left, the engine generates the past's tokens once
-more, one step for each.
+of `max_tokens`; what has to count the past is done by processors.py in the engine. By **forced
+replay**, for the few classes that are left, the engine generates the past's tokens once more, one
+step for each. Both ways texts, stop strings and characters that the seam cuts are made here, by
+vLLM's own detokenizer, which gets the past first.
 
 The engine gets one request for each choice (`n`): each has a past of its own. vLLM itself divides a
 request with `n` like that, and gives choice i the seed `seed + i`.
@@ -189,8 +189,7 @@ class Ways:
 
     def replayed(self, params: SamplingParams, tokens: list[int]) -> SamplingParams:
         """The parameters for a forced replay of these tokens."""
-        own = self.begun(params).clone()
-        own.prompt_logprobs = None  # they are in the journal
+        own = _without_texts(self.begun(params))
         own.extra_args = dict(own.extra_args or {})
         own.extra_args[KEY] = {**own.extra_args.get(KEY, {}), "forced": tokens}
         return own
@@ -200,13 +199,10 @@ class Ways:
     ) -> SamplingParams:
         """The parameters of the request whose prompt ends with these tokens."""
         parts = self._parts(params)
-        own = params.clone()
+        own = _without_texts(params)
         if own.max_tokens is not None:
             own.max_tokens -= len(tokens)
         own.min_tokens = max(0, own.min_tokens - len(tokens))
-        own.prompt_logprobs, own.stop = None, []
-        # vLLM decodes the tokens of logprobs with its detokenizer only.
-        own.detokenize = own.detokenize and own.num_logprobs is not None
         need: dict[str, Any] = {"past": tokens, "errors": self._error_file()}
         if "penalties" in parts:
             # Model runner V1 applies all of its penalties after the processors.
@@ -240,6 +236,16 @@ class Ways:
 
     def _error_file(self) -> str:
         return str(self._errors / uuid4().hex)
+
+
+def _without_texts(params: SamplingParams) -> SamplingParams:
+    """A copy for an engine whose texts are made here, as are the stops that depend on them; the
+    logprobs of the prompt are in the log."""
+    own = params.clone()
+    own.prompt_logprobs, own.stop = None, []
+    # vLLM decodes the tokens of logprobs with its detokenizer only.
+    own.detokenize = own.detokenize and own.num_logprobs is not None
+    return own
 
 
 def error_of(params: SamplingParams) -> str:
@@ -320,62 +326,43 @@ def _logprobs_with_texts(all_logprobs: list[Logprobs | None], tokenizer: Any) ->
     return [logprobs and [*map(with_texts, logprobs)] for logprobs in all_logprobs]
 
 
-class _Prefilled:
-    """The engine's side of a choice that is continued by prefill. Its texts are made here, by
-    vLLM's own detokenizer."""
+class _NewOutputs:
+    """Makes the engine's outputs those behind the past. Their texts are made here, by vLLM's own
+    detokenizer; an output may lie across the seam, because vLLM merges outputs that wait for a
+    reader."""
 
-    def __init__(self, own: SamplingParams, prompt: list[int], text: Any) -> None:
-        """`own`: the parameters for the engine. `text`: a detokenizer that has decoded the past."""
-        self.params = own
+    def __init__(self, prompt: list[int], text: Any, repeated: list[int]) -> None:
+        """`text`: a detokenizer that has decoded the past. `repeated`: the past's tokens where the
+        engine generates them once more; none behind a prefill."""
         self._prompt = prompt
         self._text = text
+        self._is_prefilled = not repeated
+        self._awaited = list(repeated)
 
     def take(self, output: RequestOutput, past: CompletionOutput) -> bool:
-        """Make an output one behind `past`: with its text, and ended at a stop string."""
+        """Make an output one behind `past`; False if it is the past's alone. Raises PastRefused."""
         (part,) = output.outputs
+        if self._awaited:
+            repeated = list(part.token_ids[: len(self._awaited)])
+            awaited, self._awaited = self._awaited, self._awaited[len(repeated) :]
+            ends_early = self._awaited and part.finish_reason is not None
+            if repeated != awaited[: len(repeated)] or ends_early:
+                raise PastRefused(_OTHER)
+            _keep(part, slice(len(repeated), None))
+            if not part.token_ids and part.finish_reason is None:
+                return False
         before = self._text.num_output_tokens()
         stop = self._text.update(list(part.token_ids), part.finish_reason == "stop")
         if stop is not None:
             part.finish_reason, part.stop_reason = "stop", stop
             _keep(part, slice(self._text.num_output_tokens() - before))
         part.text = self._text.get_next_output_text(part.finish_reason is not None, True)
-        if part.cumulative_logprob is not None:
-            part.cumulative_logprob += past.cumulative_logprob or 0.0
-        output.prompt_token_ids = self._prompt
-        output.num_cached_tokens = min(output.num_cached_tokens or 0, len(self._prompt))
+        if self._is_prefilled:
+            if part.cumulative_logprob is not None:
+                part.cumulative_logprob += past.cumulative_logprob or 0.0
+            output.prompt_token_ids = self._prompt
+            output.num_cached_tokens = min(output.num_cached_tokens or 0, len(self._prompt))
         return True
-
-
-class _Repeated:
-    """The engine's side of a choice that is continued by forced replay: it begins with the past. An
-    output may lie across the seam, because vLLM merges outputs that wait for a reader."""
-
-    def __init__(self, own: SamplingParams, tokens: list[int], text: str) -> None:
-        self.params = own
-        self._awaited = list(tokens)
-        self._text = text
-        self._seen = ""
-        self._passed = False
-
-    def take(self, output: RequestOutput, past: CompletionOutput) -> bool:
-        """Remove from an output what is the past's; whether the past is behind."""
-        if self._passed:
-            return True
-        (part,) = output.outputs
-        repeated = min(len(self._awaited), len(part.token_ids))
-        same = list(part.token_ids[:repeated]) == self._awaited[:repeated]
-        del self._awaited[:repeated]
-        self._seen += part.text
-        if self._awaited:
-            same &= part.finish_reason is None and self._text.startswith(self._seen)
-        else:
-            same &= self._seen.startswith(self._text)
-            part.text = self._seen[len(self._text) :]
-            _keep(part, slice(repeated, None))
-            self._passed = True
-        if not same:
-            raise PastRefused(_OTHER)
-        return self._passed
 
 
 def _ending(finish_reason: str, stop_reason: int | str | None = None) -> CompletionOutput:
@@ -462,15 +449,13 @@ class Continuation:
         shown = tokenizer if params.detokenize else None
         decoder = _detokenizer(shown, ids, params)
         deltas, end = await _decoded(deltas, self._end(params, ids, tokens), decoder, shown)
-        side: _Prefilled | _Repeated
-        if self._replayed[index]:  # the engine ends it
-            text = "".join(delta.text for delta in deltas)
-            side, end = _Repeated(self._ways.replayed(params, tokens), tokens, text), None
+        if self._replayed[index]:
+            own, repeated = self._ways.replayed(params, tokens), tokens
         else:
-            own = self._ways.prefilled(params, tokens, self._options, tokenizer)
-            side = _Prefilled(own, ids, decoder)
+            own, repeated = self._ways.prefilled(params, tokens, self._options, tokenizer), []
             prompt = _with_tokens(prompt, tokens)
-        generating = self._engine_outputs(prompt, side.params)
+        new = _NewOutputs(ids, decoder, repeated)
+        generating = self._engine_outputs(prompt, own)
         # The engine computes while the serving layer makes the chunks of the past again.
         first = None if end is not None else asyncio.ensure_future(anext(generating))
         try:
@@ -485,7 +470,7 @@ class Continuation:
             while output is not None:
                 (part,) = output.outputs
                 part.index = index
-                if side.take(output, of_past):
+                if new.take(output, of_past):
                     if last is not None and not part.token_ids and part.finish_reason is not None:
                         end = part
                         break

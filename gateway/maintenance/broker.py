@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from shared.platform import redis_url
-from shared.store import keys
 from shared.store.errors import StoreError, StoreRefused
 from shared.store.servers import connect
 
@@ -81,7 +80,7 @@ def broker(settings: MaintenanceSettings) -> Broker:
         options = {"master_name": parts.service, "sentinel_kwargs": login_there}
     else:
         celery_url = f"redis://{login}{hosts[0]}/{parts.db}"
-    return Broker(celery_url, ssl, keys.celery_prefix(_fleet(settings)), options)
+    return Broker(celery_url, ssl, f"flotilla:celery:{_fleet(settings)}:", options)
 
 
 async def answers(settings: MaintenanceSettings) -> bool:

@@ -192,7 +192,7 @@ class Fleet:
 
     def since_renewal_s(self, n: int) -> float:
         """Return the seconds since the n-th worker's last heartbeat."""
-        until: Any = self.client.zscore(keys.alive(0), self.workers[n].name)
+        until: Any = self.client.zscore(keys.of("workers", 0), self.workers[n].name)
         seconds, micros = self.client.time()
         now_s = int(seconds) + int(micros) / 1e6
         return max(0.0, self.shape.lease_s - (float(until or 0) / 1e6 - now_s))
@@ -203,7 +203,7 @@ class Fleet:
             return False
         pipe = self.client.pipeline(transaction=False)
         for worker in self.workers:
-            pipe.hget(keys.worker(worker.name), "state")
+            pipe.hget(keys.fleet("worker", worker.name), "state")
         try:
             return _SERVING.issuperset(pipe.execute())
         except (RedisError, OSError):

@@ -33,15 +33,17 @@ def work(fleet: Fleet) -> dict[str, float]:
     base = keys.base(0)
     found = {
         f"{kind} keys": float(sum(1 for _ in client.scan_iter(f"{base}{kind}:*", count=1000)))
-        for kind in (keys.JOB, keys.LOG)
+        for kind in ("job", "log")
     }
-    indices = [base + "expiring", *(keys.jobs(0, tenant) for tenant in TENANTS)]
+    indices = [base + "expiring", *(keys.of("jobs", 0, tenant) for tenant in TENANTS)]
     found["index entries"] = float(sum(map(client.zcard, indices)))
     key = next(iter(TENANTS.values()))
     url, headers = fleet.urls[0], {"authorization": f"Bearer {key}"}
     found["open streams"] = metric(url, "flotilla_open_streams", headers)
     found["unfinished jobs"] = metric(url, "flotilla_jobs", headers)
-    running = [client.hget(keys.worker(worker.name), "running") for worker in fleet.workers]
+    running = [
+        client.hget(keys.fleet("worker", worker.name), "running") for worker in fleet.workers
+    ]
     found["busy slots"] = float(sum(int(each or 0) for each in running))
     return found
 

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from load_tests.harness.errors import RunError
 from load_tests.systems.direct import Direct
 from load_tests.systems.system import System
-from shared.store import keys
 from tests.harness.servers import RedisServer
 
 
@@ -54,7 +53,7 @@ class FlotillaBefore(Flotilla):
 
 def _log_bytes(redis: RedisServer) -> float:
     with redis.client() as client:
-        found = client.scan_iter(match=f"*{keys.LOG}:*", count=1000)
+        found = client.scan_iter(match="*log:*", count=1000)
         return float(sum(client.memory_usage(key, samples=0) or 0 for key in found))
 
 

@@ -125,7 +125,7 @@ class BatchRecords:
 
     async def get(self, tenant: str, batch_id: str) -> Batch | None:
         """The batch; None if the tenant has none with this id."""
-        batch = _parse_batch(batch_id, await self._redis.hgetall(keys.first(keys.BATCH, batch_id)))
+        batch = _parse_batch(batch_id, await self._redis.hgetall(keys.first("batch", batch_id)))
         return batch if batch and batch.tenant == tenant else None
 
     async def list(self, tenant: str, limit: int, after: str = "") -> tuple[list[Batch], bool]:
@@ -133,7 +133,7 @@ class BatchRecords:
 
         `after`: those that are older than it. Raises NotFound.
         """
-        index, start = keys.first(keys.BATCHES, tenant), 0
+        index, start = keys.first("batches", tenant), 0
         if after:
             rank = await self._redis.zrevrank(index, after)
             if rank is None:
@@ -144,7 +144,7 @@ class BatchRecords:
             ids = await self._redis.zrange(index, start, start + limit, desc=True)
             pipeline = self._redis.pipeline(transaction=False)
             for each in ids:
-                pipeline.hgetall(keys.first(keys.BATCH, each.decode()))
+                pipeline.hgetall(keys.first("batch", each.decode()))
             raws = await pipeline.execute()
             gone = [each for each, raw in zip(ids, raws, strict=True) if not raw]
             pairs = zip(ids, raws, strict=True)
@@ -166,7 +166,7 @@ class BatchRecords:
 
     async def segments(self, batch_id: str, which: Which) -> tuple[Segment, ...]:
         """The committed segments of the output or of the errors."""
-        word = keys.BATCH_OUTPUT if which == "output" else keys.BATCH_ERRORS
+        word = "batch_output" if which == "output" else "batch_errors"
         key = keys.first(word, batch_id)
         return tuple(_parse_segment(each) for each in await self._redis.lrange(key, 0, -1))
 
@@ -183,7 +183,7 @@ class BatchRecords:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         for batch_id in ids:
-            key = keys.first(keys.BATCH, batch_id)
+            key = keys.first("batch", batch_id)
             pipeline.hmget(key, "status", "model", "changed_us", "created_at")
         (now_s, _), *raws = await pipeline.execute()
         found = []
@@ -200,7 +200,7 @@ class BatchRecords:
     async def open_batches(self) -> Sequence[str]:
         """Those of all tenants that have not ended, oldest first."""
         return [
-            each.decode() for each in await self._redis.zrange(keys.first(keys.OPEN_BATCHES), 0, -1)
+            each.decode() for each in await self._redis.zrange(keys.first("open_batches"), 0, -1)
         ]
 
     async def own(
@@ -223,8 +223,8 @@ class BatchRecords:
     async def read(self, batch_id: str, epoch: int, step: int) -> OwnedBatch | None:
         """A batch as its owner needs it; None if it is gone."""
         pipeline = self._redis.pipeline()
-        pipeline.hgetall(keys.first(keys.BATCH, batch_id))
-        pipeline.hgetall(keys.first(keys.BATCH_LINES, batch_id))
+        pipeline.hgetall(keys.first("batch", batch_id))
+        pipeline.hgetall(keys.first("batch_lines", batch_id))
         raw, places = await pipeline.execute()
         batch = _parse_batch(batch_id, raw)
         if batch is None:

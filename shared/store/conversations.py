@@ -48,7 +48,7 @@ class ConversationRecords:
         shard = shard_of_conversation(conversation_id)
         if shard is not None:
             owner, *words = await self._queue.servers.of(shard).hmget(
-                keys.conversation(shard, conversation_id),
+                keys.of("conversation", shard, conversation_id),
                 "tenant", "created_at", "metadata", "version", "job",
             )  # fmt: skip
             if owner is not None and owner.decode() == tenant:
@@ -66,7 +66,7 @@ class ConversationRecords:
     async def set_metadata(self, conversation: Conversation, metadata: Mapping[str, Any]) -> None:
         """Replace its metadata."""
         shard = _shard(conversation.id)
-        key = keys.conversation(shard, conversation.id)
+        key = keys.of("conversation", shard, conversation.id)
         await self._queue.servers.of(shard).hset(key, "metadata", json.dumps(metadata))
         await self.keep(conversation)
 
@@ -78,8 +78,8 @@ class ConversationRecords:
         """Its time begins anew."""
         shard = _shard(conversation.id)
         pipeline = self._queue.servers.of(shard).pipeline(transaction=False)
-        for name in (keys.conversation, keys.conversation_order, keys.conversation_items):
-            pipeline.pexpire(name(shard, conversation.id), self._ttl_ms)
+        for word in ("conversation", "conversation_order", "conversation_items"):
+            pipeline.pexpire(keys.of(word, shard, conversation.id), self._ttl_ms)
         await pipeline.execute()
 
     async def item_ids(
@@ -98,12 +98,12 @@ class ConversationRecords:
         """
         shard = _shard(conversation.id)
         redis = self._queue.servers.of(shard)
-        order = keys.conversation_order(shard, conversation.id)
+        order = keys.of("conversation_order", shard, conversation.id)
         low, high = "-inf", up_to
         if after:
             number = await redis.zscore(order, after)
             if number is None:
-                number = await redis.get(keys.gone_item(shard, conversation.id, after))
+                number = await redis.get(keys.of("gone", shard, conversation.id, after))
             if number is None:
                 raise no_item(after)
             low, high = (low, f"({int(number)}") if descending else (f"({int(number)}", high)
@@ -120,7 +120,7 @@ class ConversationRecords:
         if not ids:
             return []
         shard = _shard(conversation.id)
-        key = keys.conversation_items(shard, conversation.id)
+        key = keys.of("conversation_items", shard, conversation.id)
         values = await self._queue.servers.of(shard).hmget(key, list(ids))
         found = zip(ids, values, strict=True)
         return [(item_id.decode(), value) for item_id, value in found if value is not None]
@@ -130,7 +130,7 @@ class ConversationRecords:
         shard = _shard(conversation.id)
         pipeline = self._queue.servers.of(shard).pipeline(transaction=False)
         for item_id in ids:
-            pipeline.hstrlen(keys.conversation_items(shard, conversation.id), item_id)
+            pipeline.hstrlen(keys.of("conversation_items", shard, conversation.id), item_id)
         sizes: list[int] = await pipeline.execute()
         return sum(sizes)
 

@@ -102,7 +102,7 @@ class Deliveries:
         waited longest first."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
-        pipeline.zrange(keys.first(keys.DUE), 0, _MOST_DUE - 1, withscores=True)
+        pipeline.zrange(keys.first("due"), 0, _MOST_DUE - 1, withscores=True)
         (seconds, micros), found = await pipeline.execute()
         now_us = int(seconds) * 1_000_000 + int(micros)
         return now_us / 1e6, [_address(each) for each, due_us in found if due_us <= now_us]
@@ -209,9 +209,9 @@ class Deliveries:
         """For metrics and operators."""
         unread = await EndedStreams(self._queue, Reader.WEBHOOKS).unread()
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.zcard(keys.first(keys.DUE))
-        pipeline.zrange(keys.first(keys.DUE), 0, 0, withscores=True)
-        pipeline.hgetall(keys.first(keys.WEBHOOK_COUNTS))
+        pipeline.zcard(keys.first("due"))
+        pipeline.zrange(keys.first("due"), 0, 0, withscores=True)
+        pipeline.hgetall(keys.first("webhook_counts"))
         pipeline.time()
         endpoints, due, counts, (seconds, _) = await pipeline.execute()
         return Backlog(
@@ -245,7 +245,7 @@ def _address(owner: bytes) -> Address:
 
 
 def _keys(endpoint_id: str) -> tuple[str, str]:
-    return keys.first(keys.DELIVERIES, endpoint_id), keys.first(keys.DELIVERY_RECORDS, endpoint_id)
+    return keys.first("deliveries", endpoint_id), keys.first("delivery_records", endpoint_id)
 
 
 def _new(event: Event, endpoint_id: str) -> Delivery:

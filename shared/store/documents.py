@@ -79,26 +79,26 @@ class Documents(Generic[T]):
 
     async def get(self, document_id: str) -> T | None:
         """One document; None if there is none."""
-        text = await self._redis.hget(self._key(keys.DOCUMENTS), document_id)
+        text = await self._redis.hget(self._key("documents"), document_id)
         return self._parsed(document_id, text)
 
     async def some(self, ids: Sequence[str]) -> dict[str, T]:
         """Those of these ids that are there, in this order."""
         if not ids:
             return {}
-        texts = await self._redis.hmget(self._key(keys.DOCUMENTS), ids)
+        texts = await self._redis.hmget(self._key("documents"), ids)
         found = ((each, self._parsed(each, text)) for each, text in zip(ids, texts, strict=True))
         return {each: document for each, document in found if document is not None}
 
     async def known(self, ids: Sequence[str]) -> set[str]:
         """Those of these ids that are there, also if they can't be read."""
-        texts = await self._redis.hmget(self._key(keys.DOCUMENTS), ids) if ids else ()
+        texts = await self._redis.hmget(self._key("documents"), ids) if ids else ()
         return {each for each, text in zip(ids, texts, strict=True) if text is not None}
 
     async def all(self) -> dict[str, T]:
         """All of the kind, by id."""
         found = {}
-        texts = await self._redis.hgetall(self._key(keys.DOCUMENTS))
+        texts = await self._redis.hgetall(self._key("documents"))
         for number, (name, text) in enumerate(texts.items(), 1):
             document_id = name.decode()
             document = self._parsed(document_id, text)
@@ -119,11 +119,11 @@ class Documents(Generic[T]):
     ) -> tuple[list[T], bool] | None:
         """At most `limit` of the tenant's behind `after` (empty: from the first), and whether there
         are more; None if it has no such document, and has deleted none lately."""
-        index, rank = self._key(keys.DOCUMENT_INDEX, tenant), -1
+        index, rank = self._key("document_index", tenant), -1
         if after:
             rank = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
             if rank is None:
-                place = await self._redis.get(self._key(keys.GONE, after))
+                place = await self._redis.get(self._key("gone", after))
                 if place is None:
                     return None
                 before = (f"({int(place)}", "+inf") if newest_first else ("-inf", f"({int(place)}")
@@ -141,7 +141,7 @@ class Documents(Generic[T]):
         """All of each of these tenants, newest first: of kinds with few for each."""
         pipe = self._redis.pipeline(transaction=False)
         for tenant in tenants:
-            pipe.zrevrange(self._key(keys.DOCUMENT_INDEX, tenant), 0, -1)
+            pipe.zrevrange(self._key("document_index", tenant), 0, -1)
         ids = [each.decode() for found in await pipe.execute() for each in found]
         of_tenants: dict[str, list[T]] = {tenant: [] for tenant in tenants}
         for document in (await self.some(ids)).values():
@@ -151,15 +151,15 @@ class Documents(Generic[T]):
     async def used(self, tenant: str) -> tuple[int, int]:
         """How many the tenant has, and their bytes."""
         pipe = self._redis.pipeline(transaction=False)
-        pipe.zcard(self._key(keys.DOCUMENT_INDEX, tenant))
-        pipe.hget(self._key(keys.DOCUMENT_BYTES), tenant)
+        pipe.zcard(self._key("document_index", tenant))
+        pipe.hget(self._key("document_bytes"), tenant)
         count, n_bytes = await pipe.execute()
         return count, int(n_bytes or 0)
 
     async def expired(self, limit: int) -> list[T]:
         """At most `limit` that have expired; they stay until they are deleted."""
         due = await self._redis.zrange(
-            self._key(keys.DOCUMENT_EXPIRY), 0, _micros(await self.now_s()),
+            self._key("document_expiry"), 0, _micros(await self.now_s()),
             byscore=True, offset=0, num=limit,
         )  # fmt: skip
         return list((await self.some([each.decode() for each in due])).values())
@@ -167,7 +167,7 @@ class Documents(Generic[T]):
     async def version(self) -> bytes:
         """Another word with each change of the kinds with this kind's channel; empty: there was
         none."""
-        name = keys.first(keys.DOCUMENT_VERSION, self._channel)
+        name = keys.first("document_version", self._channel)
         version: bytes | None = await self._redis.get(name)
         return version or b""
 
@@ -203,7 +203,7 @@ class Documents(Generic[T]):
         may be called several times. Raises LimitReached, and RedisUnavailable.
         """
         for _ in range(_TRIES):
-            text = await self._redis.hget(self._key(keys.DOCUMENTS), document_id) or b""
+            text = await self._redis.hget(self._key("documents"), document_id) or b""
             before = self._parsed(document_id, text)
             before = new if before is None else before
             if before is None:
@@ -221,7 +221,7 @@ class Documents(Generic[T]):
         """
         kind = self._kind
         for _ in range(_TRIES):
-            text = await self._redis.hget(self._key(keys.DOCUMENTS), document_id)
+            text = await self._redis.hget(self._key("documents"), document_id)
             found = self._parsed(document_id, text)
             if found is None or not wanted(found):
                 return None
@@ -262,13 +262,13 @@ class Documents(Generic[T]):
     async def set(self, document_id: str, document: T) -> None:
         """Store it, whatever is there: for kinds without lists and limits, with one writer."""
         text = self._kind.form.dump_json(document)
-        await self._redis.hset(self._key(keys.DOCUMENTS), document_id, text)
+        await self._redis.hset(self._key("documents"), document_id, text)
 
     async def forget_but(self, ids: Iterable[str]) -> int:
         """Delete those with other ids, of such a kind; returns how many."""
-        there = await self._redis.hkeys(self._key(keys.DOCUMENTS))
+        there = await self._redis.hkeys(self._key("documents"))
         others = {each.decode() for each in there}.difference(ids)
-        return int(await self._redis.hdel(self._key(keys.DOCUMENTS), *others)) if others else 0
+        return int(await self._redis.hdel(self._key("documents"), *others)) if others else 0
 
     def _key(self, word: str, rest: str | None = None) -> str:
         kind = self._kind.name

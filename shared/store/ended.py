@@ -96,14 +96,14 @@ class EndedStreams:
 
     async def positions(self) -> dict[int, str]:
         """Shard -> the last entry that was used."""
-        found = await self._queue.servers.of(_SHARD).hgetall(keys.first(keys.ENDED_READ))
+        found = await self._queue.servers.of(_SHARD).hgetall(keys.first("ended_read"))
         names = {shard: self._reader.of(shard).encode() for shard in range(self._queue.shards)}
         return {shard: found[name].decode() for shard, name in names.items() if name in found}
 
     async def read(self, shard: int, after: str, limit: int) -> list[Ended]:
         """The oldest entries of a shard behind `after`; empty: from the first on."""
         redis = self._queue.servers.of(shard)
-        found = await redis.xrange(keys.ended(shard), _behind(after), count=limit)
+        found = await redis.xrange(keys.of("ended", shard), _behind(after), count=limit)
         return [_parse(entry.decode(), fields[b"e"]) for entry, fields in found]
 
     async def unread(self) -> Unread:
@@ -111,9 +111,11 @@ class EndedStreams:
         positions, shards = await self.positions(), range(self._queue.shards)
         pipeline = self._queue.servers.pipeline()
         for shard in shards:
-            pipeline.of(shard).xlen(keys.ended(shard))
+            pipeline.of(shard).xlen(keys.of("ended", shard))
             # Those that all readers have used are deleted a moment later.
-            pipeline.of(shard).xrange(keys.ended(shard), _behind(positions.get(shard, "")), count=1)
+            pipeline.of(shard).xrange(
+                keys.of("ended", shard), _behind(positions.get(shard, "")), count=1
+            )
         replies = await pipeline.execute()
         oldest, (now_s, _) = replies[1::2], await self._queue.servers.of(_SHARD).time()
         ages = (now_s - _parts(entry.decode())[0] / 1000 for each in oldest for entry, _ in each)
@@ -123,12 +125,12 @@ class EndedStreams:
 
 async def delete_used(queue: Queue) -> None:
     """Delete the entries that all readers have used. Raises StoreError."""
-    found = await queue.servers.of(_SHARD).hgetall(keys.first(keys.ENDED_READ))
+    found = await queue.servers.of(_SHARD).hgetall(keys.first("ended_read"))
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
         used = [found.get(reader.of(shard).encode(), b"0-0").decode() for reader in Reader]
         first = _next_id(min(used, key=_parts))
-        pipeline.of(shard).xtrim(keys.ended(shard), minid=first, approximate=False)
+        pipeline.of(shard).xtrim(keys.of("ended", shard), minid=first, approximate=False)
     await pipeline.execute()
 
 

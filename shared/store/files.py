@@ -154,7 +154,7 @@ class FileRecords:
         batches = [each for each in ids if each.startswith("batch_")]
         pipe = self._queue.servers.of(0).pipeline(transaction=False)
         for each in batches:
-            pipe.exists(keys.first(keys.BATCH, each))
+            pipe.exists(keys.first("batch", each))
         there = await pipe.execute()
         return known | {each for each, found in zip(batches, there, strict=True) if found}
 
@@ -162,8 +162,8 @@ class FileRecords:
         """The id that the fleet has left in its storage; `new` becomes it if there is none."""
         redis = self._queue.servers.primary
         if new is not None:
-            await redis.set(keys.STORAGE, new, nx=True)
-        found = await redis.get(keys.STORAGE)
+            await redis.set(keys.fleet("storage"), new, nx=True)
+        found = await redis.get(keys.fleet("storage"))
         return None if found is None else found.decode()
 
 

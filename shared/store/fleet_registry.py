@@ -37,7 +37,7 @@ class Registry:
 
         `process` is a random name. Two workers with one id would take each other's jobs.
         """
-        key = keys.life(worker_id)
+        key = keys.fleet("life", worker_id)
         expiry_ms = int(expiry_s * 1000)
         while True:
             held = await self._redis.set(key, process, nx=True, get=True, px=expiry_ms)
@@ -50,25 +50,25 @@ class Registry:
 
     async def reserved_s(self, worker_id: str) -> float:
         """How long the id stays reserved unless its process extends that, as a live one does."""
-        left_ms: int = await self._redis.pttl(keys.life(worker_id))
+        left_ms: int = await self._redis.pttl(keys.fleet("life", worker_id))
         return max(0, left_ms) / 1000
 
     async def announce(self, worker: WorkerInfo, expiry_s: float = EXPIRY_S) -> None:
         """A heartbeat."""
         values = {k: json.dumps(v) for k, v in asdict(worker).items()}
         pipe = self._redis.pipeline(transaction=True)
-        pipe.hset(keys.worker(worker.id), mapping=values)
-        pipe.pexpire(keys.worker(worker.id), int(expiry_s * 1000))
-        pipe.sadd(keys.WORKERS, worker.id)
+        pipe.hset(keys.fleet("worker", worker.id), mapping=values)
+        pipe.pexpire(keys.fleet("worker", worker.id), int(expiry_s * 1000))
+        pipe.sadd(keys.fleet("workers"), worker.id)
         await pipe.execute()
 
     async def leave(self, worker_id: str, process: str = "") -> None:
         """The worker ends in good order; `process` is what its id was reserved for."""
-        if process and await self._redis.get(keys.life(worker_id)) != process.encode():
+        if process and await self._redis.get(keys.fleet("life", worker_id)) != process.encode():
             return
         pipe = self._redis.pipeline(transaction=True)
-        pipe.delete(keys.worker(worker_id), keys.life(worker_id))
-        pipe.srem(keys.WORKERS, worker_id)
+        pipe.delete(keys.fleet("worker", worker_id), keys.fleet("life", worker_id))
+        pipe.srem(keys.fleet("workers"), worker_id)
         await pipe.execute()
 
     async def release_id(self, worker_id: str, process: str) -> None:
@@ -76,7 +76,7 @@ class Registry:
 
         `process` is what the id was reserved for.
         """
-        key = keys.life(worker_id)
+        key = keys.fleet("life", worker_id)
         if await self._redis.get(key) == process.encode():
             await self._redis.delete(key)
 
@@ -84,7 +84,9 @@ class Registry:
         self, pool: str, cards: list[dict[str, Any]], version: str = "", weight: int = 100
     ) -> None:
         """Make the models of a pool known; names are those of the cards."""
-        await self._redis.hset(keys.MODELS, mapping=model_records(pool, cards, version, weight))
+        await self._redis.hset(
+            keys.fleet("models"), mapping=model_records(pool, cards, version, weight)
+        )
 
     async def declare_models(
         self, pool: str, names: Iterable[str], version: str = "", weight: int = 100
@@ -98,26 +100,26 @@ class Registry:
     ) -> None:
         """As `declare_models`, with what is known of each model."""
         for name, record in model_records(pool, cards, version, weight).items():
-            await self._redis.hsetnx(keys.MODELS, name, record)
+            await self._redis.hsetnx(keys.fleet("models"), name, record)
 
     async def forget_models(self, names: Collection[str]) -> None:
         """These models are not known any more, until a worker announces them again."""
         if not names:
             return
         pipe = self._redis.pipeline(transaction=True)
-        pipe.hdel(keys.MODELS, *names)
-        pipe.hdel(keys.UNUSED_MODELS, *names)
+        pipe.hdel(keys.fleet("models"), *names)
+        pipe.hdel(keys.fleet("unused_models"), *names)
         await pipe.execute()
 
     async def unused_for(self, names: Collection[str], seconds: float) -> list[str]:
         """Those of `names` that each call has had for so long. They are the models out of use."""
         now_s, _ = await self._redis.time()
-        since = await self._redis.hgetall(keys.UNUSED_MODELS)
+        since = await self._redis.hgetall(keys.fleet("unused_models"))
         raw_names = {name.encode() for name in names}
         if used := since.keys() - raw_names:
-            await self._redis.hdel(keys.UNUSED_MODELS, *used)
+            await self._redis.hdel(keys.fleet("unused_models"), *used)
         for name in raw_names - since.keys():
-            await self._redis.hset(keys.UNUSED_MODELS, name, now_s)
+            await self._redis.hset(keys.fleet("unused_models"), name, now_s)
         return [
             name
             for name in names
@@ -130,15 +132,15 @@ class Registry:
 
     async def known_workers(self) -> int:
         """How many workers are listed, with expired ones that are not removed yet."""
-        return int(await self._redis.scard(keys.WORKERS))
+        return int(await self._redis.scard(keys.fleet("workers")))
 
     async def heartbeats(self) -> list[Heartbeat]:
         """As `workers`, with the age of each announcement, and with workers that have failed."""
         ids = await self._worker_ids()
         pipe = self._redis.pipeline(transaction=False)
         for worker_id in ids:
-            pipe.hgetall(keys.worker(worker_id))
-            pipe.pttl(keys.worker(worker_id))
+            pipe.hgetall(keys.fleet("worker", worker_id))
+            pipe.pttl(keys.fleet("worker", worker_id))
         found, gone = [], []
         replies = iter(await pipe.execute(raise_on_error=False))
         for worker_id, raw, left_ms in zip(ids, replies, replies, strict=True):
@@ -147,13 +149,13 @@ class Registry:
             elif (worker := self._worker(worker_id, raw)) is not None:
                 found.append(Heartbeat(worker, age_s(worker, left_ms)))
         if gone:
-            await self._redis.srem(keys.WORKERS, *gone)
+            await self._redis.srem(keys.fleet("workers"), *gone)
         return found
 
     async def models(self) -> dict[str, ModelInfo]:
         """Every model ever registered, by name. Malformed entries are skipped."""
         models = {}
-        for raw_name, record in sorted((await self._redis.hgetall(keys.MODELS)).items()):
+        for raw_name, record in sorted((await self._redis.hgetall(keys.fleet("models"))).items()):
             try:
                 name = raw_name.decode()
                 model = MODEL.validate_python({"name": name, **load_json(record)})
@@ -165,7 +167,7 @@ class Registry:
 
     async def _worker_ids(self) -> list[str]:
         ids = []
-        for raw in sorted(await self._redis.smembers(keys.WORKERS)):
+        for raw in sorted(await self._redis.smembers(keys.fleet("workers"))):
             try:
                 ids.append(raw.decode())
             except UnicodeDecodeError as error:

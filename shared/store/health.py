@@ -155,7 +155,7 @@ async def _check_format(servers: Servers) -> bool:
     redis = servers.primary
     try:
         if keys.sharded():  # where a job lies depends on it
-            found = await _first(redis, keys.SHARDS, servers.shards)
+            found = await _first(redis, keys.fleet("shards"), servers.shards)
             if found != str(servers.shards):
                 raise FormatMismatch(
                     f"FLOTILLA_SHARDS is {servers.shards}, and the fleet on Redis "
@@ -163,7 +163,7 @@ async def _check_format(servers: Servers) -> bool:
                     "processes",
                     found,
                 )
-        found = await _first(redis, keys.FORMAT, FORMAT_VERSION)
+        found = await _first(redis, keys.fleet("format"), FORMAT_VERSION)
     except StoreError:
         return False
     if found != str(FORMAT_VERSION):
@@ -206,7 +206,7 @@ async def write_problems(queue: Queue, who: str) -> tuple[str, list[str]]:
 
     `who` is written. A PING would not detect that the memory of Redis is full.
     """
-    primary = queue.servers.primary.set(keys.PROBE, who, px=10_000)
+    primary = queue.servers.primary.set(keys.fleet("probe"), who, px=10_000)
     probes = [_probe(queue, shards[0], who) for shards in queue.servers.groups]
     found = await run_together(*map(_problem, (primary, *probes)))
     return found[0], found[1:]
@@ -322,8 +322,8 @@ class Health:
         memory = self._memory[redis]
         pipeline = redis.pipeline(transaction=False)
         for shard in shards:
-            pipeline.hget(keys.kept(shard), keys.KEPT_ACCEPTED)
-            pipeline.hlen(keys.kept(shard))
+            pipeline.hget(keys.of("kept", shard), keys.KEPT_ACCEPTED)
+            pipeline.hlen(keys.of("kept", shard))
         pipeline.info()
         try:
             *flat, info = await pipeline.execute()
@@ -351,6 +351,6 @@ class Health:
             log.info("Redis %s no longer evicts keys", name)
 
     async def _largest(self, shard: int) -> int:
-        kept = await self._servers.of(shard).hgetall(keys.kept(shard))
+        kept = await self._servers.of(shard).hgetall(keys.of("kept", shard))
         kept.pop(keys.KEPT_ACCEPTED.encode(), None)
         return max(map(int, kept.values()), default=0)

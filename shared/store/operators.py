@@ -120,13 +120,13 @@ class OperationAnswers:
     async def write(self, operation: str, worker: str, answer: WorkerAnswer) -> None:
         """Store a worker's answer; it is kept for ten minutes."""
         pipe = self._redis.pipeline(transaction=True)
-        pipe.hset(keys.operation(operation), worker, _ANSWER.dump_json(answer))
-        pipe.expire(keys.operation(operation), _ANSWERS_KEPT_S)
+        pipe.hset(keys.fleet("operation", operation), worker, _ANSWER.dump_json(answer))
+        pipe.expire(keys.fleet("operation", operation), _ANSWERS_KEPT_S)
         await pipe.execute()
 
     async def read(self, operation: str) -> dict[str, WorkerAnswer]:
         """All answers so far, by worker."""
-        found = await self._redis.hgetall(keys.operation(operation))
+        found = await self._redis.hgetall(keys.fleet("operation", operation))
         return {worker.decode(): _ANSWER.validate_json(raw) for worker, raw in found.items()}
 
 
@@ -179,14 +179,16 @@ class AuditTrail:
         log.info("%s: %s", action, subject, extra=fields)
         entry = {"record": json.dumps(record._asdict())}
         try:
-            await self._redis.xadd(keys.AUDIT, entry, maxlen=MOST_CHANGES, approximate=True)
+            await self._redis.xadd(
+                keys.fleet("audit"), entry, maxlen=MOST_CHANGES, approximate=True
+            )
         except StoreError as error:
             log.warning("%s: %s is not in Redis' audit trail: %s", action, subject, error)
 
     async def read(self, before: str, count: int) -> list[AuditRecord]:
         """The newest, or those before this id. Raises StoreError."""
         end = f"({before}" if before else "+"
-        found = await self._redis.xrevrange(keys.AUDIT, end, "-", count=count)
+        found = await self._redis.xrevrange(keys.fleet("audit"), end, "-", count=count)
         return [
             AuditRecord(**json.loads(fields[b"record"]) | {"id": entry.decode()})
             for entry, fields in found

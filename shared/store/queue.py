@@ -359,7 +359,7 @@ class Queue:
 
     async def _store_body(self, job: NewJob) -> None:
         """Write a large body, if the tenant may keep it. Called again it writes the same."""
-        scripts, key, body = self.scripts(job.shard), keys.body(job.shard, job.id), job.body
+        scripts, key, body = self.scripts(job.shard), keys.of("body", job.shard, job.id), job.body
 
         async def store(number: int) -> None:
             begin = number * PIECE_BYTES
@@ -427,7 +427,10 @@ class Queue:
 
     async def body(self, job_id: str, n_bytes: int) -> bytes | None:
         """A large body of a request, of so many bytes; None if the job is gone."""
-        scripts, key = self.scripts(checked_shard(job_id)), keys.body(checked_shard(job_id), job_id)
+        scripts, key = (
+            self.scripts(checked_shard(job_id)),
+            keys.of("body", checked_shard(job_id), job_id),
+        )
         pieces = await _for_pieces(n_bytes, lambda number: scripts.command("HGET", key, number))
         return None if None in pieces else b"".join(pieces)
 
@@ -611,10 +614,10 @@ class Queue:
         server is away."""
         pipeline, waiting, room = self.servers.pipeline(), 0, 0
         for shard in range(self.shards):
-            idle = keys.idle(shard, pool)
+            idle = keys.of("idle", shard, pool)
             pipeline.of(shard).zrange(idle, -_SOME_WORKERS, -1, withscores=True)
             for lane in CLIENT_LANES:
-                pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
+                pipeline.of(shard).zcard(keys.of("waiting", shard, pool, lane))
         for reply in await pipeline.execute():
             if isinstance(reply, list):
                 room += sum(max(0, int(score)) for name, score in reply if name.decode() != but_of)

@@ -85,7 +85,7 @@ class RateLimitRecords:
 
 
 def _running(name: str) -> str:
-    return keys.first(keys.RUNNING, name)
+    return keys.first("running", name)
 
 
 def _periods(now_s: float) -> tuple[str, str, int, int]:

@@ -70,7 +70,9 @@ class Upkeep:
     async def round(self, shard: int) -> None:
         """One pass over a shard."""
         redis = self._queue.servers.of(shard)
-        if not await redis.set(keys.upkeep(shard), 1, nx=True, px=int(_INTERVAL_S * _LOCK * 1000)):
+        if not await redis.set(
+            keys.of("upkeep", shard), 1, nx=True, px=int(_INTERVAL_S * _LOCK * 1000)
+        ):
             return
         more = True
         while more:

@@ -122,8 +122,8 @@ class UsageRecords:
         unread = await EndedStreams(self._queue, Reader.USAGE).unread()
         pipeline = self._queue.servers.pipeline()
         for shard in range(self._queue.shards):
-            pipeline.of(shard).get(keys.ended_dropped(shard))
-        pipeline.of(_SHARD).hget(keys.first(keys.ENDED_READ), "added")
+            pipeline.of(shard).get(keys.of("ended_dropped", shard))
+        pipeline.of(_SHARD).hget(keys.first("ended_read"), "added")
         *dropped, added = (int(each or 0) for each in await pipeline.execute())
         return UsageBacklog(*unread, added, sum(dropped))
 
@@ -147,7 +147,7 @@ class UsageRecords:
         day = day_of(now_s)
         pipeline = self._redis.pipeline(transaction=False)
         for period in (day, _month_of(day)):
-            pipeline.hmget(keys.usage_totals(period), names)
+            pipeline.hmget(keys.first("usage_totals", period), names)
         of_day, of_month = await pipeline.execute()
         return [
             UsedTokens(int(today or 0), int(this_month or 0))
@@ -155,13 +155,13 @@ class UsageRecords:
         ]
 
     async def _tenants(self, day: str) -> list[str]:
-        found = await self._redis.smembers(keys.first(keys.USAGE_DAY, day))
+        found = await self._redis.smembers(keys.first("usage_day", day))
         return sorted(each.decode(errors="replace") for each in found)
 
     async def _rows(self, day: str, tenants: Sequence[str]) -> list[UsageRow]:
         pipeline = self._redis.pipeline(transaction=False)
         for tenant in tenants:
-            pipeline.hgetall(keys.first(keys.USAGE_ROWS, f"{day}:{tenant}"))
+            pipeline.hgetall(keys.first("usage_rows", f"{day}:{tenant}"))
         replies: Iterable[Mapping[bytes, bytes]] = await pipeline.execute()
         return [
             UsageRow(

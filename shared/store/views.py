@@ -44,11 +44,13 @@ async def depths(queue: Queue) -> list[LaneDepth]:
     pipeline.of(0).time()
     for pool in pools:
         for shard in shards:
-            pipeline.of(shard).xpending(keys.queue(shard, pool), keys.GROUP)
+            pipeline.of(shard).xpending(keys.of("queue", shard, pool), keys.GROUP)
         for lane in CLIENT_LANES:
             for shard in shards:
-                pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
-                pipeline.of(shard).zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
+                pipeline.of(shard).zcard(keys.of("waiting", shard, pool, lane))
+                pipeline.of(shard).zrange(
+                    keys.of("waiting", shard, pool, lane), 0, 0, withscores=True
+                )
     (seconds, micros), *replies = await pipeline.execute(raise_on_error=False)
     now_us, reply = int(seconds) * 1_000_000 + int(micros), iter(replies)
     found = []
@@ -71,7 +73,7 @@ async def pool_names(queue: Queue) -> list[str]:
     """The names of all pools that jobs were ever submitted to."""
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
-        pipeline.of(shard).smembers(keys.pools(shard))
+        pipeline.of(shard).smembers(keys.of("pools", shard))
     return sorted({pool.decode() for part in await pipeline.execute() for pool in part})
 
 
@@ -80,7 +82,7 @@ async def alive(queue: Queue) -> set[str]:
     and their jobs go to others."""
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
-        pipeline.of(shard).zrange(keys.alive(shard), 0, -1)
+        pipeline.of(shard).zrange(keys.of("workers", shard), 0, -1)
     found = [{worker.decode() for worker in part} for part in await pipeline.execute()]
     return set.intersection(*found)
 
@@ -89,7 +91,7 @@ async def given_up(queue: Queue) -> int:
     """How many jobs ever ended with too_many_attempts."""
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
-        pipeline.of(shard).get(keys.base(shard) + keys.GIVEN_UP)
+        pipeline.of(shard).get(keys.of("given_up", shard))
     return sum(int(count or 0) for count in await pipeline.execute())
 
 
@@ -145,15 +147,17 @@ async def places(queue: Queue, jobs: Sequence[Job]) -> list[QueuePlace | None]:
     lanes = dict.fromkeys((job.pool, lane) for job in jobs for lane in _up_to(job.lane))
     for lane in lanes:
         for shard in shards:
-            pipeline.of(shard).zcard(keys.waiting(shard, *lane))
-            pipeline.of(shard).zcard(keys.turns(shard, *lane))
+            pipeline.of(shard).zcard(keys.of("waiting", shard, *lane))
+            pipeline.of(shard).zcard(keys.of("turns", shard, *lane))
     for job in jobs:
         for shard in shards:
-            line = keys.line(shard, job.pool, job.lane, job.tenant)
-            pipeline.of(shard).zcount(keys.waiting(shard, job.pool, job.lane), 0, job.created_us)
+            line = keys.of("line", shard, job.pool, job.lane, job.tenant)
+            pipeline.of(shard).zcount(
+                keys.of("waiting", shard, job.pool, job.lane), 0, job.created_us
+            )
             pipeline.of(shard).zcount(line, 0, job.created_us)
         own = checked_shard(job.id)
-        pipeline.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
+        pipeline.of(own).zscore(keys.of("waiting", own, job.pool, job.lane), job.id)
     replies = iter(await pipeline.execute(raise_on_error=False, partial=True))
 
     def pairs() -> list[tuple[int, int]]:
@@ -182,10 +186,10 @@ async def next_place(queue: Queue, pool: str, lane: str, tenant: str) -> QueuePl
     pipeline, lanes = queue.servers.pipeline(), _up_to(lane)
     for shard in range(queue.shards):
         for each in lanes:
-            pipeline.of(shard).zcard(keys.waiting(shard, pool, each))
-        pipeline.of(shard).zcard(keys.line(shard, pool, lane, tenant))
-        pipeline.of(shard).zcard(keys.turns(shard, pool, lane))
-        pipeline.of(shard).zrange(keys.idle(shard, pool), -_MOST_WORKERS, -1, withscores=True)
+            pipeline.of(shard).zcard(keys.of("waiting", shard, pool, each))
+        pipeline.of(shard).zcard(keys.of("line", shard, pool, lane, tenant))
+        pipeline.of(shard).zcard(keys.of("turns", shard, pool, lane))
+        pipeline.of(shard).zrange(keys.of("idle", shard, pool), -_MOST_WORKERS, -1, withscores=True)
     replies = iter(await pipeline.execute(raise_on_error=False, partial=True))
     better = waiting = own = tenants = free = 0
     for _ in range(queue.shards):
@@ -227,7 +231,7 @@ async def page(
         rows.append((created_us, job_id, job))
         if job is None:
             shard = checked_shard(job_id)
-            sweep.of(shard).zrem(keys.jobs(shard, tenant), job_id)
+            sweep.of(shard).zrem(keys.of("jobs", shard, tenant), job_id)
     await sweep.execute()
     return rows
 
@@ -244,7 +248,7 @@ async def _newest(
     for shard in range(queue.shards):
         for tenant in tenants:
             for newest, oldest, most in ranges:
-                index = keys.jobs(shard, tenant)
+                index = keys.of("jobs", shard, tenant)
                 pipeline.of(shard).zrevrangebyscore(index, newest, oldest, 0, most, withscores=True)
                 asked.append(tenant)
     found = [
@@ -295,10 +299,10 @@ async def kept_of(queue: Queue, tenants: Sequence[str]) -> list[Kept]:
     pipeline = queue.servers.pipeline()
     for tenant in tenants:
         for shard in range(queue.shards):
-            pipeline.of(shard).zcard(keys.jobs(shard, tenant))
-            pipeline.of(shard).zrange(keys.jobs(shard, tenant), -1, -1, withscores=True)
-            pipeline.of(shard).zcard(keys.conversations(shard, tenant))
-            pipeline.of(shard).hget(keys.kept(shard), tenant)
+            pipeline.of(shard).zcard(keys.of("jobs", shard, tenant))
+            pipeline.of(shard).zrange(keys.of("jobs", shard, tenant), -1, -1, withscores=True)
+            pipeline.of(shard).zcard(keys.of("conversations", shard, tenant))
+            pipeline.of(shard).hget(keys.of("kept", shard), tenant)
     replies = iter(await pipeline.execute())
     found = []
     for _ in tenants:
@@ -334,7 +338,7 @@ async def waiting_by_tenant(
         for lane in CLIENT_LANES:
             for shard in range(queue.shards):
                 asked.append((pool, lane, shard))
-                turns = keys.turns(shard, pool, lane)
+                turns = keys.of("turns", shard, pool, lane)
                 pipeline.of(shard).zrange(turns, 0, most - 1, withscores=True)
     replies = await pipeline.execute()
     pipeline, counted = queue.servers.pipeline(), []
@@ -345,7 +349,7 @@ async def waiting_by_tenant(
             tenant = raw.decode(errors="replace")
             counted.append((pool, tenant))
             parts[pool][tenant] += level / total if total else 0.0
-            pipeline.of(shard).zcard(keys.line(shard, pool, lane, tenant))
+            pipeline.of(shard).zcard(keys.of("line", shard, pool, lane, tenant))
     jobs: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for (pool, tenant), count in zip(counted, await pipeline.execute(), strict=True):
         if count:  # a turn may be left over

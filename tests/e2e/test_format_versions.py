@@ -53,7 +53,7 @@ def start_fleet(stack: Stack, store: redis.Redis) -> Process:
     gateway = stack.gateway()
     stack.worker(**SLOW)
     stack.maintenance(repair_interval_s=0.5)
-    wait_for(lambda: store.hexists(keys.MAINTENANCE_RUNS, REPAIR), "maintenance works")
+    wait_for(lambda: store.hexists(keys.fleet("maintenance"), REPAIR), "maintenance works")
     wait_for(lambda: answers(gateway), "a call is answered")
     return gateway
 
@@ -114,11 +114,11 @@ def test_the_fleet_that_came_first_goes_on(
     chunks = [json.loads(line[6:]) for line in stream.lines[:-2] if line.startswith("data: ")]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert answers(gateway)
-    store.hdel(keys.MAINTENANCE_RUNS, REPAIR)
-    wait_for(lambda: store.hexists(keys.MAINTENANCE_RUNS, REPAIR), "maintenance still works")
+    store.hdel(keys.fleet("maintenance"), REPAIR)
+    wait_for(lambda: store.hexists(keys.fleet("maintenance"), REPAIR), "maintenance still works")
     for process in fleet.processes:
         process.check()
-    assert store.get(keys.FORMAT) == str(found).encode()
+    assert store.get(keys.fleet("format")) == str(found).encode()
 
 
 def test_a_running_fleet_survives_flushall_and_owns_the_database_again(
@@ -126,9 +126,9 @@ def test_a_running_fleet_survives_flushall_and_owns_the_database_again(
 ) -> None:
     gateway = start_fleet(stack, store)
     store.flushall()
-    wait_for(lambda: store.exists(keys.FORMAT), "the database is marked again")
+    wait_for(lambda: store.exists(keys.fleet("format")), "the database is marked again")
     wait_for(lambda: answers(gateway), "a call is answered again")
-    wait_for(lambda: store.hexists(keys.MAINTENANCE_RUNS, REPAIR), "maintenance works again")
+    wait_for(lambda: store.hexists(keys.fleet("maintenance"), REPAIR), "maintenance works again")
     for process in stack.processes:
         process.check()
     for process in start_programs(other):

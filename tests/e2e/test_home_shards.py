@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from shared.job.job import shard_in
-from shared.store import keys
 from shared.store.servers import shard_tags
 from tests.api.test_placement import CACHE, Conversation, cached
 from tests.harness.client import CHAT, chat, http
@@ -41,7 +40,7 @@ def homes(cluster: RedisCluster, shards: int) -> dict[str, list[int]]:
     """Worker -> the shards where it is idle with room."""
     found: dict[str, list[int]] = {}
     for shard, tag in enumerate(shard_tags(shards)):
-        name = f"flotilla:{{{tag}}}:{keys.IDLE}:{POOL}"
+        name = f"flotilla:{{{tag}}}:idle:{POOL}"
         there: list[bytes] = call(cluster.masters[0], "ZRANGE", name, "1", "+inf", "BYSCORE")
         for each in there:
             found.setdefault(each.decode(), []).append(shard)

@@ -56,7 +56,7 @@ def store(own_redis: RedisServer) -> Iterator[redis.Redis]:
 
 def wait_for_rounds(store: redis.Redis, process: Process) -> None:
     """A task on Celery and one on a timer run once more."""
-    store.hdel(keys.MAINTENANCE_RUNS, AUTOSCALE, REPAIR)
+    store.hdel(keys.fleet("maintenance"), AUTOSCALE, REPAIR)
     wait_until_done(store, process, AUTOSCALE)
     wait_until_done(store, process, REPAIR)
 
@@ -66,7 +66,7 @@ def wait_until_done(store: redis.Redis, process: Process, name: str) -> None:
 
     def done() -> bool:
         assert process.popen.poll() is None, f"it ended:\n{process.log.read_text()[-3000:]}"
-        return bool(store.hexists(keys.MAINTENANCE_RUNS, name))
+        return bool(store.hexists(keys.fleet("maintenance"), name))
 
     wait_for(done, f"{name} is done")
 
@@ -150,13 +150,13 @@ def test_it_is_alive_and_says_what_fails_while_one_of_several_masters_is_away(
         wait_for(lambda: liveness_files(tmp_path), "its file is there")
         assert check(fleet).returncode == 0
         with cluster.client() as client:
-            own = cluster.master_of(client.keyslot(keys.MAINTENANCE_RUNS))
+            own = cluster.master_of(client.keyslot(keys.fleet("maintenance")))
             other = next(node for node in cluster.masters if node is not own)
             other.kill()
             wait_for(lambda: "repair: failed" in process.log.read_text(), "it says so")
             process.terminate()
             wait_for(lambda: process.popen.poll() is not None, "it ends", END_S)
-            client.delete(keys.MAINTENANCE_RUNS)
+            client.delete(keys.fleet("maintenance"))
         assert liveness_files(tmp_path) == []
         again = fleet.maintenance(**settings)
         wait_for(lambda: liveness_files(tmp_path), "the next one is alive, too", 60)

@@ -23,7 +23,7 @@ async def _tokens_in_logs(redis_url: str, tenants: Sequence[str]) -> dict[Owner,
     found: dict[Owner, list[int]] = defaultdict(lambda: [0, 0, 0])
     async with Servers(redis_url, 1) as servers:
         for tenant in tenants:
-            listed = await servers.of(0).zrange(keys.jobs(0, tenant), 0, -1)
+            listed = await servers.of(0).zrange(keys.of("jobs", 0, tenant), 0, -1)
             for stored in (await read_jobs(servers, [each.decode() for each in listed])).values():
                 assert stored is not None
                 assert stored.job.state.terminal

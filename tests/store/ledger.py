@@ -11,12 +11,12 @@ from tests.store.conftest import TENANT
 
 def kept(store: Any, tenant: str = TENANT) -> int:
     """What the ledger counts for a tenant."""
-    return int(store.hget(keys.kept(0), tenant) or 0)
+    return int(store.hget(keys.of("kept", 0), tenant) or 0)
 
 
 def check(store: Any) -> int:
     """Compare the ledger with what is there; returns the sum of all tenants."""
-    counted = store.hgetall(keys.kept(0))
+    counted = store.hgetall(keys.of("kept", 0))
     ledger = {name.decode(): int(n_bytes) for name, n_bytes in counted.items()}
     ledger.pop(keys.KEPT_ACCEPTED, None)
     found: Counter[str] = Counter()
@@ -39,7 +39,7 @@ def check(store: Any) -> int:
 
 def _tenant_of(store: Any, job_key: bytes) -> bytes:
     job_id = job_key.rpartition(b":")[2]
-    for index in store.scan_iter(f"{keys.base(0)}{keys.JOBS}:*"):
+    for index in store.scan_iter(f"{keys.base(0)}{'jobs'}:*"):
         if store.zscore(index, job_id) is not None:
             tenant: bytes = index.rpartition(b":")[2]
             return tenant

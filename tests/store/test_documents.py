@@ -67,7 +67,7 @@ async def test_a_document_is_there_until_it_is_deleted(notes: Documents[Note], l
     await notes.delete("y", lambda _: True)
     left = live.names()
     assert left == {"gone:note:x", "gone:note:y"}, "of a deleted one its place alone is left"
-    assert 0 < live.server.ttl(keys.first(keys.GONE, "note:x")) <= 3600
+    assert 0 < live.server.ttl(keys.first("gone", "note:x")) <= 3600
 
 
 async def test_pages_go_on_behind_deleted_documents(notes: Documents[Note]) -> None:
@@ -159,7 +159,7 @@ async def test_no_change_is_lost_and_none_is_half_done(notes: Documents[Note]) -
 
 async def test_a_malformed_document_hides_no_other(notes: Documents[Note], live: Case) -> None:
     for text in (b"{}", b"[]", b"\xff", b'["a", 1, 2]', b"[" * 100_000):
-        live.server.hset(keys.first(keys.DOCUMENTS, "note"), f"with {len(text)} bytes", text)
+        live.server.hset(keys.first("documents", "note"), f"with {len(text)} bytes", text)
     await notes.add("x", Note(A))
     assert await notes.all() == {"x": Note(A)}
     assert await notes.get("with 2 bytes") is None
@@ -247,9 +247,9 @@ async def test_a_gateway_learns_of_changes_with_and_without_a_message(live: Case
     await becomes(True)
     assert [tenant.name for tenant in known.tenants] == ["ops", "team"]
     # As after a lost message: the version alone tells.
-    live.server.hdel(keys.first(keys.DOCUMENTS, "key"), key.id)
+    live.server.hdel(keys.first("documents", "key"), key.id)
     channel = keys.channel_at(0, keys.API_KEYS_CHANNEL)
-    live.server.set(keys.first(keys.DOCUMENT_VERSION, channel), "another")
+    live.server.set(keys.first("document_version", channel), "another")
     await becomes(False)
     await records.create(key._replace(id=new_key_id()))
     await becomes(True)
@@ -265,15 +265,15 @@ async def test_answers_and_changes_of_operators_are_bounded(live: Case) -> None:
     answers, answer = OperationAnswers(live.queue.servers), WorkerAnswer(200, {"a": ["b"]}, 0.5)
     await answers.write("op", "w-1", answer)
     assert (await answers.read("op"), await answers.read("another")) == ({"w-1": answer}, {})
-    assert 0 < live.server.ttl(keys.operation("op")) <= 600
+    assert 0 < live.server.ttl(keys.fleet("operation", "op")) <= 600
     audit, operator = AuditTrail(live.queue.servers), ApiKey("key_1", "ops")
     with live.server.pipeline(transaction=False) as pipeline:
         for _ in range(MOST_CHANGES + 500):
-            pipeline.xadd(keys.AUDIT, {"record": "{}"})
+            pipeline.xadd(keys.fleet("audit"), {"record": "{}"})
         pipeline.execute()
     for number in range(3):
         await audit.write("key.created", "key_2", operator, "why", number=number)
-    assert live.server.xlen(keys.AUDIT) < MOST_CHANGES + 200
+    assert live.server.xlen(keys.fleet("audit")) < MOST_CHANGES + 200
     first, second = await audit.read("", 2)
     (third,) = await audit.read(second.id, 1)
     assert first[:-1] == ("key.created", "key_2", "ops", "key_1", "why", {"number": 2})

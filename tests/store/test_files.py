@@ -51,7 +51,7 @@ async def test_what_has_expired_is_not_shown_and_what_a_batch_reads_stays(
     assert await records.list(A, purpose=Purpose.USER_DATA) == ([], False)
     with pytest.raises(BadRequest):
         await records.list(B, new.id)
-    live.server.hset(keys.first(keys.BATCH, "batch_1"), "status", "in_progress")
+    live.server.hset(keys.first("batch", "batch_1"), "status", "in_progress")
     known = await records.known([old.id, new_file_id(), "batch_1", "batch_2", "other"])
     assert known == {old.id, "batch_1", "other"}
     live.server.sadd(keys.first("document_users", old.id), "batch_1")
@@ -106,7 +106,7 @@ async def test_what_has_expired_and_old_blobs_without_a_record_are_deleted(
     alone.server.sadd(keys.first("document_users", used.id), "batch_1")
     for number in range(5):
         await files.storage.write_bytes(f"files/file-{number}", b"x")
-    alone.server.hset(keys.first(keys.BATCH, "batch_1"), "status", "in_progress")
+    alone.server.hset(keys.first("batch", "batch_1"), "status", "in_progress")
     for batch_id in ("batch_1", "batch_2"):
         await files.storage.write_bytes(f"batches/{batch_id}/output-1-1", b"x")
     (folder / "files" / "file-6#1").write_bytes(b"x")  # of a killed process

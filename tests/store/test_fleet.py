@@ -44,17 +44,17 @@ def registry(live: Case, metrics: CollectorRegistry) -> Registry:
 async def test_a_worker_is_there_while_it_announces_itself(registry: Registry, live: Case) -> None:
     await registry.announce(INFO)
     assert await registry.workers() == [INFO]
-    assert 9_000 < live.server.pttl(keys.worker("w-1")) <= 10_000
+    assert 9_000 < live.server.pttl(keys.fleet("worker", "w-1")) <= 10_000
     await registry.leave("w-1")
     await registry.leave("never came")
     assert await registry.workers() == []
     await registry.announce(INFO, expiry_s=0.001)
 
     await eventually(
-        lambda: not live.server.exists(keys.worker("w-1")), "the worker's entry expires"
+        lambda: not live.server.exists(keys.fleet("worker", "w-1")), "the worker's entry expires"
     )
     assert await registry.workers() == []
-    assert live.server.smembers(keys.WORKERS) == set()
+    assert live.server.smembers(keys.fleet("workers")) == set()
 
 
 async def test_a_worker_that_has_failed_is_shown_until_its_entry_expires_and_its_id_is_free(
@@ -101,7 +101,7 @@ async def test_malformed_entries_are_skipped_and_counted(
 ) -> None:
     await registry.announce(INFO)
     await registry.register_models("pool", [{"id": "good"}])
-    live.server.hset(keys.worker("w-1"), "new_field", '"of another version"')
+    live.server.hset(keys.fleet("worker", "w-1"), "new_field", '"of another version"')
     damages: list[tuple[Any, Any]] = [
         ("state", NOT_UTF8), ("state", b'"dancing"'), ("slots", b'"many"'), ("host", DEEP),
         (NOT_UTF8, b"1"), ("pool", None),
@@ -109,15 +109,15 @@ async def test_malformed_entries_are_skipped_and_counted(
     for number, (field, value) in enumerate(damages, 1):
         await registry.announce(replace(INFO, id="w-2"))
         if value is None:
-            live.server.hdel(keys.worker("w-2"), field)
+            live.server.hdel(keys.fleet("worker", "w-2"), field)
         else:
-            live.server.hset(keys.worker("w-2"), field, value)
+            live.server.hset(keys.fleet("worker", "w-2"), field, value)
         assert await registry.workers() == [INFO]
         assert metrics.get_sample_value("malformed_total", {"kind": "worker"}) == number
         await registry.leave("w-2")
     card = b'{"pool": "p", "card": {"max_model_len": Infinity}}'
     records = {"1": b"{", NOT_UTF8: b'{"pool": "p", "card": {}}', "2": b'{"card": {}}', "3": card}
-    live.server.hset(keys.MODELS, mapping=records | {"4": DEEP})  # type: ignore[arg-type]
+    live.server.hset(keys.fleet("models"), mapping=records | {"4": DEEP})  # type: ignore[arg-type]
     assert await registry.models() == {"good": ModelInfo("good", "pool", {"id": "good"})}
     assert metrics.get_sample_value("malformed_total", {"kind": "model"}) == 5
 
@@ -151,14 +151,14 @@ async def test_a_copy_of_the_fleet_that_can_not_be_refreshed_is_a_problem(
     monkeypatch.setattr(fleet_view, "GATEWAY_FLEET", Limit("gateway_fleet", problem=0.1))
     fleet, tasks = FleetView(alone.queue), TaskSupervisor()
     tasks.start("fleet view", fleet.run())
-    alone.server.set(keys.MODELS, "not a hash")
+    alone.server.set(keys.fleet("models"), "not a hash")
     for expected in ("WRONGTYPE", ""):
         await eventually(
             lambda expected=expected: bool(fleet.problem) == bool(expected),
             "the problem is shown, and then it is over",
         )
         assert expected in fleet.problem
-        alone.server.delete(keys.MODELS)
+        alone.server.delete(keys.fleet("models"))
     assert tasks.ended == {}
     await tasks.stop()
 
@@ -183,7 +183,7 @@ async def test_decisions_are_bounded_and_those_that_cannot_be_read_are_as_if_the
     assert len(history) == HISTORY
     assert [entry.wanted for entry in history[:3]] == [1, 0, 1]
     assert history[0].at_s > history[-1].at_s
-    live.server.hset(keys.first(keys.DOCUMENTS, "scale"), POOL, '{"pool": 1}')
+    live.server.hset(keys.first("documents", "scale"), POOL, '{"pool": 1}')
     assert (await ScaleStore(live.queue).read([POOL, "unknown"]))[1] == {}
     read = ScaleStore.read
 

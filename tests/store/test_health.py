@@ -79,14 +79,14 @@ async def test_what_a_server_needs(
         else:
             await refuse_unfit(settings)
     assert "jobs are lost when Redis stops; set it to yes" in caplog.text
-    assert client.get(keys.FORMAT) == str(FORMAT_VERSION).encode()
+    assert client.get(keys.fleet("format")) == str(FORMAT_VERSION).encode()
     away = f"redis://127.0.0.1:{free_port()}/0"
     await refuse_unfit(Settings(redis_url=away, durable=True))
     client.acl_setuser("default", enabled=True, nopass=True, commands=["-config", "-info"])
     await refuse_unfit(Settings(redis_url=own_redis.url, durable=True))
     assert "can't be read" in caplog.text
     for value in (b"", b"two", b"\xff", b"-2"):
-        client.set(keys.FORMAT, value)
+        client.set(keys.fleet("format"), value)
         with pytest.raises(FormatMismatch, match=r"of format .* this release needs"):
             await refuse_unfit(Settings(redis_url=own_redis.url))
 
@@ -117,7 +117,7 @@ async def test_the_kind_of_server_and_the_number_of_shards_are_fixed(
     node = cluster.masters[0]
     for _ in range(2):
         await refuse_unfit(Settings(redis_url=cluster.url, shards=3))
-    assert call(node, "GET", keys.SHARDS) == b"3"
+    assert call(node, "GET", keys.fleet("shards")) == b"3"
     alone = own_redis.url.replace("redis:", "redis+cluster:").removesuffix("/0")
     for url, shards, problem in (
         (cluster.url, 2, r"FLOTILLA_SHARDS is 2, and the fleet .* has 3 shards"),
@@ -137,7 +137,7 @@ async def test_each_slot_is_tested_by_itself(cluster: RedisCluster) -> None:
         call(node, "FLUSHALL")
         assert await write_problems(case.queue, "gw") == ("", ["", "", ""])
         found = {key.decode() for key in call(node, "KEYS", "*")}
-        assert found == {keys.PROBE, *(keys.base(n) + "probe" for n in range(3))}
+        assert found == {keys.fleet("probe"), *(keys.base(n) + "probe" for n in range(3))}
         assert call(cluster.masters[1], "DBSIZE") == 0
 
 
@@ -170,7 +170,7 @@ async def test_a_server_that_evicts_is_found_and_logged_once(
 async def test_a_server_that_was_away_is_checked_as_soon_as_it_is_back(
     own_redis: RedisServer, client: Redis, queue: Queue
 ) -> None:
-    client.set(keys.FORMAT, "1")
+    client.set(keys.fleet("format"), "1")
     client.close()
     own_redis.stop()
     looked = Health(queue)

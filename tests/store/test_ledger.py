@@ -76,7 +76,7 @@ async def test_above_the_mark_who_keeps_most_is_refused_first(case: Case) -> Non
     async def accepted(fullness: float) -> str:
         """Who may submit a job when so much of the room above the mark is taken."""
         left = round(1000 * KB * (1 - fullness))
-        was = int(case.server.hget(keys.kept(0), keys.KEPT_ACCEPTED) or 0)
+        was = int(case.server.hget(keys.of("kept", 0), keys.KEPT_ACCEPTED) or 0)
         case.queue.rooms = [Room(inf, was + left - 1000 * KB, was + left, largest)]
         found = ""
         for tenant in "abcd":
@@ -147,7 +147,7 @@ async def test_what_is_left_of_a_deleted_job_counts_until_it_is_gone(case: Case)
 
 async def test_what_a_lost_write_has_left_is_healed(case: Case) -> None:
     jobs = [await case.submit() for _ in range(2)]
-    case.server.hincrby(keys.kept(0), TENANT, 1000)
+    case.server.hincrby(keys.of("kept", 0), TENANT, 1000)
     for job in jobs:
         await case.queue.cancel(TENANT, job.id)
         case.server.delete(keys.job(0, job.id), keys.log(0, job.id))
@@ -198,7 +198,7 @@ async def test_batches_count_until_they_expire(case: Case) -> None:
     case.sleep(31 * DAY_S)
     await case.queue.sweep(0, 100)
     assert kept(case.server) == of_file
-    assert not case.server.exists(keys.first(keys.BATCHES, TENANT))
+    assert not case.server.exists(keys.first("batches", TENANT))
     case.queue.rooms = [Room(quota=10 * KB)]
     with pytest.raises(QuotaExceeded):
         await batches.create(batch(2), 10)

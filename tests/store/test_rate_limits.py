@@ -99,7 +99,7 @@ async def test_budgets_end_with_their_day_or_month(
 ) -> None:
     limited = of_key(0, 0, 0, *budget, name="t:team")
     for used, is_left in ((999, True), (1000, False), ("damaged", True)):
-        live.server.hset(keys.usage_totals(period), "t:team", used)
+        live.server.hset(keys.first("usage_totals", period), "t:team", used)
         if is_left:
             await taken(live, limited)
         else:

@@ -184,7 +184,7 @@ async def test_an_entry_is_deleted_once_both_readers_have_used_it(live: Case) ->
     assert await ended(live) == []
     assert (await deliveries.backlog())[:2] == (0, 0.0)
     for _ in range(350):
-        live.server.xadd(keys.ended(0), {"e": b"x"})
+        live.server.xadd(keys.of("ended", 0), {"e": b"x"})
     await live.queue.sweep(0, 100, most_ended=200)  # what nobody reads is bounded
     backlog = await UsageRecords(live.queue).backlog()
     assert 200 <= backlog.entries < 350
@@ -201,7 +201,7 @@ async def test_an_entry_is_added_once_by_processes_that_are_killed_or_many(live:
     entries = await EndedStreams(live.queue, Reader.USAGE).read(0, "", 1000)
     assert await records.add(0, "", entries[:2], KEPT_DAYS)
     # Killed before they were deleted; and a slower process has read them, too.
-    assert live.server.xlen(keys.ended(0)) == 3
+    assert live.server.xlen(keys.of("ended", 0)) == 3
     assert not await records.add(0, "", entries, KEPT_DAYS)
     assert (await sums(live.queue))[OWNER].jobs == 2
     backlog = await records.backlog()

@@ -117,7 +117,7 @@ async def test_pages_show_jobs_of_the_same_microsecond_once(sharded: Case, limit
     """Jobs of one call are a microsecond apart, and other gateways and shards have the same."""
     ids = [(await sharded.submit(id=job_id(i % 2, i))).id for i in range(6)]
     for each in ids[1:5]:
-        sharded.server.zadd(keys.jobs(int(each[4:7], 16), TENANT), {each: BEGIN_US})
+        sharded.server.zadd(keys.of("jobs", int(each[4:7], 16), TENANT), {each: BEGIN_US})
     seen: list[str] = []
     cursor, found = "", None
     while found is None or found.cursor:

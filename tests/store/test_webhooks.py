@@ -170,7 +170,7 @@ async def test_a_delivery_has_an_end_and_is_sent_again(hooks: Hooks) -> None:
         state=DeliveryState.DELIVERED, n_tries=2, tries=(FAILED, DELIVERED)
     )
     assert await hooks.due() == []
-    names = [keys.first(word, endpoint.id) for word in (keys.DELIVERIES, keys.DELIVERY_RECORDS)]
+    names = [keys.first(word, endpoint.id) for word in ("deliveries", "delivery_records")]
     assert all(0 < hooks.server.ttl(name) <= 7 * 86_400 for name in names)
     assert (await hooks.deliveries.backlog()).counts == {"retried": 1, "delivered": 1}
     resend, webhook_id = hooks.deliveries.resend, first.delivery.id
@@ -216,7 +216,7 @@ async def test_deliveries_are_bounded_and_listed_in_pages(
         for n, each in enumerate(taken)
     ]
     assert await hooks.end(*results) == 5
-    assert hooks.server.hlen(keys.first(keys.DELIVERY_RECORDS, endpoint.id)) == 3
+    assert hooks.server.hlen(keys.first("delivery_records", endpoint.id)) == 3
     waiting = [new_event() for _ in range(2)]
     await hooks.tell(endpoint, events=waiting)
     order = sorted(each.webhook_id(endpoint.id) for each in waiting)  # due at the same time
@@ -245,8 +245,8 @@ async def test_what_ended_long_ago_is_neither_shown_nor_kept(
     (_, *found), _ = await hooks.deliveries.list(endpoint.id, "", 10)
     assert len(found) == (0 if kept_s < 100 else 2)
     await hooks.end((three, now))
-    left = hooks.server.hlen(keys.first(keys.DELIVERY_RECORDS, endpoint.id))
-    assert left == hooks.server.zcard(keys.first(keys.DELIVERIES, endpoint.id))
+    left = hooks.server.hlen(keys.first("delivery_records", endpoint.id))
+    assert left == hooks.server.zcard(keys.first("deliveries", endpoint.id))
     assert left == (1 if kept_s < 100 else 3)
 
 

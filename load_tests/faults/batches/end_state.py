@@ -11,20 +11,20 @@ from typing import Any
 from load_tests.faults.batches.history import completions
 from load_tests.faults.batches.maintained_fleet import MaintainedFleet
 from load_tests.faults.batches.sums import several_of_an_owner
-from load_tests.harness.leftovers import leftovers
+from load_tests.harness.leftovers import leftovers, word_of
 from shared.storage import Storage
 from shared.store import keys
 
 _GONE = {
-    keys.JOB,
-    keys.LOG,
-    keys.BATCH_LINES,
+    "job",
+    "log",
+    "batch_lines",
     "batch_lock",
-    keys.OPEN_BATCHES,
+    "open_batches",
     "document_users",
 }
 """Kinds of keys that no ended batch has."""
-_EMPTY = {keys.JOBS}
+_EMPTY = {"jobs"}
 """Kinds of sorted sets that have nothing of deleted jobs."""
 
 
@@ -48,7 +48,7 @@ async def check_end_state(fleet: MaintainedFleet, ids: Sequence[str]) -> EndStat
     counts = Counter(left) + await asyncio.to_thread(_keys_left, client)
     failures = [f"left over: {count} {name}" for name, count in counts.items()]
     recorded = set()
-    for word in (keys.BATCH_OUTPUT, keys.BATCH_ERRORS):
+    for word in ("batch_output", "batch_errors"):
         for batch_id in ids:
             for segment in client.lrange(keys.first(word, batch_id), 0, -1):
                 recorded.add(segment.decode().partition(" ")[2])
@@ -59,7 +59,7 @@ async def check_end_state(fleet: MaintainedFleet, ids: Sequence[str]) -> EndStat
     failures += [f"the storage has lost {name}" for name in sorted(recorded - blobs)]
     return EndState(
         await asyncio.to_thread(completions, fleet.redis_folder),
-        [int(client.hget(keys.first(keys.BATCH, each), "epoch")) for each in ids],
+        [int(client.hget(keys.first("batch", each), "epoch")) for each in ids],
         len(unrecorded),
         failures,
     )
@@ -68,10 +68,9 @@ async def check_end_state(fleet: MaintainedFleet, ids: Sequence[str]) -> EndStat
 def _keys_left(client: Any) -> Counter[str]:
     found: Counter[str] = Counter()
     for raw in client.scan_iter("flotilla:*", count=1000):
-        parsed = keys.parse(raw.decode())
-        kind = parsed[1] if parsed else ""
+        kind, _ = word_of(raw)
         # The log of a job that was deleted lives until its tokens are counted.
-        if kind in _GONE and not (kind == keys.LOG and client.pttl(raw) != -1):
+        if kind in _GONE and not (kind == "log" and client.pttl(raw) != -1):
             found[f"{kind} keys"] += 1
         elif kind in _EMPTY:
             found[f"{kind} entries"] += client.zcard(raw)

@@ -251,5 +251,5 @@ async def _supervise(fleet: MaintainedFleet) -> None:
 async def _expire_now(fleet: MaintainedFleet, batch_id: str) -> None:
     """Make its window end now; a client can't ask for one that is so short."""
     with contextlib.suppress(Exception):  # Redis may be away: at the next look
-        record = keys.first(keys.BATCH, batch_id)
+        record = keys.first("batch", batch_id)
         await asyncio.to_thread(fleet.fleet.client.hset, record, "window_s", "1")

@@ -27,7 +27,7 @@ async def test_events_without_maintenance(stack: Stack, redis_server: RedisServe
                 f"job_{'0' * 27}", DEFAULT_TENANT, "", "m", "completed", "job", "", 1, 0, 1, 0, 0, 0
             )  # fmt: skip
             entry = f"{(redis.time()[0] - 3600) * 1000}-0"
-            redis.xadd(keys.ended(0), {"e": pack(words)}, entry)
+            redis.xadd(keys.of("ended", 0), {"e": pack(words)}, entry)
         async with httpx.AsyncClient(base_url=gateway.url) as http:
             (await http.post("/jobs", json={"body": BODY})).raise_for_status()
 

@@ -18,7 +18,6 @@ from gateway.maintenance import liveness_file
 from gateway.maintenance.broker import broker, celery_redis_url
 from gateway.maintenance.celery_app import CONTENT_TYPE, create_app
 from shared.platform.settings import drop_variables
-from shared.store import keys
 from tests.harness.settings import ROOT, Settings, child_environment
 
 # The fleet's Redis -> the maintenance process's, and how Celery writes that.
@@ -77,7 +76,7 @@ def test_fleets_that_share_a_database_do_not_share_keys() -> None:
     again = Settings(redis_url="redis://:secret@a/0", maintenance_redis_url=shared)
     assert broker(again).prefix == prefixes[0]
     assert "secret" not in broker(again).prefix
-    assert all(keys.parse(prefix) is None for prefix in prefixes)
+    assert all(prefix.startswith("flotilla:celery:") for prefix in prefixes)
 
 
 @pytest.mark.parametrize("body", [b"null", b"{}", b"[]", b"[[], {}]", b"[{}, [], {}]", b"not json"])
@@ -95,21 +94,6 @@ def test_variables_that_celery_obeys_are_dropped(monkeypatch: pytest.MonkeyPatch
     app = create_app(Settings(redis_url="redis://ours/0"), lambda name: None)
     assert app.connection_for_write().hostname == "ours"
     assert os.environ["NOT_CELERY_BROKER_URL"] == "stays"
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
-        ("flotilla:{0}:job:job_000", (0, "job", "job_000")),
-        ("flotilla:{12}:jobs:a.tenant", (12, "jobs", "a.tenant")),
-        ("flotilla:{0}:queue:pool:lane", (0, "queue", "pool:lane")),
-        ("flotilla:{fleet}:workers", None),
-        ("flotilla:{0}:pools", None),
-        ("other:{0}:job:x", None),
-    ],
-)
-def test_parse_key(key: str, expected: tuple[int, str, str] | None) -> None:
-    assert keys.parse(key) == expected
 
 
 # --- health ---

@@ -12,10 +12,10 @@ from gateway.batches.batch_context import BatchContext
 from gateway.batches.batch_run import BatchRun
 from gateway.batches.window import MOST_BYTES, Share
 from shared.job.errors import BlobMissing, StorageUnavailable
-from shared.job.replies import Fenced
 from shared.platform.logs import RareWarning
 from shared.platform.tasks import run_together
 from shared.store.errors import StoreError
+from shared.store.queue import Fenced
 
 log = logging.getLogger("flotilla.batches")
 

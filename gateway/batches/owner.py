@@ -6,8 +6,8 @@ import secrets
 import time
 
 from shared.batches.batch import BatchStatus
-from shared.job.replies import Fenced
 from shared.store.batch_records import BatchRecords, Change, OwnedBatch
+from shared.store.queue import Fenced
 
 LOCK_S = 5.0
 """An owner that does not renew its lock for so long may be replaced."""

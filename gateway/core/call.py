@@ -58,8 +58,8 @@ from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Job, NewJob
 from shared.job.lanes import FLEX
 from shared.job.placement import LEAST_BYTES
-from shared.job.replies import JoinedJob
 from shared.job.states import JobState
+from shared.store.queue import JoinedJob
 from shared.store.webhooks import WebhookRecords
 from shared.tenants.rate_limits import Limited, estimate
 from shared.webhooks.webhook_delivery import notify_of

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from gateway.core.incoming import Answer, Incoming
 from gateway.core.reader import Reader
 from shared.job.job import Job, NewJob
-from shared.job.replies import JoinedJob
+from shared.store.queue import JoinedJob
 
 
 class Prepared(Protocol):

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from gateway.core.job_filter import JobFilter
 from shared.job.job import Job
-from shared.job.place import Place
 from shared.store.queue import Queue
-from shared.store.views import page
+from shared.store.views import Place, page
 
 _ROWS = 100
 """Rows in one read of a list that is filtered."""

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 from gateway.core.relay import Relay
 from shared.job.errors import FlotillaError, QueueFull, TooManyWaiting
 from shared.job.job import NewJob
-from shared.job.replies import JoinedJob
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.errors import StoreTimeout, StoreUnavailable
-from shared.store.queue import Queue
+from shared.store.queue import JoinedJob, Queue
 
 _SUBSCRIBE_S = 1.0
 """Jobs wait for so long until their frames can arrive: less than a stream waits before it begins,

@@ -14,10 +14,9 @@ from typing import Any, Literal, NamedTuple
 from shared.batches.batch import Batch, BatchStatus, LineError, Usage
 from shared.job.errors import NotFound, TooManyBatches
 from shared.job.packing import pack
-from shared.job.replies import Fenced
 from shared.storage import Segment
 from shared.store import keys
-from shared.store.queue import Queue, no_room
+from shared.store.queue import Fenced, Queue, no_room
 from shared.webhooks.webhook_delivery import notify_of
 
 Which = Literal["output", "errors"]

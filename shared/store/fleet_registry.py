@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,6 @@ from shared.fleet.registry import (
     age_s,
     load_json,
     model_records,
-    unknown_card,
     without_failed,
 )
 from shared.platform.malformed import MalformedValues
@@ -89,16 +88,9 @@ class Registry:
         )
 
     async def declare_models(
-        self, pool: str, names: Iterable[str], version: str = "", weight: int = 100
-    ) -> None:
-        """Make models known that no worker has announced yet; never overwrites a worker's entry."""
-        cards = [unknown_card(name) for name in names]
-        await self.declare_cards(pool, cards, version, weight)
-
-    async def declare_cards(
         self, pool: str, cards: list[dict[str, Any]], version: str = "", weight: int = 100
     ) -> None:
-        """As `declare_models`, with what is known of each model."""
+        """Make models known that no worker has announced yet; never overwrites a worker's entry."""
         for name, record in model_records(pool, cards, version, weight).items():
             await self._redis.hsetnx(keys.fleet("models"), name, record)
 

@@ -48,7 +48,6 @@ from shared.job.packing import pack
 from shared.job.placement import PlacementRules
 from shared.job.quotas import NO_QUOTAS, Quotas
 from shared.job.record import WHOLE, ResponseInfo, pack_headers, read_job
-from shared.job.replies import Fenced, JoinedJob, SubmitReply
 from shared.job.result import JobResult, piece_field
 from shared.job.states import JobState
 from shared.job.trace_context import trace_id
@@ -67,6 +66,20 @@ _SOME_WORKERS: Final = 64
 """Idle workers whose room is read."""
 LOG_LOST: Final = Position(-1, -1)
 """In place of a log's last entry: Redis has lost the log."""
+
+
+class JoinedJob(NamedTuple):
+    """The job that an earlier call with the same idempotency key has made."""
+
+    id: str
+
+
+SubmitReply = int | JoinedJob | FlotillaError
+"""How many jobs wait, the job that the call joins, or why the job was refused."""
+
+
+class Fenced(Exception):
+    """The caller owns the batch no more."""
 
 
 class Control(IntEnum):

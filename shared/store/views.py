@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from shared.job.job import Job, checked_shard
 from shared.job.lanes import CLIENT_LANES
-from shared.job.place import Place
 from shared.job.record import SUMMARY, read_job
 from shared.job.result import INLINE_RESULT_BYTES
 from shared.store import keys
@@ -210,6 +209,26 @@ def _up_to(lane: str) -> Sequence[str]:
 
 
 # --- lists of jobs ---
+
+PLACE = r"^[0-9]{1,18}(-job_[0-9a-f]{27})?$"
+"""What `Place.parse` reads."""
+
+
+class Place(NamedTuple):
+    """A cursor: behind this job. Newest jobs come first, those of a microsecond by their id."""
+
+    created_us: int
+    job_id: str = ""
+    """Empty: behind all jobs that are younger or of that microsecond."""
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """From what `str` gives. Raises ValueError if it is something else."""
+        created_us, _, job_id = text.partition("-")
+        return cls(int(created_us), job_id)
+
+    def __str__(self) -> str:
+        return f"{self.created_us}-{self.job_id}"
 
 
 async def page(

@@ -17,10 +17,18 @@ from shared.job.job import Job, NewJob, new_job_id
 from shared.job.lanes import DEFAULT
 from shared.job.log import START, Entry, Position, frame_head, frames, pack_entry, pack_frame
 from shared.job.quotas import NO_QUOTAS, Quotas
-from shared.job.replies import JoinedJob
 from shared.job.result import JobResult
 from shared.store import keys
-from shared.store.queue import Control, Emitted, HeldJob, Queue, Step, pack_end, parse_control
+from shared.store.queue import (
+    Control,
+    Emitted,
+    HeldJob,
+    JoinedJob,
+    Queue,
+    Step,
+    pack_end,
+    parse_control,
+)
 from shared.store.scripts import library
 from shared.store.servers import Servers
 from shared.store.subscription import channel_command

@@ -30,12 +30,11 @@ from shared.job.errors import (
 )
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NewJob
-from shared.job.replies import JoinedJob
 from shared.job.responses import response_id
 from shared.store import keys
 from shared.store.conversations import Conversation
 from shared.store.health import Health
-from shared.store.queue import HeldJob, Room
+from shared.store.queue import HeldJob, JoinedJob, Room
 from tests.harness.settings import Settings
 from tests.store.conftest import GATEWAY, POOL, TENANT, Case
 from tests.store.ledger import check
@@ -341,9 +340,9 @@ async def test_conversations_are_limited_and_given_back(side: Side) -> None:
     assert check(server) > 2000
     due = dict(server.zrange(EXPIRING, 0, -1, withscores=True))
     (due_us,) = (at for name, at in due.items() if f"conversation:{more.id}".encode() in name)
-    ttl_ms = side.case.server.pttl(keys.conversation(0, more.id))
+    ttl_ms = side.case.server.pttl(keys.of("conversation", 0, more.id))
     now_s, now_us = side.case.server.time()
     assert abs(due_us / 1e6 - (now_s + now_us / 1e6 + ttl_ms / 1000)) < 60
     await sweep(side)
     assert check(server) == 0
-    assert not side.case.server.exists(keys.conversations(0, TENANT))
+    assert not side.case.server.exists(keys.of("conversations", 0, TENANT))

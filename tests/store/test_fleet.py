@@ -76,11 +76,11 @@ async def test_a_worker_that_has_failed_is_shown_until_its_entry_expires_and_its
 async def test_models_stay_without_workers_and_what_a_worker_announces_counts(
     registry: Registry,
 ) -> None:
-    await registry.declare_models("declared", ["a", "b"])
+    await registry.declare_models("declared", [unknown_card("a"), unknown_card("b")])
     assert (await registry.models())["a"] == ModelInfo("a", "declared", unknown_card("a"))
     cards = [{"id": "b", "max_model_len": 9}, {"id": "c", "parent": None}]
     await registry.register_models("pool", cards)
-    await registry.declare_models("declared", ["a", "b"])
+    await registry.declare_models("declared", [unknown_card("a"), unknown_card("b")])
     adapter = {"id": "sql", "parent": "chat"}
     for version, weight in (("1", 90), ("2", 10)):
         names = [{"id": "chat"}, {"id": f"chat:{version}"}, adapter]

@@ -15,7 +15,6 @@ from redis import Redis
 from shared.job.errors import QuotaExceeded, RedisMemoryFull
 from shared.job.idempotency import IdempotencyKey
 from shared.job.quotas import Quotas
-from shared.job.replies import JoinedJob
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
 from shared.store import health, keys
@@ -26,7 +25,7 @@ from shared.store.health import (
     refuse_unfit,
     write_problems,
 )
-from shared.store.queue import Queue
+from shared.store.queue import JoinedJob, Queue
 from shared.store.servers import Servers
 from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node, free_port
 from tests.harness.settings import Settings

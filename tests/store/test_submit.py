@@ -9,9 +9,8 @@ from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Origin
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
 from shared.job.quotas import Quotas
-from shared.job.replies import JoinedJob
 from shared.job.states import JobState
-from shared.store.queue import Control
+from shared.store.queue import Control, JoinedJob
 from tests.harness.servers import RedisServer
 from tests.store.conftest import POOL, TENANT, Case, make_job, missed_without, open_case
 

@@ -33,7 +33,7 @@ METRICS = UpkeepMetrics(CollectorRegistry())
 
 async def round_of(case: Case, metrics: UpkeepMetrics = METRICS) -> None:
     """A round, whoever had the lock."""
-    case.server.delete(keys.upkeep(0))
+    case.server.delete(keys.of("upkeep", 0))
     await Upkeep(case.queue, metrics).round(0)
 
 
@@ -48,7 +48,7 @@ async def test_a_round_leaves_nothing_for_the_next_however_much_there_is(
     late = [await case.submit(deadline_s=1e-6) for _ in range(7)]
     gone = {f"job:job_{n:027x} 1 {TENANT}": 1 for n in range(7)}
     case.server.zadd(f"{case.base}expiring", gone)
-    case.server.zadd(keys.jobs(0, TENANT), {member[4:].split()[0]: 1 for member in gone})
+    case.server.zadd(keys.of("jobs", 0, TENANT), {member[4:].split()[0]: 1 for member in gone})
     registry = CollectorRegistry()
     await round_of(case, UpkeepMetrics(registry))
     assert {await case.state(job) for job in jobs} == {"queued"}
@@ -59,11 +59,11 @@ async def test_a_round_leaves_nothing_for_the_next_however_much_there_is(
     }
     assert counted == {"queued": len(silent), "expired": 7, "failed": 0}
     assert registry.get_sample_value("flotilla_lost_workers_total") == 1
-    assert case.server.zcard(keys.jobs(0, TENANT)) == 257
+    assert case.server.zcard(keys.of("jobs", 0, TENANT)) == 257
 
 
 async def test_a_sweep_removes_what_is_gone_and_nothing_else(case: Case) -> None:
-    expiring, listed = f"{case.base}expiring", keys.jobs(0, TENANT)
+    expiring, listed = f"{case.base}expiring", keys.of("jobs", 0, TENANT)
     ended, running = [await case.submit(ttl_s=600.0) for _ in range(4)], await case.submit()
     for job in ended:
         await case.queue.cancel(TENANT, job.id)
@@ -71,8 +71,8 @@ async def test_a_sweep_removes_what_is_gone_and_nothing_else(case: Case) -> None
     case.server.delete(*[keys.job(0, job.id) for job in ended[:3]])
     case.server.zrem(listed, ended[0].id)  # deleted, and not expired
     used = f"conv_{7:035x}"
-    case.server.hset(keys.conversation(0, used), mapping={"tenant": TENANT})
-    case.server.expire(keys.conversation(0, used), 600)
+    case.server.hset(keys.of("conversation", 0, used), mapping={"tenant": TENANT})
+    case.server.expire(keys.of("conversation", 0, used), 600)
     conversation, before = f"conversation:{used} 1 {TENANT}", f"job:{running.id} 1 {TENANT}"
     due = {conversation: 1.5, before: 2.5}  # their ids are used again
     case.server.zadd(expiring, due | {each: n for n, each in enumerate(members[:3])})
@@ -85,7 +85,7 @@ async def test_a_sweep_removes_what_is_gone_and_nothing_else(case: Case) -> None
 
 async def test_one_process_runs_a_round_of_each_shard(one: RedisServer) -> None:
     async with open_case(one, shards=2, own_clock=False) as case:
-        case.server.set(keys.upkeep(0), 1)
+        case.server.set(keys.of("upkeep", 0), 1)
         jobs = [
             await case.submit(id=f"job_{shard:03x}{shard:024x}", deadline_s=1e-6)
             for shard in (0, 1)
@@ -93,8 +93,8 @@ async def test_one_process_runs_a_round_of_each_shard(one: RedisServer) -> None:
         for shard in (0, 1):
             await Upkeep(case.queue, METRICS).round(shard)
         assert [await case.state(job) for job in jobs] == ["queued", "expired"]
-        assert 0 < case.server.pttl(keys.upkeep(1)) <= 150
-        case.server.delete(keys.upkeep(0))
+        assert 0 < case.server.pttl(keys.of("upkeep", 1)) <= 150
+        case.server.delete(keys.of("upkeep", 0))
         task = asyncio.create_task(Upkeep(case.queue, METRICS).run())
 
         async def has_expired() -> bool:
@@ -112,26 +112,26 @@ async def test_stale_records_are_removed(live: Case, caplog: pytest.LogCaptureFi
     registry = Registry(live.queue.servers.primary)
     await registry.register_models("served", [{"id": "m"}])
     await live.submit()  # the fleet has POOL now
-    live.server.sadd(keys.WORKERS, "w-gone")
-    scales = keys.first(keys.DOCUMENTS, "scale")
+    live.server.sadd(keys.fleet("workers"), "w-gone")
+    scales = keys.first("documents", "scale")
     for pool in ("served", POOL, "named", "forgotten"):
         live.server.hset(scales, pool, "x")
-    live.server.hset(keys.MAINTENANCE_RUNS, mapping={"repair": 1, "forgotten": 1})
+    live.server.hset(keys.fleet("maintenance"), mapping={"repair": 1, "forgotten": 1})
     for line in ("removed stale records: 1 worker record, 1 scale record, 1 task record", ""):
         await prune(live.queue, registry, ["named"], ["repair"])
         assert line in caplog.text
         assert line or not caplog.text
         caplog.clear()
-    assert live.server.smembers(keys.WORKERS) == set()
+    assert live.server.smembers(keys.fleet("workers")) == set()
     assert set(live.server.hkeys(scales)) == {b"served", POOL.encode(), b"named"}
-    assert live.server.hkeys(keys.MAINTENANCE_RUNS) == [b"repair"]
+    assert live.server.hkeys(keys.fleet("maintenance")) == [b"repair"]
 
 
 async def test_a_model_is_forgotten_7_days_after_its_last_worker_and_job(live: Case) -> None:
     registry = Registry(live.queue.servers.primary)
     served = replace(INFO, pool="served")
     for name in ("unused", "scaled", POOL, "served"):
-        await registry.declare_models(name, [name])
+        await registry.declare_models(name, [{"id": name}])
     await registry.announce(served)
     job = await live.submit()
     for passed_s, scaled, left in (
@@ -141,17 +141,17 @@ async def test_a_model_is_forgotten_7_days_after_its_last_worker_and_job(live: C
         (KEPT_S, [], {"scaled", POOL, "served"}),  # from now on it is not scaled
         (KEPT_S + 60, [], {POOL, "served"}),  # one has a job, and one a worker
     ):
-        for name, at in live.server.hgetall(keys.UNUSED_MODELS).items():
-            live.server.hset(keys.UNUSED_MODELS, name, float(at) - passed_s)
+        for name, at in live.server.hgetall(keys.fleet("unused_models")).items():
+            live.server.hset(keys.fleet("unused_models"), name, float(at) - passed_s)
         await prune(live.queue, registry, scaled, [])
         assert set(await registry.models()) == left
     await registry.leave(served.id)
     await live.queue.cancel(job.tenant, job.id)
     await prune(live.queue, registry, [], [])
-    assert set(live.server.hkeys(keys.UNUSED_MODELS)) == {POOL.encode(), b"served"}
+    assert set(live.server.hkeys(keys.fleet("unused_models"))) == {POOL.encode(), b"served"}
     await registry.announce(served)
     await prune(live.queue, registry, [], [])
-    assert live.server.hkeys(keys.UNUSED_MODELS) == [POOL.encode()]
+    assert live.server.hkeys(keys.fleet("unused_models")) == [POOL.encode()]
 
 
 async def test_a_part_of_a_transaction_is_not_carried_out_at_the_next_start(
@@ -210,11 +210,11 @@ async def test_two_processes_run_a_task_once_a_round(
         for _ in range(2):
             ran = await asyncio.gather(*(each.run_once_per_round(name) for each in (tasks, other)))
             assert sorted(ran) == [False, True]
-            assert 0 < store.pttl(keys.maintenance_lock(name)) < 600_000
-            store.delete(keys.maintenance_lock(name))  # the next round
+            assert 0 < store.pttl(keys.fleet("maintenance_lock", name)) < 600_000
+            store.delete(keys.fleet("maintenance_lock", name))  # the next round
     await other.close()
     now_s, _ = store.time()
-    done = {name.decode(): int(at) for name, at in store.hgetall(keys.MAINTENANCE_RUNS).items()}
+    done = {name.decode(): int(at) for name, at in store.hgetall(keys.fleet("maintenance")).items()}
     assert set(done) == {REPAIR, PRUNE}
     assert all(now_s - 60 <= at <= now_s for at in done.values())
     assert 0 <= (await tasks.runs.seconds_since(REPAIR) or 0) < 60
@@ -242,13 +242,13 @@ async def test_what_becomes_of_a_task_that_fails(
         monkeypatch.setitem(tasks._work, REPAIR, work)  # type: ignore[index]
         await tasks.run(REPAIR)
         assert line in caplog.text
-        assert 0 < store.pttl(keys.maintenance_lock(REPAIR)) <= 30_000
-        store.delete(keys.maintenance_lock(REPAIR))
-    assert store.hgetall(keys.MAINTENANCE_RUNS) == {}
+        assert 0 < store.pttl(keys.fleet("maintenance_lock", REPAIR)) <= 30_000
+        store.delete(keys.fleet("maintenance_lock", REPAIR))
+    assert store.hgetall(keys.fleet("maintenance")) == {}
     errors[:] = [StoreUnavailable("the connection is gone")]
     monkeypatch.setitem(tasks._work, REPAIR, fail)  # type: ignore[index]
     await tasks.run(REPAIR)
-    assert store.hkeys(keys.MAINTENANCE_RUNS) == [REPAIR.encode()]
+    assert store.hkeys(keys.fleet("maintenance")) == [REPAIR.encode()]
 
 
 class Celery:

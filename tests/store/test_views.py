@@ -11,10 +11,18 @@ from gateway.core.job_filter import JobFilter
 from gateway.core.job_search import search
 from shared.job.job import NewJob
 from shared.job.lanes import CLIENT_LANES, DEFAULT, FLEX, PRIORITY
-from shared.job.place import Place
 from shared.store import keys
 from shared.store.queue import Queue
-from shared.store.views import LaneDepth, alive, depths, next_place, page, places, with_errors
+from shared.store.views import (
+    LaneDepth,
+    Place,
+    alive,
+    depths,
+    next_place,
+    page,
+    places,
+    with_errors,
+)
 from tests.harness.servers import RedisServer
 from tests.store.conftest import BEGIN_US, POOL, TENANT, Case, make_job, open_case
 

@@ -226,7 +226,7 @@ class OperatorCalls:
         base = self._base_model(pool)
         card = unknown_card(name) | {"root": path, "parent": base.name if base else pool}
         version, weight = (base.version, base.weight) if base else ("", 100)
-        await self._registry.declare_cards(pool, [card], version, weight)
+        await self._registry.declare_models(pool, [card], version, weight)
 
     def _base_model(self, pool: str) -> ModelInfo | None:
         models = self._fleet.models.values()

@@ -14,8 +14,8 @@ from gateway.core.operator_body import optional_body, taken_reason
 from gateway.description.schema import MAYBE_TEXT, takes
 from gateway.http.query import known_only
 from gateway.http.wrong_fields import wrong_field
-from shared.job.place import PLACE, Place
 from shared.store.operators import AuditTrail
+from shared.store.views import PLACE, Place
 from shared.tenants.api_key import ApiKey
 
 router = APIRouter(prefix="/admin/jobs", tags=["operators"], dependencies=[known_only])

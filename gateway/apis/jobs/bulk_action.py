@@ -15,9 +15,9 @@ from gateway.core.job_filter import JobFilter
 from gateway.core.job_search import search
 from shared.job.errors import NotRepeatable
 from shared.job.job import Job, shard_in
-from shared.job.place import Place
 from shared.job.states import JobState
 from shared.platform.tasks import run_together
+from shared.store.views import Place
 
 MOST_JOBS = 1000
 """Jobs in one call; `next_cursor` continues."""

@@ -41,10 +41,10 @@ from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, JobFailed
 from shared.job.job import Job
 from shared.job.lanes import CLIENT_LANES
-from shared.job.place import PLACE, Place
 from shared.job.states import JobState
 from shared.store.answers import chunks_of
 from shared.store.queue import Queue
+from shared.store.views import PLACE, Place
 from shared.tenants.api_key import ApiKey
 from shared.tenants.scopes import Scope
 from shared.webhooks.webhook_endpoint import MOST_ENDPOINTS

@@ -19,10 +19,9 @@ from gateway.core.prompt_limits import MAX_MESSAGES
 from gateway.gateway_settings import GatewaySettings
 from shared.job.errors import BadRequest, BodyTooLarge, ConversationLocked, NotFound, StreamReset
 from shared.job.job import NewJob
-from shared.job.replies import JoinedJob
 from shared.job.responses import ResponseOptions, Turn, job_id_of
 from shared.store.conversations import put_back_input, take_out_input
-from shared.store.queue import Queue
+from shared.store.queue import JoinedJob, Queue
 
 _SMALL_BYTES = 4096
 """A body that is not larger is kept as it is."""

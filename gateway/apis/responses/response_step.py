@@ -18,9 +18,9 @@ from gateway.core.incoming import Answer, Incoming
 from gateway.core.reader import Reader
 from gateway.core.send_body import StoredAnswer
 from shared.job.job import Job, NewJob
-from shared.job.replies import JoinedJob
 from shared.job.responses import ResponseOptions, opening, response_id, unfinished
 from shared.store.answers import Body
+from shared.store.queue import JoinedJob
 
 
 class ResponseStep:

@@ -16,7 +16,7 @@ from gateway.ops.autoscaler.docker import Docker
 from gateway.ops.autoscaler.formula import Decided, decide, observe
 from shared.fleet.pool import Pool
 from shared.fleet.pools import Pools
-from shared.fleet.registry import Heartbeat, ModelInfo, without_failed
+from shared.fleet.registry import Heartbeat, ModelInfo, unknown_card, without_failed
 from shared.fleet.scale_decisions import Scale, ScalingEvent
 from shared.platform.settings import SettingsError
 from shared.store.errors import StoreUnavailable
@@ -74,7 +74,8 @@ async def _registered_name(
     if not declared and model in models:
         return models[model].pool
     if not declared or all(each.pool != pool.name for each in models.values()):
-        await registry.declare_models(pool.name, pool.engine_names, pool.version, pool.weight)
+        cards = [unknown_card(name) for name in pool.engine_names]
+        await registry.declare_models(pool.name, cards, pool.version, pool.weight)
     return pool.name
 
 

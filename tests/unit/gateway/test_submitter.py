@@ -12,10 +12,10 @@ from gateway.core import submitter as module
 from gateway.core.submitter import Submitter
 from shared.job.errors import QueueFull
 from shared.job.job import NewJob
-from shared.job.replies import JoinedJob, SubmitReply
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.connection import ScriptsMissing
 from shared.store.errors import StoreTimeout, StoreUnavailable
+from shared.store.queue import JoinedJob, SubmitReply
 
 DEPTH = 7
 UNSENDABLE = b"unsendable"

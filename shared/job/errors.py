@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from math import ceil
-from typing import Self
+from typing import Any, Self
 
 NO_RETRY = (b"x-should-retry", b"false")
 _LONGEST_SLEEP_S = 120
@@ -34,23 +34,21 @@ class FlotillaError(Exception):
     Anthropic, which would repeat 408, 409, 429 and 5xx."""
     param: str | None = None
 
+    further: Sequence[tuple[bytes, bytes]] = ()
+    """Further headers of the answer."""
+
     def __init_subclass__(
-        cls,
-        status: int | None = None,
-        code: str | None = None,
-        type: str | None = None,  # noqa: A002  # the name of the field
-        retry: float | None = None,
-        final: bool | None = None,
-        param: str | None = None,
+        cls, status: int | None = None, retry: float | None = None, **fields: Any
     ) -> None:
-        """What is None follows from `status` (409 is final), and without that is the base's."""
+        """`fields` are the above. Those that are not given follow from `status` (409 is final), and
+        without that are the base's."""
         if status is not None:
             cls.status, cls.final = status, is_final(status) or status == 409
             cls.type = "invalid_request_error" if status < 500 else "server_error"
-        given = {"code": code, "type": type, "retry_after_s": retry, "final": final, "param": param}
-        for name, value in given.items():
-            if value is not None:
-                setattr(cls, name, value)
+        if retry is not None:
+            cls.retry_after_s = retry
+        for name, value in fields.items():
+            setattr(cls, name, value)
 
     def to_openai(self) -> bytes:
         """The body of the answer: OpenAI's error object as JSON."""
@@ -66,7 +64,7 @@ class FlotillaError(Exception):
                 fields.append((b"retry-after-ms", b"%d" % max(1, ceil(1000 * wait_s))))
         if self.final or (wait_s or 0) > _LONGEST_SLEEP_S:
             fields.append(NO_RETRY)
-        return fields
+        return [*fields, *self.further]
 
     def after(self, seconds: float | None) -> Self:
         """This error, with another `retry_after_s` than those of its class have."""
@@ -108,9 +106,7 @@ class AnswerTooLarge(FlotillaError, status=400, code="answer_too_large"):
 class Unauthorized(FlotillaError, status=401, code="invalid_api_key"):
     """The request has no API key, or one that is unknown, revoked or has expired."""
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """See FlotillaError."""
-        return [*super().headers(), (b"www-authenticate", b"Bearer")]
+    further = ((b"www-authenticate", b"Bearer"),)
 
 
 class MissingScope(FlotillaError, status=403, code="missing_scope"):
@@ -190,9 +186,7 @@ class UnsupportedMediaType(FlotillaError, status=415, code="unsupported_media_ty
 class UnsupportedCoding(UnsupportedMediaType, code="unsupported_encoding"):
     """The body is compressed in another way than `accept-encoding` of the answer names."""
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """See FlotillaError."""
-        return [*super().headers(), (b"accept-encoding", b"gzip, deflate, zstd")]
+    further = ((b"accept-encoding", b"gzip, deflate, zstd"),)
 
 
 class IdempotencyKeyReused(FlotillaError, status=422, code="idempotency_key_reused"):
@@ -208,11 +202,7 @@ class RateLimited(FlotillaError, status=429, code="rate_limit_exceeded", type="r
         """`kind`: the limit; `headers`: further ones of the answer."""
         super().__init__(message)
         self.type = kind or self.type
-        self._headers = headers
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """See FlotillaError."""
-        return [*super().headers(), *self._headers]
+        self.further = headers
 
 
 class BudgetExceeded(RateLimited, code="budget_exceeded", type="insufficient_quota", final=True):

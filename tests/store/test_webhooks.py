@@ -302,6 +302,7 @@ async def test_what_an_answer_means(
         delivery = await sent.tried(endpoint, calls)
         assert delivery.state is state
         if state is DeliveryState.PENDING:
+            delivery = await sent.tried(endpoint, calls)  # a list reads times before records
             assert delivery.next_at is not None
             assert 7190 < delivery.next_at - (await sent.deliveries.due())[0] < 8000
         elif calls == 1:

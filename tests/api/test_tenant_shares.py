@@ -243,12 +243,12 @@ def waiting(client: httpx.Client) -> int:
 
 def test_inputs_are_checked_in_turns_by_tenant(fleet: Fleet) -> None:
     many, one = fleet.key("flood")[0], fleet.key("late")[0]
-    lines = [batch_line(str(n)) for n in range(40_000)]
+    lines = [batch_line(str(n)) for n in range(15_000)]
     with fleet.paused():
         make_batch(many, lines, 60)
         make_batch(one, lines, 3)
         make_batch(one, lines[:10], 2)
-        # Ten inputs or so, of 3 MB each: minutes beside busy processes.
+        # Ten inputs or so, of 2 MB each: a minute or more beside busy processes.
         few = "the inputs of the tenant with few are checked"
         wait_for(lambda: not validating(one), few, deadline_s=300)
         assert validating(many) > 30

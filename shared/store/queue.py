@@ -638,6 +638,13 @@ class Queue:
                 waiting += reply
         return FreeRoom(room, waiting)
 
+    async def given_back(self, pool: str) -> list[int]:
+        """How many interrupted jobs wait to be claimed first, by shard. Raises StoreError."""
+        pipeline = self.servers.pipeline()
+        for shard in range(self.shards):
+            pipeline.of(shard).zcard(keys.of("first", shard, pool))
+        return list(await pipeline.execute())
+
     # --- upkeep ---
 
     async def tick(self, shard: int) -> Ticked:

@@ -18,7 +18,7 @@ async def lease_ends(case: Case) -> dict[str, str]:
 
 
 @missed_without(
-    "if event == 'requeued' and has_progress then enter_first", "if false then enter_first"
+    "if has_progress and why ~= 'handed_back' then enter_first", "if false then enter_first"
 )
 @missed_without("redis.call('ZREM', key('idle', pool), worker)\n    redis.call", "redis.call")
 async def test_a_lost_workers_job_is_continued_before_all_turns(case: Case) -> None:
@@ -39,7 +39,7 @@ async def test_a_lost_workers_job_is_continued_before_all_turns(case: Case) -> N
 
 
 @missed_without(
-    "if event == 'requeued' and has_progress then enter_first", "if true then enter_first"
+    "if has_progress and why ~= 'handed_back' then enter_first", "if true then enter_first"
 )
 @missed_without("job.attempts = has_progress and 0 or job.attempts", "job.attempts = job.attempts")
 async def test_three_lost_attempts_in_a_row_end_a_job(case: Case) -> None:
@@ -74,17 +74,28 @@ async def test_an_answer_that_begins_anew_makes_progress_beyond_what_it_had(case
     assert case.record(job.id)["error_code"] == "too_many_attempts"
 
 
-@missed_without("wake_for(job.pool, job.lane)\n  return job.state", "return job.state")
-async def test_a_hand_over_keeps_the_place_wakes_and_is_not_the_jobs_fault(case: Case) -> None:
+@missed_without(
+    "wake_for(job.pool, job.lane)\n  return job.state",
+    "return job.state",
+    why="drained",
+    place="first",
+)
+@missed_without(
+    "has_progress and why ~= 'handed_back'", "has_progress", why="handed_back", place="line"
+)
+@pytest.mark.parametrize(("why", "place"), [("drained", "first"), ("handed_back", "line")])
+async def test_a_hand_over_keeps_the_place_wakes_and_is_not_the_jobs_fault(
+    case: Case, why: str, place: str
+) -> None:
     first = await case.submit(max_attempts=1)
     worker, idle = case.worker(), case.worker("w-2")
     held = await worker.claim_one()
     await worker.write(held)
     await idle.claim()
-    assert await case.queue.give_back([held], "handed_over", "drain") == {first.id: "queued"}
-    assert await case.queue.give_back([held], "handed_over", "drain") == {}
+    assert await case.queue.give_back([held], "handed_over", why) == {first.id: "queued"}
+    assert await case.queue.give_back([held], "handed_over", why) == {}
     assert idle.told_to(Control.CLAIM) == 1
-    assert case.place(first) == "line"
+    assert case.place(first) == place
     later = await case.submit()
     assert [job.id for job in await idle.claim()] == [first.id, later.id]
 

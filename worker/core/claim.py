@@ -153,14 +153,17 @@ class Room:
         self.requested = 0
         """How many jobs the claims in flight may bring."""
         self.draining = False
+        self.taken_back = 0
+        """How many jobs it may claim though it drains."""
         self.paused = ""
         """Why an operator has paused the worker, in words; empty if none has."""
 
     def free(self) -> int:
         """Jobs that may be claimed beside those of claims in flight."""
-        if self.draining or self.paused or self._engine.dead:
+        if self.paused or self._engine.dead or (self.draining and not self.taken_back):
             return 0
-        return self._look(self.requested)[0]
+        free = self._look(self.requested)[0]
+        return min(free, self.taken_back) if self.draining else free
 
     def started(self, output: Output) -> None:
         """A job was claimed."""
@@ -273,12 +276,12 @@ class Claims:
         self._told += waiting
         self._woken.set()
 
-    async def withdraw(self) -> None:
-        """Have Redis know that there is no room any more, so that others hand no job over to this
-        worker. Its claims go on."""
+    async def ask(self, waiting: int = 0) -> None:
+        """Claim once, for so many jobs that wait, and return when Redis has answered. Redis knows
+        then how much room there is: without any no worker hands jobs over to this one."""
         await self.settled.wait()
         self._asked.clear()
-        self._woken.set()
+        self.wake(waiting)
         await self._asked.wait()
 
     async def run(self) -> None:

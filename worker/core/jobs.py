@@ -20,6 +20,7 @@ from shared.platform.logs import RareWarning
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import run_together
 from shared.store.errors import StoreError, until_answered
+from shared.store.fleet_registry import Registry
 from shared.store.queue import HeldJob, Queue
 from worker.core.claim import Charges, Claims, HomeShards, Room, cheapest, yieldable
 from worker.core.output import Output
@@ -211,7 +212,31 @@ class Jobs:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WITHDRAW_S):
                 for claims in self.claims:
-                    await claims.withdraw()
+                    await claims.ask()
+
+    async def take_back(self) -> bool:
+        """Claim the begun jobs that workers have given back, if no other worker of the pool serves
+        any more: those that end at one time may hand jobs over to each other, and each looks here
+        after its own have left. Returns whether there are any.
+        """
+        try:
+            given_back = await self.queue.given_back(self.pool)
+            workers = await Registry(self.queue.servers.primary).workers()
+        except StoreError as error:
+            log.warning("no look for jobs that were handed over: %s", error)
+            return False
+        others = (w for w in workers if w.pool == self.pool and w.id != self.worker_id)
+        if not any(given_back) or any(other.state.serving for other in others):
+            return False
+        self.room.taken_back = sum(given_back)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WITHDRAW_S):
+                for claims, waiting in zip(self.claims, given_back, strict=True):
+                    if waiting:
+                        await claims.ask(waiting)
+        self.room.taken_back = 0
+        await self.drain()
+        return bool(self.runs)
 
     async def wait_until_idle(self, timeout_s: float) -> None:
         """Wait until no job runs, for so long at most."""

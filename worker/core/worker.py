@@ -288,7 +288,7 @@ class Worker:
 
     async def _empty(self, jobs: Jobs) -> None:
         """Hand over the jobs that others have room for, until none is left."""
-        while jobs.runs:
+        while jobs.runs or await jobs.take_back():
             await jobs.hand_over()
             await jobs.wait_until_idle(_MOVE_AGAIN_S)
 

@@ -116,7 +116,8 @@ local function take(id, job, event, why)
   drop(job.pool, job.worker, job.entry)
   job.state, job.worker = 'queued', ''
   redis.call('HSET', key('job', id), 'state', job.state, 'lease', pack_lease(job), 'history', job.history)
-  if event == 'requeued' and has_progress then enter_first(id, job) else enter_line(id, job) end
+  -- What has made room for others waits behind them.
+  if has_progress and why ~= 'handed_back' then enter_first(id, job) else enter_line(id, job) end
   wake_for(job.pool, job.lane)
   return job.state
 end

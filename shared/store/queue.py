@@ -639,7 +639,7 @@ class Queue:
         return FreeRoom(room, waiting)
 
     async def given_back(self, pool: str) -> list[int]:
-        """How many interrupted jobs wait to be claimed first, by shard. Raises StoreError."""
+        """How many jobs wait that are claimed first, by shard. Raises StoreError."""
         pipeline = self.servers.pipeline()
         for shard in range(self.shards):
             pipeline.of(shard).zcard(keys.of("first", shard, pool))

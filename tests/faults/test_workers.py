@@ -164,6 +164,20 @@ def test_the_last_of_several_workers_that_drain_finishes_its_answer(stack: Stack
     assert outcomes(gateway, call.job_id) == ["completed"]
 
 
+def test_workers_that_are_all_stopped_at_one_time_finish_their_answers(stack: Stack) -> None:
+    gateway = stack.gateway()
+    workers = [stack.worker(**STEADY) for _ in range(4)]
+    calls = [
+        Call(gateway, chat(f"{n}", max_tokens=60, ignore_eos=True, stream=True)) for n in range(12)
+    ]
+    wait_for(lambda: in_progress(gateway, len(calls)), "all are in progress")
+    for worker in workers:
+        worker.popen.terminate()
+    join(calls)
+    assert all(call.lines[-1] == "data: [DONE]" for call in calls)
+    assert [worker.popen.wait(30) for worker in workers] == [0] * len(workers)
+
+
 def test_jobs_that_a_draining_worker_can_not_finish_go_to_another(stack: Stack) -> None:
     gateway = stack.gateway()
     worker = stack.worker(drain_deadline_s=0.2, **NEVER_BEGINS)

@@ -194,6 +194,6 @@ async def test_flex_jobs_make_room_for_better_lanes(case: Case) -> None:
     await case.submit_all([make_job() for _ in range(9)])
     assert worker.told_to(Control.YIELD) == 3  # it has no more
     gone = held[0]
-    assert await case.queue.give_back([gone], "handed_over", "yielded") == {gone.id: "queued"}
+    assert await case.queue.give_back([gone], "handed_over", "handed_back") == {gone.id: "queued"}
     del worker.jobs[gone.id]
     assert [job.id for job in await worker.claim(yieldable=0)] == [urgent.id]

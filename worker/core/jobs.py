@@ -215,7 +215,7 @@ class Jobs:
                     await claims.ask()
 
     async def take_back(self) -> bool:
-        """Claim the begun jobs that workers have given back, if no other worker of the pool serves
+        """Claim the jobs that workers have handed over, if no other worker of the pool serves
         any more: those that end at one time may hand jobs over to each other, and each looks here
         after its own have left. Returns whether there are any.
         """

@@ -116,8 +116,9 @@ local function take(id, job, event, why)
   drop(job.pool, job.worker, job.entry)
   job.state, job.worker = 'queued', ''
   redis.call('HSET', key('job', id), 'state', job.state, 'lease', pack_lease(job), 'history', job.history)
-  -- What has made room for others waits behind them.
-  if has_progress and why ~= 'handed_back' then enter_first(id, job) else enter_line(id, job) end
+  -- Its turn has come before, unless it failed. What has made room for others waits behind them.
+  local is_first = why ~= 'handed_back' and (has_progress or event == 'handed_over')
+  if is_first then enter_first(id, job) else enter_line(id, job) end
   wake_for(job.pool, job.lane)
   return job.state
 end

@@ -132,8 +132,8 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
 
 def _known_keys(settings: GatewaySettings) -> KnownKeys:
     keys = settings.tenants_by_key(), settings.admins()
-    hurried = {name for name, entry in settings.tenants.items() if entry.priority}
-    return KnownKeys(*keys, settings.keys_without_redis_s, hurried)
+    with_priority = {name for name, entry in settings.tenants.items() if entry.priority}
+    return KnownKeys(*keys, settings.keys_without_redis_s, with_priority)
 
 
 def _front_door(

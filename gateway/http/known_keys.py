@@ -32,16 +32,16 @@ class KnownKeys:
         tenants: Mapping[str, str],
         admins: frozenset[str] = frozenset(),
         without_redis_s: float = 60.0,
-        hurried: Collection[str] = (),
+        with_priority: Collection[str] = (),
     ) -> None:
         """`tenants`: SHA-256 (hex) of each key in the settings -> its tenant; `admins`: those of
-        operators' keys. `without_redis_s`: how long the copy counts if Redis is away. `hurried`:
-        tenants whose keys in the settings have the scope `priority`."""
+        operators' keys. `without_redis_s`: how long the copy counts if Redis is away.
+        `with_priority`: tenants whose keys in the settings have the scope `priority`."""
 
         def scopes(digest: str, tenant: str) -> frozenset[Scope]:
             if digest in admins:
                 return ALL_SCOPES
-            return TENANT_SCOPES | {Scope.PRIORITY} if tenant in hurried else TENANT_SCOPES
+            return TENANT_SCOPES | {Scope.PRIORITY} if tenant in with_priority else TENANT_SCOPES
 
         self._seeds = {
             bytes.fromhex(digest): ApiKey("", tenant, scopes(digest, tenant))

@@ -226,7 +226,7 @@ class QuotaExceeded(
             f"Your quota of bytes that are kept is used up: you keep {n_bytes:,}. Delete responses "
             "and conversations that you do not need, or wait until jobs expire. The operator's "
             "setting is FLOTILLA_MAX_KEPT_BYTES; its default is a quarter of Redis' memory, or "
-            "more as long as nobody else keeps data."
+            "more while no other tenant keeps data."
         )
 
 

@@ -15,7 +15,7 @@ from tests.store.conftest import GATEWAY, POOL, TENANT, Case, make_job, missed_w
 
 @missed_without("if job.watched == '1' then tell(job.watchers, marker) end", "")
 async def test_a_claimed_job_has_what_its_worker_needs(case: Case) -> None:
-    """And whoever follows it is told of the claim."""
+    """Its followers get a frame of the claim."""
     gateway, origin = case.gateway(), Origin("00-trace", "request-7")
     job = await case.submit(
         stream=False, body=b"\x00\xff", run_deadline_s=5.0, origin=origin, weight=2.0

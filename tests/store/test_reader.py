@@ -124,7 +124,7 @@ async def test_looks_for_lost_frames_become_rare(relay: Relay) -> None:
     assert not reader.is_to_be_looked_at(now + 1000)
 
 
-# --- what is told ---
+# --- its events ---
 
 
 @pytest.mark.parametrize("mode", ReadMode)

@@ -5,9 +5,9 @@ A worker pulls. It asks each shard once a second, with room or without, paused o
 tells how many jobs it knows that it has there: a claim whose reply was lost shows by that. It asks
 at once when room has become free, and when `submit` has woken it on its control channel.
 
-On a cluster it has home shards: there it claims as soon as it has room, and is told of jobs before
-others. It asks the others each second, and is told of their jobs if none of their own workers has
-room.
+On a cluster it has home shards: there it claims as soon as it has room, and is woken for jobs
+before other workers. It asks the other shards each second, and is woken for their jobs if none of
+their own workers has room.
 
 Request path: `shared/store/queue.py` -> here -> `worker/core/jobs.py`.
 """

@@ -1,4 +1,4 @@
-"""What a worker is told: hints on its control channel, and what operators want.
+"""Messages to a worker: hints on its control channel, and operators' calls.
 
 Path of an operator's call: `gateway/apis/admin/` -> the control channel -> here -> the engine's own
 route -> the answer in Redis, where the gateway reads it. Each is carried out once, one after the
@@ -66,7 +66,7 @@ Call = tuple[str, str, bytes]
 
 
 class ControlChannel:
-    """Handles what a worker is told by all of its shards' servers.
+    """Handles the messages that a worker gets from the servers of all shards.
 
     All but operator calls are hints: a message that is lost costs a second at most, until the next
     claim.

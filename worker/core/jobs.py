@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,7 +32,8 @@ log = logging.getLogger("flotilla.worker")
 
 _ENGINE_S = 2.0
 """Time for claims in flight, and for the engine to end requests, as the worker ends."""
-_WITHDRAW_S = 1.0
+_ASK_S = 1.0
+"""Longest wait for the answers to a worker's last claims."""
 _GIVE_BACK_S = 10.0
 _NEWEST = 1 / 32
 """The part of a job in the moving mean."""
@@ -209,10 +210,14 @@ class Jobs:
     async def drain(self) -> None:
         """Claim nothing more, and tell it. If Redis does not answer, for a second."""
         self.room.draining = True
+        await self._ask([(claims, 0) for claims in self.claims])
+
+    async def _ask(self, pairs: Iterable[tuple[Claims, int]]) -> None:
+        """Claim once in some shards, for so many jobs that wait there."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WITHDRAW_S):
-                for claims in self.claims:
-                    await claims.ask()
+            async with asyncio.timeout(_ASK_S):
+                for claims, waiting in pairs:
+                    await claims.ask(waiting)
 
     async def take_back(self) -> bool:
         """Claim the jobs that workers have handed over, if no other worker of the pool serves
@@ -229,13 +234,10 @@ class Jobs:
         if not any(given_back) or any(other.state.serving for other in others):
             return False
         self.room.taken_back = sum(given_back)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WITHDRAW_S):
-                for claims, waiting in zip(self.claims, given_back, strict=True):
-                    if waiting:
-                        await claims.ask(waiting)
+        pairs = zip(self.claims, given_back, strict=True)
+        await self._ask((claims, waiting) for claims, waiting in pairs if waiting)
         self.room.taken_back = 0
-        await self.drain()
+        await self.drain()  # there is no room any more
         return bool(self.runs)
 
     async def wait_until_idle(self, timeout_s: float) -> None:

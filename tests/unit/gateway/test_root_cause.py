@@ -10,7 +10,7 @@ P = "(EngineCore pid=29886) ERROR 11-30 02:53:59 [core.py:1100] "
 WORKER = """\
 2026-11-30T02:56:13.380027Z [info     ] w1-7eb8: loading a [flotilla.worker]
 Traceback (most recent call last):
-  File "worker/core/lifecycle.py", line 106, in run
+  File "worker/core/worker.py", line 106, in run
     await self._engine.start()
           ^^^^^^^^^^^^^^^^^^^^
 RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}

@@ -9,8 +9,8 @@ vLLM's own generator gets the first output and the last one, and in between one 
 chose: the chunk it makes of that is the template of all others. The role, the finish reason, the
 usage, errors and [DONE] are made by vLLM.
 
-The request's task is not woken for such chunks either: its `Tap` (journal.py) makes them where the
-engine's outputs come.
+The request's task is not woken for such chunks either: its `Tap` makes them where the engine's
+outputs come.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ local function count_anew(name, tenant, before, after, due)
 end
 
 -- Keep for a while where a deleted entry was in its list: clients that have read up to there go on behind it. `tenant`: for whom it
--- counts, false: for nobody.
+-- counts, false: it counts for no tenant.
 local PLACE_MS, PLACE_BYTES, MOST_ID = 3600000, 150, 128
 local function leave_place(id, place, tenant)
   if not place or #id > MOST_ID or string.find(id, '%s') then return end

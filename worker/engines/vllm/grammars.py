@@ -9,13 +9,11 @@ whatever happens there is an answer about the grammar, and nothing of it is kept
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
 import os
 import pickle
 import resource
-import select
 import signal
 import sys
 import time
@@ -23,7 +21,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
-from hashlib import sha256
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -44,7 +41,7 @@ Attempt = Callable[[dict[str, Any], str], tuple[str, str]]
 """
 _SECONDS = 4.0
 """CPU time of all threads that try a grammar."""
-_STUCK_S = 30.0
+_STUCK_S = 30
 """Wall-clock time, which may be much longer on a busy machine."""
 _MEMORY_BYTES = 256 << 20
 _NICENESS = 5
@@ -65,18 +62,16 @@ class GrammarChecker:
 
     def __init__(self, config: Any) -> None:
         """`config`: vLLM's, for which it has registered how it is pickled."""
-        self._config = bytes(ForkingPickler.dumps(config))
+        self._config = bytes(ForkingPickler.dumps(config)).hex()
         self._process: asyncio.subprocess.Process | None = None
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._known: OrderedDict[str, asyncio.Task[str]] = OrderedDict()
         self._one = asyncio.Lock()
         self._one_of_tenant: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._number = 0
         self._backend = ""
         """The library that the engine uses: that of the first grammar it got."""
 
     async def start(self) -> None:
         """Start the process, which loads the tokenizer meanwhile."""
-        self.close()
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "worker.engines.vllm.grammars"),
             stdin=asyncio.subprocess.PIPE,
@@ -91,16 +86,14 @@ class GrammarChecker:
         """
         grammar = {each.name: getattr(structured, each.name) for each in fields(structured)}
         given = {name: value for name, value in grammar.items() if not name.startswith("_")}
-        key = sha256(json.dumps(given).encode()).digest()
+        key = json.dumps(given)
         if key not in self._known:
-            tenant = TENANT.get()
-            async with self._one_of_tenant.setdefault(tenant, asyncio.Lock()), self._one:
-                if key not in self._known:  # another job has asked meanwhile
-                    self._known[key] = await self._try(given)
-                    if len(self._known) > _KEPT:
-                        self._known.popitem(last=False)
+            self._known[key] = asyncio.create_task(self._try(key))
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
         self._known.move_to_end(key)
-        if error := self._known[key]:
+        # Others may wait for it too, and the process answers in any case.
+        if error := await asyncio.shield(self._known[key]):
             raise GrammarRefused(error)
 
     def close(self) -> None:
@@ -108,40 +101,29 @@ class GrammarChecker:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
-    async def _try(self, grammar: dict[str, Any]) -> str:
+    async def _try(self, grammar: str) -> str:
         """What is wrong with a grammar; empty if nothing is."""
-        for _ in range(_STARTS):
-            if self._process is None or self._process.returncode is not None:
-                await self.start()
-            reply = await self._answer(grammar)
-            if reply is not None:
-                self._backend = self._backend or reply["backend"]
-                return str(reply["error"])
-            log.error("the process that tries grammars has ended, and is started again")
+        async with self._one_of_tenant.setdefault(TENANT.get(), asyncio.Lock()), self._one:
+            for _ in range(_STARTS):
+                if self._process is None or self._process.returncode is not None:
+                    await self.start()
+                assert self._process is not None
+                assert self._process.stdout is not None
+                with suppress(ConnectionError):
+                    self._send(json.dumps([self._backend, grammar]))
+                    if reply := await self._process.stdout.readline():
+                        error, backend = json.loads(reply)
+                        self._backend = self._backend or backend
+                        return str(error)
+                await self._process.wait()
+                log.error("the process that tries grammars has ended, and is started again")
+        del self._known[grammar]
         raise RuntimeError("the process that tries grammars does not start")
 
-    async def _answer(self, grammar: dict[str, Any]) -> dict[str, Any] | None:
-        """The process' answer; None if it has ended."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self._number += 1
-        question = {"number": self._number, "backend": self._backend, "grammar": grammar}
-        try:
-            self._send(json.dumps(question).encode())
-            while line := await self._process.stdout.readline():
-                reply: dict[str, Any] = json.loads(line)
-                if reply["number"] == self._number:  # else that job did not wait for it
-                    return reply
-        except ConnectionError:
-            pass
-        await self._process.wait()
-        return None
-
-    def _send(self, data: bytes) -> None:
+    def _send(self, line: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(len(data).to_bytes(8))
-        self._process.stdin.write(data)
+        self._process.stdin.write(line.encode() + b"\n")
 
 
 def main() -> None:
@@ -153,64 +135,47 @@ def main() -> None:
     os.dup2(2, 1)  # libraries print
     # VLLM's own limit, of wall-clock time, would refuse what a busy machine compiles slowly.
     environment.set_engine_variable("VLLM_REGEX_COMPILATION_TIMEOUT_S", "0")
-    with io.FileIO(0) as questions:
-        attempt = _prepare(pickle.loads(_next(questions)))  # noqa: S301, from the worker
-        while data := _next(questions):
-            question = json.loads(data)
-            error, backend = _try(question, attempt, questions)
-            reply = {"number": question["number"], "error": error, "backend": backend}
-            os.write(answers, json.dumps(reply).encode() + b"\n")
+    attempt = _prepare(pickle.loads(bytes.fromhex(sys.stdin.readline())))  # noqa: S301, the worker's
+    for line in sys.stdin:
+        backend, grammar = json.loads(line)
+        found = _try(json.loads(grammar), backend, attempt)
+        os.write(answers, json.dumps(found).encode() + b"\n")
 
 
-def _next(questions: io.FileIO) -> bytes:
-    """The next message; empty once the worker has ended."""
-    left, data = int.from_bytes(questions.read(8) or b""), b""
-    while left > len(data) and (part := questions.read(left - len(data))):
-        data += part
-    return data
-
-
-def _try(question: dict[str, Any], attempt: Attempt, questions: io.FileIO) -> tuple[str, str]:
+def _try(grammar: dict[str, Any], backend: str, attempt: Attempt) -> tuple[str, str]:
     """What is wrong with a grammar (empty: nothing), and the library that is for it."""
-    parent = os.getpid()
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            _limit(parent)
-            error, backend = attempt(question["grammar"], question["backend"])
-            os.write(write, json.dumps([error[:_MAX_ERROR_CHARS], backend]).encode())
+            _limit()
+            error, own = attempt(grammar, backend)
+            os.write(write, json.dumps([error[:_MAX_ERROR_CHARS], own]).encode())
             os._exit(0)
         finally:
             os._exit(1)
     os.close(write)
     with os.fdopen(read, "rb") as answer:
-        # The next question comes before this one's answer if nobody waits for it any more.
-        ready, _, _ = select.select([answer, questions], [], [], _STUCK_S)
-        if answer not in ready:
-            os.kill(pid, signal.SIGKILL)
         text = answer.read()
     _, status = os.waitpid(pid, 0)
     if status == 0:
-        error, backend = json.loads(text)
-        return error, backend
-    if answer not in ready or os.WTERMSIG(status) == signal.SIGPROF:
+        error, own = json.loads(text)
+        return error, own
+    if os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM):
         return f"The grammar can't be used: it takes more than {_SECONDS:g} s to compile.", ""
     return "The grammar can't be used: the compiler failed, or needed too much memory.", ""
 
 
-def _limit(parent: int) -> None:
+def _limit() -> None:
     request_signal(signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the request
-        os._exit(1)
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_STUCK_S)
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     most = pages * resource.getpagesize() + _MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    with suppress(OSError):  # the first to be killed where memory is short
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _prepare(config: Any) -> Attempt:

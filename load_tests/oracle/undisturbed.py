@@ -17,8 +17,7 @@ from load_tests.systems.engine import MODEL
 from shared.fleet.pool import Pool
 from worker.core.edits import TierEdit, requested_tier
 from worker.core.run import Exchange
-from worker.engines.interface import JOURNAL, Engine, Logprobs, Past
-from worker.engines.prompt_context import Context
+from worker.engines.interface import JOURNAL, Context, Engine, Logprobs, Past
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.simulated_settings import SimulatedSettings
 from worker.engines.vllm.args import VllmSettings

@@ -13,7 +13,7 @@ An entry is three msgpack objects back to back:
   requested, and `id` for the usual Delta, of one token of the only sequence, whose text is the
   step's next chunk text, unchanged; one such `id` needs no array, and nil is no record. A Prompt of
   a call below 0, without tokens, has the context of call `-1 - call` in place of logprobs
-  (worker/engines/prompt_context.py); readers that do not compare contexts may ignore it;
+  (worker/engines/interface.py); readers that do not compare contexts may ignore it;
 - the items: the step's delta-encoded chunks, nil if it sent none;
 - the event, nil in the entry of a step: an array of its name and what belongs to it. See `Event`.
 

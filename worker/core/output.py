@@ -28,8 +28,7 @@ from shared.job.log import (
 from shared.job.result import JobResult
 from shared.store.queue import HeldJob, Step, pack_end
 from worker.core.edits import AnswerEdit
-from worker.engines.interface import Logprobs, Past
-from worker.engines.prompt_context import Context
+from worker.engines.interface import Context, Logprobs, Past
 
 if TYPE_CHECKING:
     from worker.core.publish import Publisher

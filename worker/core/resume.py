@@ -33,8 +33,7 @@ from shared.job.log import (
 from shared.store.errors import until_answered
 from shared.store.queue import HeldJob, Queue, Step
 from worker.core.output import EditedOutput, Output
-from worker.engines.interface import Generated, Logprobs, Past, PastRefused
-from worker.engines.prompt_context import Context, difference
+from worker.engines.interface import Context, Generated, Logprobs, Past, PastRefused
 
 if TYPE_CHECKING:
     from worker.core.run import Run
@@ -109,6 +108,14 @@ class Continuation:
             # A call without a prompt is a LookupError.
             self._deltas[call].append(Generated(record.choice, ids, record.text, logprobs))
             self.completion_tokens += len(ids)
+
+
+def difference(before: Sequence[int], now: Context) -> str:
+    """Name of the first part that differs, empty if none does or they can't be compared."""
+    if before[0] != now.scheme:
+        return ""
+    pairs = zip(Context._fields, before, now, strict=False)
+    return next((name for name, old, new in pairs if old != new), "")
 
 
 def _texts(packed: Any) -> Any:

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from worker.engines.prompt_context import Context
-
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -40,6 +38,28 @@ class Load(NamedTuple):
     """Sequences that were submitted and have not ended; exact."""
     kv_usage: float
     """Share of the KV cache in use, 0 to 1, at the last step."""
+
+
+SCHEME = 1
+"""Counted up when the parts of a context are computed in another way."""
+
+
+class Context(NamedTuple):
+    """Checksums of what an engine call depends on; 0: it has no such part.
+
+    The same request can become another prompt: a middleware finds other passages, a template has
+    today's date, a media URL has new content, an adapter was replaced, a worker has other weights.
+    An answer that continues the tokens of the first attempt would come from two contexts then.
+    """
+
+    scheme: int
+    """How the others were computed; contexts of two schemes can't be compared."""
+    prompt: int
+    """The rendered prompt's token ids."""
+    media: int = 0
+    adapter: int = 0
+    model: int = 0
+    """The weights."""
 
 
 Logprobs = Sequence[Sequence[tuple[int, float, int | None, str | None]]]

@@ -21,9 +21,9 @@ from shared.job.log import (
 )  # fmt: skip
 from tests.harness.settings import Settings
 from tests.unit.worker.bench import Bench
-from worker.core.resume import Continuation
+from worker.core.resume import Continuation, difference
 from worker.core.run import Outcome
-from worker.engines.prompt_context import SCHEME, Context, difference
+from worker.engines.interface import SCHEME, Context
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.vllm.checksums import Contexts, checksum_of_weights
 

@@ -42,8 +42,16 @@ from starlette.types import Receive, Scope, Send
 
 from shared.fleet.pool import Pool
 from shared.platform.settings import SettingsError
-from worker.engines.interface import JOURNAL, Capacity, Generated, Journal, Load, PastRefused
-from worker.engines.prompt_context import SCHEME, Context
+from worker.engines.interface import (
+    JOURNAL,
+    SCHEME,
+    Capacity,
+    Context,
+    Generated,
+    Journal,
+    Load,
+    PastRefused,
+)
 from worker.engines.simulated import EOS, FIRST_WORD, LABEL, TOKENS
 from worker.engines.simulated.api import Api, Delta, Disconnected, EngineDead, TextRequest
 from worker.engines.simulated.simulated_settings import SimulatedSettings

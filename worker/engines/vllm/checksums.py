@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from worker.engines.prompt_context import SCHEME, Context, checksum_of_tokens
+from worker.engines.interface import SCHEME, Context
 
 _CONFIGS = ("config.json", "adapter_config.json", "params.json")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -33,7 +34,7 @@ class Contexts:
         """The context of a call with vLLM's rendered `prompt` and its LoRARequest or None."""
         ids = media = 0
         for part in _prompts(prompt):
-            ids = checksum_of_tokens(part.get("prompt_token_ids") or (), ids)
+            ids = crc32(array("q", part.get("prompt_token_ids") or ()).tobytes(), ids)
             if hashes := part.get("mm_hashes"):
                 media = crc32(repr(sorted(hashes.items())).encode(), media)
         loaded = 0 if adapter is None else await self._adapter(adapter)

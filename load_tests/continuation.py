@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
@@ -46,8 +47,6 @@ from worker.engines.interface import Engine
 HELP = "which classes of requests real vLLM continues exactly, and how fast"
 DOCUMENTATION = Path(__file__).parents[1] / "worker" / "engines" / "CONTINUATION.md"
 _PAST = 512
-_AT_MOST = 3.0
-"""Times the time of a request without a past."""
 _ROW = tuple[str, str, str]
 _LONG: dict[str, Any] = {
     "messages": STORY,
@@ -147,7 +146,9 @@ async def _row_of_events(engine: Engine, name: str, module: Any, body: dict[str,
 
 
 async def _timed(engine: Any) -> list[_ROW]:
-    """The time until the first new token behind a past of `_PAST` tokens."""
+    """The time until the first new token behind a past of `_PAST` tokens, beside those of requests
+    without a past: of a short prompt, and of one that has the past's text in it, which takes as
+    long to compute."""
     first: dict[str, float] = {}
     for name, fields in _TIMED.items():
         body = {**_LONG, **fields}
@@ -157,6 +158,10 @@ async def _timed(engine: Any) -> list[_ROW]:
         cut = 1 + sum(tokens < _PAST for tokens in known)
         if not first:
             first["without a past"] = await _first_token(engine, of, None)
+            text = "".join(delta.text for _, delta in journal.log[:cut])
+            asked = {"messages": [{"role": "user", "content": STORY[0]["content"] + text}]}
+            long = replace(of, body={**body, **asked})
+            first["without a past, as long a prompt"] = await _first_token(engine, long, None)
         first[name] = await _first_token(engine, of, journal.cut(cut))
     base = first["without a past"]
     return [

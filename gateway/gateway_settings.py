@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from gateway.listen_settings import ListenSettings
 from shared.fleet.pool_settings import PoolSettings
-from shared.job.quotas import Quotas
+from shared.job.rules import Quotas
 from shared.platform.settings import SettingList
 from shared.storage import MAX_BLOB_BYTES, StorageSettings
 from shared.webhooks.webhook_settings import WebhookSettings

@@ -28,7 +28,7 @@ from load_tests.harness.spread import percentile
 from load_tests.harness.table import Table
 from load_tests.systems.engine import CHAT_PATH, MODEL, EngineTiming
 from shared.job.job import NewJob, new_job_id
-from shared.job.lanes import DEFAULT
+from shared.job.rules import DEFAULT
 from shared.store.connection import Connection
 from shared.store.queue import Queue
 from shared.store.servers import Servers

@@ -22,7 +22,7 @@ from shared.api.endpoint import Endpoint, ModelField
 from shared.api.field_policy import check_fields, check_permission
 from shared.fleet.registry import ModelInfo
 from shared.job.errors import BadRequest, IntakeStopped, ModelNotFound
-from shared.job.lanes import DEFAULT, FLEX, PRIORITY
+from shared.job.rules import DEFAULT, FLEX, PRIORITY
 from shared.tenants.api_key import ApiKey
 from shared.tenants.scopes import Scope
 

@@ -54,10 +54,8 @@ from gateway.http.held_bytes import BODIES
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, NotRepeatable
-from shared.job.idempotency import IdempotencyKey
-from shared.job.job import Job, NewJob
-from shared.job.lanes import FLEX
-from shared.job.placement import LEAST_BYTES
+from shared.job.job import IdempotencyKey, Job, NewJob
+from shared.job.rules import FLEX, LEAST_BYTES
 from shared.job.states import JobState
 from shared.store.queue import JoinedJob
 from shared.store.webhooks import WebhookRecords

@@ -14,8 +14,7 @@ from shared.api.endpoint import Endpoint
 from shared.fleet.pool import Pool
 from shared.fleet.pools import Pools
 from shared.fleet.registry import ModelInfo
-from shared.job.idempotency import IdempotencyKey
-from shared.job.job import NO_ORIGIN, Job, NewJob, Origin, new_job_id_in
+from shared.job.job import NO_ORIGIN, IdempotencyKey, Job, NewJob, Origin, new_job_id_in
 from shared.job.responses import shard_of_conversation
 from shared.platform import request_span
 from shared.webhooks.webhook_delivery import notify_of

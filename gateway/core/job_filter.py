@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 
 from shared.job.errors import BadRequest
 from shared.job.job import Job
-from shared.job.lanes import CLIENT_LANES
+from shared.job.rules import CLIENT_LANES
 from shared.job.states import JobState
 
 _MAX_LENGTH = 1000

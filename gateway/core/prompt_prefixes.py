@@ -1,4 +1,4 @@
-"""What of a request tells which worker may have run the beginning of its prompt (placement.py).
+"""What of a request tells which worker may have run the beginning of its prompt (rules.py).
 
 The text is that of the body, not of the rendered prompt: the calls of a conversation have the same
 bytes up to its last turn, as long as their client writes JSON in the same way.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.api.endpoint import InputKind
-from shared.job.placement import LEAST_BYTES, prefix_hashes
+from shared.job.rules import LEAST_BYTES, prefix_hashes
 
 _FIELDS: Mapping[InputKind, str] = {
     InputKind.MESSAGES: "messages",

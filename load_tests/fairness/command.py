@@ -35,7 +35,7 @@ from load_tests.harness.session import (
 from load_tests.harness.spread import percentile
 from load_tests.harness.table import Table
 from load_tests.vllm.systems import VllmFleet, VllmServe
-from shared.job.fair_shares import ShareRules
+from shared.job.rules import ShareRules
 
 HELP = "share a full pool between the tenants of a trace: service difference, waits"
 

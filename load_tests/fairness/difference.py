@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shared.job.fair_shares import OUTPUT_COST, cost
+from shared.job.rules import OUTPUT_COST, cost
 
 WINDOW_S, STEP_S = 60.0, 10.0
 

@@ -32,7 +32,7 @@ from load_tests.harness.spread import percentile
 from load_tests.harness.table import Table
 from load_tests.placement.player import KEY, Answer, longest_wait_s, play
 from load_tests.placement.trace import Call, hit_ratio, read_trace
-from shared.job.placement import PlacementRules
+from shared.job.rules import PlacementRules
 from worker.engines.simulated.engine import PrefixCache
 
 HELP = "run jobs where the prefix of their prompt is cached, on a trace: hit ratio, waits"

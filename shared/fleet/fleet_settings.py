@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from shared.job.fair_shares import ShareRules
-from shared.job.placement import PlacementRules
+from shared.job.rules import PlacementRules, ShareRules
 from shared.platform import redis_url
 from shared.platform.settings import ProcessSettings
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from shared.job.idempotency import IdempotencyKey
 from shared.job.states import JobState
 
 if TYPE_CHECKING:
@@ -69,13 +69,58 @@ NO_ORIGIN = Origin()
 
 
 class Share(NamedTuple):
-    """How a claimed job counts in its tenant's level (fair_shares.py)."""
+    """How a claimed job counts in its tenant's level (rules.py)."""
 
     lane: str
     """That of its request."""
     weight: float
     charged: float
     """What its tenant was charged as it was claimed."""
+
+
+IDEMPOTENCY_TTL_S = 86_400.0
+"""How long a key names its job, which is kept for at least as long after its end."""
+RETRY_PREFIX = "flotilla-retry-"
+"""The beginning of keys that shared/client makes for the retries of one call."""
+RETRY_TTL_S = 3600.0
+"""How long such a key names its job, which is kept no longer than without a key."""
+
+
+class IdempotencyKey(NamedTuple):
+    """A client's key as Redis holds it: it is valid for one tenant and one path."""
+
+    name: str
+    """Of the Redis key: the tenant, and a digest of the path and the client's key."""
+    body_hash: bytes
+    for_retries: bool = False
+    """The client made it for the retries of one call."""
+
+    @classmethod
+    def of(
+        cls, tenant: str, path: str, key: str, body: bytes, conversation: str = ""
+    ) -> IdempotencyKey:
+        """For a request with this body.
+
+        `conversation`: of a response; its key is valid for one, in whose shard it lies.
+        """
+        digest = hashlib.sha256(f"{path}\0{conversation}\0{key}".encode()).hexdigest()
+        return cls(
+            f"{tenant}:{digest}", hashlib.sha256(body).digest(), key.startswith(RETRY_PREFIX)
+        )
+
+    @property
+    def ttl_s(self) -> float:
+        """How long it names its job."""
+        return RETRY_TTL_S if self.for_retries else IDEMPOTENCY_TTL_S
+
+    @property
+    def job_ttl_s(self) -> float:
+        """For how long its job is kept after its end, at least."""
+        return 0.0 if self.for_retries else IDEMPOTENCY_TTL_S
+
+    def shard(self, shards: int) -> int:
+        """The shard of its job: all gateways look for the key there."""
+        return int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8]) % shards
 
 
 class NewJob(NamedTuple):
@@ -116,7 +161,7 @@ class NewJob(NamedTuple):
     weight: float = 1.0
     """Of its tenant: with twice the weight of another one it has twice the share."""
     prefixes: bytes = b""
-    """The hashes of its prompt's prefixes (placement.py); empty if it has none."""
+    """The hashes of its prompt's prefixes (rules.py); empty if it has none."""
     notify: str = ""
     """Whom its end is told to, as in its record; empty: nobody."""
     key: str = ""

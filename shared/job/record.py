@@ -16,7 +16,7 @@
 | `headers` | JSON: further headers of that answer, if it has any | emit |
 | `first_us` | from the last claim to the first output, if a worker ended the job | emit |
 | `weight` | its tenant's, if it is not 1 | submit |
-| `prefixes` | hashes of its prompt's prefixes (placement.py), if it has any | submit |
+| `prefixes` | hashes of its prompt's prefixes (rules.py), if it has any | submit |
 | `kept` | bytes that it counts in the ledger (scripts/common/kept.lua) | submit, what ends it, or changes it later |
 | `idempotency` | of one with an idempotency key: the key's name | submit |
 | `notify` | `job` or `response`, then webhook endpoints with spaces between them, if its end is told to any | submit |
@@ -40,8 +40,8 @@ import msgpack
 from pydantic import TypeAdapter
 
 from shared.job.job import Attempt, Job, Origin
-from shared.job.lanes import CLIENT_LANES
 from shared.job.packing import pack
+from shared.job.rules import CLIENT_LANES
 from shared.job.states import JobState
 
 SUMMARY = (

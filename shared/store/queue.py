@@ -31,7 +31,6 @@ from shared.job.errors import (
     RedisUnavailable,
     TooManyWaiting,
 )
-from shared.job.fair_shares import EXPECTED_COST, ShareRules
 from shared.job.job import (
     NO_ORIGIN,
     Job,
@@ -42,13 +41,18 @@ from shared.job.job import (
     shard_in,
     shard_of,
 )
-from shared.job.lanes import CLIENT_LANES
 from shared.job.log import ENDS, START, Entry, Item, Journal, Position, pack_entry, read_entries
 from shared.job.packing import pack
-from shared.job.placement import PlacementRules
-from shared.job.quotas import NO_QUOTAS, Quotas
 from shared.job.record import WHOLE, ResponseInfo, pack_headers, read_job
 from shared.job.result import JobResult, piece_field
+from shared.job.rules import (
+    CLIENT_LANES,
+    EXPECTED_COST,
+    NO_QUOTAS,
+    PlacementRules,
+    Quotas,
+    ShareRules,
+)
 from shared.job.states import JobState
 from shared.job.trace_context import trace_id
 from shared.platform.tasks import run_together
@@ -138,7 +142,7 @@ class HeldJob(NamedTuple):
     """How many workers in a row it may have ended: those that were lost without progress; 1 at
     least if another worker has had it before."""
     known_blocks: int | None = None
-    """The leading blocks of its prompt that its worker may hold (placement.py); None: no prefix
+    """The leading blocks of its prompt that its worker may hold (rules.py); None: no prefix
     of it is noted."""
 
     @property
@@ -553,7 +557,7 @@ class Queue:
         lane flex it would hand over for better ones. `blame`: the most that one of its jobs has
         which has no output yet. Where several tenants wait in a lane, the one
         with the lowest level comes first, and is charged `expected_cost` for each job, over its
-        weight (fair_shares.py). `charges`: (lane, tenant) -> what is added to the level. `at_home`:
+        weight (rules.py). `charges`: (lane, tenant) -> what is added to the level. `at_home`:
         the shard is one of its home shards; of another one it gets jobs whose workers are full.
         """
         flat = [word for account, cost in (charges or {}).items() for word in (*account, cost)]
@@ -715,8 +719,8 @@ def _share(lane: bytes, weight: bytes, charged: bytes) -> Share:
 
 
 def _refusal(job: NewJob, status: bytes, value: Any) -> SubmitReply:
-    """Why nothing was stored. `value`: the job of the idempotency key; of what is too much, how
-    much there is."""
+    """Why nothing was stored. `value`: the job of the idempotency key, which belongs to the same
+    body (`joined`) or to another one; of what is too much, how much there is."""
     if status == b"full":
         return QueueFull(
             f"{value} jobs wait for {job.model!r} in the lane {job.lane} already, which is as many "
@@ -755,7 +759,8 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def pack_job(job: NewJob) -> tuple[Any, ...]:
-    """One job of the first argument of `submit`. What is False at its end is left out."""
+    """One job of the first argument of `submit`. What is False at its end is left out; its
+    deadline is in microseconds from now, 0: none."""
     request = (
         job.tenant, job.pool, job.lane, job.model, job.endpoint, "1" if job.stream else "0",
         str(int(job.ttl_s * 1000)), str(job.max_attempts),

@@ -18,10 +18,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from shared.job import placement
-from shared.job.lanes import CLIENT_LANES
+from shared.job import rules
 from shared.job.record import Request
 from shared.job.responses import CONVERSATION_PREFIX
+from shared.job.rules import CLIENT_LANES
 from shared.platform.tasks import end
 from shared.store import keys
 from shared.store.connection import Argument, Connection, ScriptsMissing, SlotUnavailable
@@ -57,8 +57,8 @@ def _common() -> str:
         "REQUEST": "{" + request + "}",
         "CONVERSATION_PREFIX": f"'{CONVERSATION_PREFIX}'",
         "PIECE_BYTES": str(PIECE_BYTES),
-        "DEPTHS": "{" + ", ".join(map(str, placement.DEPTHS)) + "}",
-        "PLACEMENT": "{" + ", ".join(f"{n} = {getattr(placement, n)}" for n in placed) + "}",
+        "DEPTHS": "{" + ", ".join(map(str, rules.DEPTHS)) + "}",
+        "PLACEMENT": "{" + ", ".join(f"{n} = {getattr(rules, n)}" for n in placed) + "}",
     }
     head = "".join(f"local {name} = {value}\n" for name, value in tables.items())
     return head + "".join(_text(f"common/{part}") for part in _COMMON)

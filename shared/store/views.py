@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shared.job.job import Job, checked_shard
-from shared.job.lanes import CLIENT_LANES
 from shared.job.record import SUMMARY, read_job
 from shared.job.result import INLINE_RESULT_BYTES
+from shared.job.rules import CLIENT_LANES
 from shared.store import keys
 from shared.store.queue import Queue
 
@@ -341,7 +341,7 @@ class WaitingTenants(NamedTuple):
     jobs: Counter[str]
     """How many of each; not those that were interrupted."""
     served: dict[str, float]
-    """The part of each in what these were served lately, over their weights (fair_shares.py): who
+    """The part of each in what these were served lately, over their weights (rules.py): who
     has least is next. On average over lanes and shards, whose levels can't be compared."""
 
 

@@ -14,10 +14,9 @@ import pytest
 from redis import Redis
 
 from shared.job.job import Job, NewJob, new_job_id
-from shared.job.lanes import DEFAULT
 from shared.job.log import START, Entry, Position, frame_head, frames, pack_entry, pack_frame
-from shared.job.quotas import NO_QUOTAS, Quotas
 from shared.job.result import JobResult
+from shared.job.rules import DEFAULT, NO_QUOTAS, Quotas
 from shared.store import keys
 from shared.store.queue import (
     Control,
@@ -215,14 +214,6 @@ class Case:
             found += [item.decode() for item in entry.items if isinstance(item, bytes)]
             found += [entry.event] if entry.event else []
         return found
-
-    def truncate(self, job: Any, length: int) -> None:
-        """Leave the first entries of a log, as an older copy of the data has it."""
-        log = keys.log(0, job.id)
-        entries = self.server.xrange(log)[:length]
-        self.server.delete(log)
-        for entry_id, fields in entries:
-            self.server.xadd(log, fields, id=entry_id)
 
     def place(self, job: Any) -> str:
         """Where a job waits: `first`, `line`, or nowhere."""

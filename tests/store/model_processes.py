@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.core.reader import Reader, ReadMode
 from shared.job.errors import StreamReset
-from shared.job.fair_shares import ShareRules
 from shared.job.log import Entry, EventName, Position, frames
 from shared.job.result import JobResult
+from shared.job.rules import ShareRules
 from shared.store.queue import Control, HeldJob, Watched, parse_control
 from tests.store.model_parts import (
     Broken,

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from shared.job.job import Origin
-from shared.job.lanes import DEFAULT, PRIORITY
+from shared.job.rules import DEFAULT, PRIORITY
 from shared.store.queue import Control
 from tests.store.conftest import GATEWAY, POOL, TENANT, Case, make_job, missed_without
 

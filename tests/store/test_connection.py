@@ -154,25 +154,10 @@ async def test_a_replica_is_disconnected_and_what_was_connected_before_too(
         each.close()
 
 
-async def test_user_password_and_database_come_from_the_url(one: RedisServer, store: Redis) -> None:
-    store.acl_setuser(
-        "somebody", enabled=True, passwords=["+secret"], categories=["+@all"], keys=["*"]
-    )
-    url = f"redis://somebody:secret@127.0.0.1:{one.port}"
-    try:
-        async with opened(url + "/3") as connection:
-            assert await connection.call("ACL", "WHOAMI") == b"somebody"
-            await connection.call("SET", "where", "three")
-        assert store.get("where") is None
-        async with opened(url.replace("secret", "wrong")) as connection:
-            with pytest.raises(StoreUnavailable, match="password") as caught:
-                await connection.call("PING")
-            assert "wrong" not in str(caught.value)
-        async with opened(url + "/99") as connection:
-            with pytest.raises(StoreRefused, match="DB index"):
-                await connection.call("PING")
-    finally:
-        store.acl_deluser("somebody")
+async def test_the_database_comes_from_the_url(one: RedisServer, store: Redis) -> None:
+    async with opened(f"redis://127.0.0.1:{one.port}/3") as connection:
+        await connection.call("SET", "where", "three")
+    assert store.get("where") is None
 
 
 async def test_tls_checks_the_servers_certificate_and_shows_its_own(
@@ -406,33 +391,13 @@ async def test_a_subscription_that_falls_silent_is_replaced(one: RedisServer, st
 # --- reads that are repeated ---
 
 
-@pytest.mark.parametrize(
-    ("errors", "raised", "reads"),
-    [
-        ([], None, 1),
-        ([StoreUnavailable("lost")] * 3, None, 4),
-        ([StoreTimeout("no answer")], StoreTimeout, 1),
-        ([StoreUnavailable("lost"), StoreRefused("no")], StoreRefused, 2),
-        ([StoreUnavailable("lost")] * 10_000, StoreUnavailable, 0),
-    ],
-)
-async def test_a_read_is_repeated_without_a_connection_and_no_longer_than_it_may_take(
-    errors: list[StoreError], raised: type[StoreError] | None, reads: int,
+async def test_a_read_is_repeated_no_longer_than_it_may_take(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(answers, "LONGEST_S", 1.0 if reads else 0.2)
-    left, n_reads = list(errors), 0
+) -> None:
+    monkeypatch.setattr(answers, "LONGEST_S", 0.2)
 
-    async def read() -> str:
-        nonlocal n_reads
-        n_reads += 1
-        if left:
-            raise left.pop(0)
-        return "reply"
+    async def read() -> None:
+        raise StoreUnavailable("lost")
 
-    if raised is None:
-        assert await read_again(read) == "reply"
-    else:
-        with pytest.raises(raised):
-            await read_again(read)
-    assert reads in (n_reads, 0)
+    with pytest.raises(StoreUnavailable):
+        await read_again(read)

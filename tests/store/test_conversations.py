@@ -28,8 +28,7 @@ from shared.job.errors import (
     QuotaExceeded,
     StreamReset,
 )
-from shared.job.idempotency import IdempotencyKey
-from shared.job.job import NewJob
+from shared.job.job import IdempotencyKey, NewJob
 from shared.job.responses import response_id
 from shared.store import keys
 from shared.store.conversations import Conversation

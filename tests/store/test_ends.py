@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.job.lanes import FLEX
+from shared.job.rules import FLEX
 from shared.job.states import JobState
 from shared.store import keys
 from shared.store.queue import LOG_LOST, Watched
@@ -169,6 +169,7 @@ def damage(case: Case, job_id: str, field: str) -> None:
 
 
 @pytest.mark.parametrize("field", DAMAGED)
+@missed_without("if is_damaged then return fail_damaged(id, job) end", "", field="lease")
 async def test_a_damaged_record_fails_and_stops_nothing(case: Case, field: str) -> None:
     worker = case.worker()
     running = await case.submit()
@@ -186,31 +187,11 @@ async def test_a_damaged_record_fails_and_stops_nothing(case: Case, field: str) 
     assert await case.state(waiting) == "failed"
     await worker.end(held)
     if field != "body":
-        assert await case.state(running) == "failed"
+        assert await case.queue.ended(0, [held.id]) == {held.id: "failed"}
+        assert (await case.log(held))[-1].event == "failed"
         assert case.record(running.id)["error_code"] == "record_damaged"
     await beat(case, worker, seconds=1)
     await case.queue.reconcile(0, worker.name, worker.jobs)
     assert await worker.claim() == []
     assert not (await worker.end(worker.jobs[job.id])).refused
     await case.queue.sweep(0, 100)
-
-
-@pytest.mark.parametrize("field", ["request", "lease", "state", "history"])
-@pytest.mark.parametrize("how", ["watch", "cancel", "give_back", "lose"])
-@missed_without(
-    "if is_damaged then return fail_damaged(id, job) end", "", how="watch", field="lease"
-)
-async def test_a_damaged_record_fails_where_it_is_needed(case: Case, how: str, field: str) -> None:
-    _, held = await case.begin()
-    damage(case, held.id, field)
-    if how == "watch":
-        await case.queue.watch(held.id, "gw-2", follow=True)
-    elif how == "cancel":
-        await case.queue.cancel(TENANT, held.id)
-    elif how == "give_back":
-        await case.queue.give_back([held], "handed_over", "drain")
-    else:
-        await case.lose()
-    assert case.record(held.id)["error_code"] == "record_damaged"
-    assert await case.queue.ended(0, [held.id]) == {held.id: "failed"}
-    assert (await case.log(held))[-1].event == "failed"

@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.core import fleet_view
-from gateway.core.fleet_view import FleetView
 from gateway.ops.autoscaler import tick as autoscale
 from gateway.ops.autoscaler.tick import tick
-from shared.fleet.limits import Limit
-from shared.fleet.pool import pool_name
 from shared.fleet.registry import ModelInfo, unknown_card
 from shared.fleet.scale_decisions import Scale
 from shared.platform.malformed import MalformedValues
-from shared.platform.tasks import TaskSupervisor
 from shared.store import keys
 from shared.store.fleet_registry import Registry
 from shared.store.operators import HISTORY, ScaleStore
@@ -122,50 +117,10 @@ async def test_malformed_entries_are_skipped_and_counted(
     assert metrics.get_sample_value("malformed_total", {"kind": "model"}) == 5
 
 
-@pytest.mark.parametrize(
-    ("model", "pool"),
-    [
-        ("qwen3-0.6b", "qwen3-0.6b"),
-        ("Qwen/Qwen3-0.6B", "qwen-qwen3-0.6b-"),
-        ("a:b{c} \n", "a-b-c-"),
-        ("模型", "model-"),
-        ("x" * 41, "x" * 40 + "-"),
-    ],
-)
-def test_a_pools_name_is_readable_and_safe_in_a_key(model: str, pool: str) -> None:
-    name = pool_name(model)
-    assert name == pool if not pool.endswith("-") else name.startswith(pool)
-    assert len(name) <= 49
-    assert not set(name) & set(":{} \n/")
-    alike = ["a/b", "a-b", "A-b", "a b", "a--b", "a-b-", "", "model", "x" * 40, "x" * 41, model]
-    assert len({*map(pool_name, alike)}) == len(set(alike))
-
-
 # --- gateways ---
 
 
-async def test_a_copy_of_the_fleet_that_can_not_be_refreshed_is_a_problem(
-    alone: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet_view, "_REFRESH_S", 0.01)
-    monkeypatch.setattr(fleet_view, "GATEWAY_FLEET", Limit("gateway_fleet", problem=0.1))
-    fleet, tasks = FleetView(alone.queue), TaskSupervisor()
-    tasks.start("fleet view", fleet.run())
-    alone.server.set(keys.fleet("models"), "not a hash")
-    for expected in ("WRONGTYPE", ""):
-        await eventually(
-            lambda expected=expected: bool(fleet.problem) == bool(expected),
-            "the problem is shown, and then it is over",
-        )
-        assert expected in fleet.problem
-        alone.server.delete(keys.fleet("models"))
-    assert tasks.ended == {}
-    await tasks.stop()
-
-
 # --- the autoscaler's tick ---
-
-SETTINGS = Settings(autoscale="m=0:3", pool=POOL)
 
 
 async def scale_of(case: Case, pool: str = POOL) -> Scale:

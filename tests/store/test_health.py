@@ -7,14 +7,12 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
 from math import inf
-from typing import Any
 
 import pytest
 from redis import Redis
 
-from shared.job.errors import QuotaExceeded, RedisMemoryFull
-from shared.job.idempotency import IdempotencyKey
-from shared.job.quotas import Quotas
+from shared.job.errors import QuotaExceeded
+from shared.job.rules import Quotas
 from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
 from shared.store import health, keys
@@ -25,12 +23,12 @@ from shared.store.health import (
     refuse_unfit,
     write_problems,
 )
-from shared.store.queue import JoinedJob, Queue
+from shared.store.queue import Queue
 from shared.store.servers import Servers
 from tests.harness.servers import RedisCluster, RedisServer, call, fleet_on_one_node, free_port
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
-from tests.store.conftest import TENANT, make_job, open_case
+from tests.store.conftest import make_job, open_case
 
 MB = 1 << 20
 
@@ -180,32 +178,6 @@ async def test_a_server_that_was_away_is_checked_as_soon_as_it_is_back(
         with pytest.raises(FormatMismatch):
             await running
     assert "of format 1" in looked.format
-
-
-async def test_by_a_full_memory_new_jobs_are_refused(
-    client: Redis, own_redis: RedisServer, queue: Queue
-) -> None:
-    looked = Health(queue, 0.9)
-
-    async def submitted(**changes: Any) -> Any:
-        await looked.look()
-        job = make_job(**changes)
-        (reply,) = queue.parse_submit([job], await queue.submit(0, [job], 100))
-        return reply
-
-    assert await submitted() == 1
-    key = IdempotencyKey.of(TENANT, "/jobs", "k", b"")
-    assert await submitted(idempotency=key) == 2
-    client.setrange("other", 20 * MB, "x")
-    client.config_set("maxmemory", 40 * MB)  # of which 20 MB are for buffers
-    refused = await submitted()
-    assert isinstance(refused, RedisMemoryFull)
-    assert "FLOTILLA_REDIS_HIGH_WATERMARK" in str(refused)
-    assert "Redis uses" in looked.full
-    assert isinstance(await submitted(idempotency=key), JoinedJob)
-    client.config_set("maxmemory", 0)
-    assert await submitted() == 3
-    assert looked.full == ""
 
 
 async def test_a_tenant_may_keep_a_quarter_where_others_keep_data(

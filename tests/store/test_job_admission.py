@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from gateway.core.fleet_view import FleetView
 from gateway.core.job_admission import JobAdmission
-from gateway.core.submitter import Submitter
 from shared.fleet.registry import Heartbeat
 from shared.job.errors import (
     DeadlineUnreachable,
-    QueueFull,
-    TooManyWaiting,
 )
-from shared.job.quotas import Quotas
 from shared.job.states import WorkerState
-from shared.platform.metrics.gateway import GatewayMetrics
 from shared.store.fleet_registry import Registry
 from shared.store.queue import Queue
 from tests.store.conftest import POOL, Case, make_job
@@ -29,7 +21,6 @@ from tests.unit.gateway.test_wait_estimate import SCALE
 from tests.unit.worker_info import worker as info
 
 SLOTS, JOB_S = 4, 2.0
-RELAY: Any = SimpleNamespace(is_subscribed=lambda shard: True)
 WAITING = 20
 
 
@@ -62,20 +53,6 @@ async def fill(queue: Queue, n: int = WAITING, **changes: Any) -> None:
     assert all(r for r in queue.parse_submit(jobs, await queue.submit(0, jobs, 1000)))
 
 
-async def test_a_deadline_that_cant_be_met_is_refused(door: Door, queue: Queue) -> None:
-    await fill(queue)
-    for fields in ({"queue_deadline_s": 1.0}, {"deadline_s": 1.0}, {"max_wait_s": 1.0}):
-        with pytest.raises(DeadlineUnreachable, match="would wait for about") as refused:
-            await door.admit(make_job(**fields))
-        # 20 jobs before it, and two a second.
-        assert 5 < (refused.value.retry_after_s or 0) < 15
-    in_time = make_job(queue_deadline_s=60.0, deadline_s=90.0, max_wait_s=30.0)
-    assert (await door.admit(in_time)).queue_deadline_s == 30
-    later = make_job(queue_deadline_s=60.0, max_wait_s=90.0)
-    assert (await door.admit(later)).queue_deadline_s == 60
-    assert await door.admit(make_job(lane="priority", max_wait_s=3.0))  # it goes before them
-
-
 async def test_what_is_not_known_is_not_refused(queue: Queue) -> None:
     await fill(queue)
     assert await Door(queue).admit(make_job(queue_deadline_s=0.1))
@@ -106,33 +83,3 @@ async def test_a_job_that_need_not_wait_is_not_refused(door: Door, live: Case) -
         await door.admit(make_job(max_wait_s=0.01))
     with pytest.raises(DeadlineUnreachable):
         await door.admit(make_job(max_wait_s=0.01))
-
-
-async def test_a_full_lane_says_when_there_is_room(door: Door, queue: Queue) -> None:
-    metrics = GatewayMetrics(CollectorRegistry())
-    submitter = Submitter(queue, RELAY, 5, metrics, with_time=door.admission.with_time)
-    await fill(queue, 5)
-    errors = await asyncio.gather(
-        *(submitter.submit(make_job()) for _ in range(20)), return_exceptions=True
-    )
-    assert {type(error) for error in errors} == {QueueFull}
-    times = {error.retry_after_s for error in errors if isinstance(error, QueueFull)}
-    assert times == {1.0}  # a slot is free each half second
-
-
-async def test_a_tenants_bound_says_when_there_is_room(door: Door, queue: Queue) -> None:
-    queue.quotas = Quotas(waiting=3)
-    metrics = GatewayMetrics(CollectorRegistry())
-    submitter = Submitter(queue, RELAY, 1000, metrics, with_time=door.admission.with_time)
-    await fill(queue, 3)
-    for tenant in "abcdefg":
-        await fill(queue, 3, tenant=tenant)
-    with pytest.raises(TooManyWaiting) as refused:
-        await submitter.submit(make_job())
-    assert refused.value.retry_after_s == 4  # eight tenants in turn
-
-
-async def test_without_an_estimate_there_is_no_time(queue: Queue) -> None:
-    await fill(queue, 3)
-    error = await Door(queue).admission.with_time(make_job(), QueueFull("full"))
-    assert error.headers() == QueueFull("full").headers()

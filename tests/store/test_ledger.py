@@ -10,8 +10,8 @@ import pytest
 
 from shared.batches.batch import Batch, BatchStatus
 from shared.job.errors import FlotillaError, QuotaExceeded, RedisMemoryFull
-from shared.job.idempotency import IdempotencyKey
-from shared.job.quotas import Quotas
+from shared.job.job import IdempotencyKey
+from shared.job.rules import Quotas
 from shared.storage import Segment
 from shared.store import keys
 from shared.store.batch_records import BatchRecords, Change

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.job.lanes import FLEX
+from shared.job.rules import FLEX
 from shared.store import keys
 from shared.store.queue import Control, Step
 from tests.store.conftest import BEGIN_US, POOL, Case, beat, make_job, missed_without

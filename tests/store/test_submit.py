@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shared.job.errors import IdempotencyKeyReused, QueueFull, QuotaExceeded, TooManyWaiting
-from shared.job.idempotency import IdempotencyKey
-from shared.job.job import Origin
-from shared.job.lanes import DEFAULT, FLEX, PRIORITY
-from shared.job.quotas import Quotas
+from shared.job.job import IdempotencyKey, Origin
+from shared.job.rules import DEFAULT, FLEX, PRIORITY, Quotas
 from shared.job.states import JobState
-from shared.store.queue import Control, JoinedJob
+from shared.store.queue import Control, JoinedJob, Room
 from tests.harness.servers import RedisServer
 from tests.store.conftest import POOL, TENANT, Case, make_job, missed_without, open_case
 
@@ -128,6 +126,9 @@ async def test_an_idempotency_key_names_one_job(case: Case) -> None:
     with pytest.raises(IdempotencyKeyReused):
         await case.submit(**keyed(b"{ }"))
     await case.submit(**keyed(b"{}", "other"))
+    case.queue.rooms = [Room(quota=1)]
+    assert await case.submit_all([third]) == [JoinedJob(first.id)]  # it needs no room
+    case.queue.rooms = [Room()]
     held = await case.worker().claim()
     assert len(held) == 2
     await case.queue.cancel(TENANT, first.id)

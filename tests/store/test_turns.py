@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from shared.job import placement
-from shared.job.fair_shares import EXPECTED_COST, ShareRules
+from shared.job import rules
 from shared.job.job import Share
-from shared.job.lanes import DEFAULT, PRIORITY
-from shared.job.placement import HASH_BYTES, PlacementRules
+from shared.job.rules import (
+    DEFAULT,
+    EXPECTED_COST,
+    HASH_BYTES,
+    PRIORITY,
+    PlacementRules,
+    ShareRules,
+)
 from shared.store.queue import Control, HeldJob
 from tests.store.conftest import POOL, Case, Holder, make_job, missed_without
 
@@ -268,7 +273,7 @@ async def test_the_map_of_prefixes_has_two_generations(case: Case) -> None:
     await case.submit_all([make_job(), make_job(prefixes=LONG)])
     assert (await two.claim(1))[0].known_blocks == 128
     maps = [f"{case.base}{word}:{POOL}" for word in ("warm", "warm_before")]
-    for n in range(placement.MOST_PREFIXES // 1000 + 1):
+    for n in range(rules.MOST_PREFIXES // 1000 + 1):
         case.server.hset(maps[0], mapping={f"{n}-{i}": "w-9" for i in range(1000)})
     await case.submit(prefixes=prefixes("new", 4))
     await two.claim()

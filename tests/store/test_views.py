@@ -10,7 +10,7 @@ import pytest
 from gateway.core.job_filter import JobFilter
 from gateway.core.job_search import search
 from shared.job.job import NewJob
-from shared.job.lanes import CLIENT_LANES, DEFAULT, FLEX, PRIORITY
+from shared.job.rules import CLIENT_LANES, DEFAULT, FLEX, PRIORITY
 from shared.store import keys
 from shared.store.queue import Queue
 from shared.store.views import (
@@ -164,6 +164,3 @@ async def test_neither_bodies_nor_long_errors_are_read_to_show_jobs(alone: Case)
     assert found == {b'{"error": {}}': b'{"error": {}}', b"x" * 1_000_000: b"", b"fine": b""}
     await alone.queue.get(*bodies)
     assert sent() - before < 100_000
-
-
-# --- the object ---

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.job.lanes import FLEX
 from shared.job.result import PIECE_BYTES, n_pieces
+from shared.job.rules import FLEX
 from shared.job.states import WorkerState
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end

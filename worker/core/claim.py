@@ -22,8 +22,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from shared.job.fair_shares import FIRST_TOKENS, OUTPUT_COST, ShareRules, cost
-from shared.job.lanes import FLEX
+from shared.job.rules import FIRST_TOKENS, FLEX, OUTPUT_COST, ShareRules, cost
 from shared.job.states import WorkerState
 from shared.platform.backoff import Backoff
 from shared.platform.logs import RareWarning

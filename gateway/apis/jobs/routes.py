@@ -40,7 +40,7 @@ from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, JobFailed
 from shared.job.job import Job
-from shared.job.lanes import CLIENT_LANES
+from shared.job.rules import CLIENT_LANES
 from shared.job.states import JobState
 from shared.store.answers import chunks_of
 from shared.store.queue import Queue

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from shared.fleet.limits import Level
-from shared.job.lanes import FLEX
+from shared.job.rules import FLEX
 from shared.job.states import WorkerState
 
 Tenths = Annotated[float, PlainSerializer(lambda value: round(value, 1))]

@@ -15,7 +15,7 @@ from gateway.ops.overview.models import (
     WorkerOverview,
 )
 from shared.fleet.registry import WorkerInfo
-from shared.job.lanes import CLIENT_LANES
+from shared.job.rules import CLIENT_LANES
 from shared.job.states import WorkerState
 from shared.platform.tasks import run_together
 from shared.store.health import Health

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from shared.job.placement import DEPTHS
+from shared.job.rules import DEPTHS
 from shared.job.states import JobState
 from shared.platform.metrics.families import Families
 

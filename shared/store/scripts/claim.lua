@@ -1,16 +1,10 @@
 -- Jobs for a worker with room: interrupted ones first, then by lane and turn. With fewer than it has room for it is noted as idle.
 -- ARGV: pool, worker, room, known, most, yields, expected_cost, half_life_us, window, overtake_us, patience_us, charges, blame, home
---       known: how many jobs of this shard it knows that it has; most: jobs in this call; yields: jobs of the lane flex that it would
---       hand over for better ones; expected_cost: of a job, charged for each where several tenants wait (fair_shares.py);
---       half_life_us: of levels, 0: they never halve; window, overtake_us, patience_us: see PlacementRules; charges: msgpack of flat
---       lane, tenant, cost to add to its level, '' if there is none; blame: the most that a job has which it has and which has no
---       output yet; home: '1' if the shard is one of its home shards.
--- Reply: {now_us, job...}; a job: {id, generation, number of the claim's entry, claims, created_us, stream, endpoint, body, its
---       bytes if it lies in a key of its own, else '', watchers,
---       watched, origin, tenant, lane, weight or '', charged or '', 1 if it makes no room for better lanes, else 0: it has a deadline
---       that goes on while it waits again, or is here by its lane's turn; blame: how often its workers were lost in a row without
---       progress, 1 at least if it was claimed before, leading blocks of its prompt that the worker may hold, nil: it is short}; nil if
---       the worker has jobs that it does not know, as a reply was lost: it has to `reconcile` first
+--       as `Queue.claim` has them, ShareRules and PlacementRules; charges: msgpack of flat lane, tenant, cost, '' if there is none;
+--       home: '1' if the shard is one of its home shards.
+-- Reply: {now_us, job...}, a job being a HeldJob (queue.py): {id, generation, number, claims, created_us, stream, endpoint, body, its
+--       bytes if it lies in a key of its own, else '', watchers, watched, origin, tenant, lane, weight or '', charged or '', stays,
+--       blame, known blocks, nil: it is short}; nil if the worker has to `reconcile` first
 local pool, worker, room, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[3]), tonumber(ARGV[5]))
 local expected_cost, half_life_us = tonumber(ARGV[7]), tonumber(ARGV[8])
 local window, overtake_us, patience_us = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])

@@ -1,18 +1,10 @@
 -- Append one step's output of a worker to the logs of its jobs, end those that have ended, publish.
--- ARGV: worker, version, output, gateway, message...
---       version: of the followers that the worker knows, '': none; output: msgpack of {acknowledged, restarts, entries, ends, pool,
---       room}; message: frames of `entries` and `restarts`.
---       acknowledged: after a lost connection flat id, generation, number of the last entry that was acknowledged, of each job that the
---       worker has; such a call repeats what was in flight, unchanged. restarts: flat id, entry id, error code if a client may have
---       seen output, so that the job can't begin anew. entries: flat id, entry id, entry (log.py). ends: of {id, entry id, entry,
---       state, error code, entry of the frame if that is another one or '', result, response, headers or '', microseconds from the
---       lease to the first output (0: there was none), tokens of the prompt, those of it that were cached, tokens of the answer, bytes
---       of the answer}; response and headers are as the record stores them; the entry of the frame ends with the result, whose bytes
---       the script appends (their msgpack head is there). pool, room: so many jobs more the worker could take now, in a home shard of
---       it; 0: not told.
--- Reply: {flat id, state ('gone': there is no record) of jobs that are not this worker's, flat id, number of the last entry of logs that
---       lack acknowledged ones: the worker sends these again, 1 if the worker has to claim: its room was not told or jobs wait, else 0:
---       it is noted as idle, version, flat id, watchers, watched of jobs whose followers have changed}
+-- ARGV: worker, version ('': none), output, gateway, message...
+--       output: msgpack of a Step (queue.py): {acknowledged, restarts, entries, ends, pool, room}; message: frames of `entries` and
+--       `restarts`. An end is what `pack_end` makes. Its response and headers are as the record stores them; the entry of its frame,
+--       '' if that is the entry itself, ends with the result, whose bytes the script appends (their msgpack head is there).
+-- Reply: an Emitted (queue.py): {flat id, state, flat id, number, 1 if the worker has to claim, else 0, version, flat id, watchers,
+--       watched}
 -- Invariant: XADD refuses an entry of a generation that is over; no record is read for a token. No frame of a refused entry is published.
 -- A repeated call changes nothing. A job whose log lacks entries is never completed.
 local worker, version = ARGV[1], ARGV[2]

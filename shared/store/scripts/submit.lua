@@ -1,16 +1,9 @@
 -- Make jobs, have each wait in its tenant's line, and tell idle workers.
 -- ARGV: jobs, max_depth, lift, max_waiting, room (4)[, batch, epoch]
---       jobs: msgpack array, a job being {id, request (record.py), body or its bytes, deadline in us from now (0: none), gateway that
---       waits for the answer or '', and with an idempotency key: its name, the body's hash, time in ms for which it is kept (else false,
---       false, false); origin (job.py) or false; of a response in a conversation its turn, else false: {conversation, version that was
---       read, msgpack of its input (flat id, JSON, ...), bytes of the body before the input, ttl_ms of the conversation}; weight of its
---       tenant, if it is not 1, or false; hashes of its prompt's prefixes, or false; the webhook endpoints that get its end}
---       A body of so many bytes lies in a key of its own already, which expires unless the job is made.
---       max_depth: jobs that may wait in a lane; lift: see ShareRules; max_waiting: of one tenant, jobs that may wait in a lane, 0: no
---       limit; batch, epoch: whose lines the jobs are, and that of its owner (fence_batch.lua).
--- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there), jobs
---       waiting in the lane, ...; 'lost' (the body is not there); or 'waiting' | 'quota' | 'memory' (the tenant has too much), how
---       much; or 'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...; nothing if the batch
+--       as `Queue.submit` has them, ShareRules and Quotas; jobs: msgpack array of what `pack_job` makes of each (queue.py). A body of
+--       so many bytes lies in a key of its own already, which expires unless the job is made. epoch: see fence_batch.lua.
+-- Reply: flat status, value of each job, as `_refusal` reads them (queue.py): 'ok' | 'exists' | 'full' | 'locked' | 'gone', jobs waiting
+--       in the lane; 'lost'; 'waiting' | 'quota' | 'memory', how much; 'joined' | 'reused', id of the key's job; nothing if the batch
 --       has another owner
 -- Invariant: a repeated call makes nothing twice. Of a conversation one response is made at a time, of the items that it has.
 if ARGV[10] and redis.call('GET', key('batch_epoch', ARGV[9])) ~= ARGV[10] then return {} end

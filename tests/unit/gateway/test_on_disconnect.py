@@ -12,8 +12,7 @@ from gateway.core.prompt_limits import PromptSize
 from shared.api.endpoints import ENDPOINTS
 from shared.fleet.registry import ModelInfo
 from shared.job.errors import BadRequest
-from shared.job.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
-from shared.job.job import NewJob, shard_of
+from shared.job.job import IDEMPOTENCY_TTL_S, IdempotencyKey, NewJob, shard_of
 from tests.harness.settings import Settings
 
 ENDPOINT = ENDPOINTS["/v1/chat/completions"]

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.prompt_prefixes import conversation_start, prompt_prefixes
 from shared.api.endpoint import InputKind
-from shared.job.placement import BLOCK_BYTES, DEPTHS, HASH_BYTES
+from shared.job.rules import BLOCK_BYTES, DEPTHS, HASH_BYTES
 
 QUESTION, ANSWER = "a question " * 500, "an answer " * 1500
 FIRST = [{"role": "system", "content": "be kind"}, {"role": "user", "content": QUESTION}]

@@ -192,3 +192,22 @@ def test_versions_of_a_model_may_have_the_same_adapters() -> None:
         )
     )
     assert [pool.adapters for pool in pools.all] == [{"x": "/1"}, {"x": "/2"}]
+
+
+@pytest.mark.parametrize(
+    ("model", "pool"),
+    [
+        ("qwen3-0.6b", "qwen3-0.6b"),
+        ("Qwen/Qwen3-0.6B", "qwen-qwen3-0.6b-"),
+        ("a:b{c} \n", "a-b-c-"),
+        ("模型", "model-"),
+        ("x" * 41, "x" * 40 + "-"),
+    ],
+)
+def test_a_pools_name_is_readable_and_safe_in_a_key(model: str, pool: str) -> None:
+    name = pool_name(model)
+    assert name == pool if not pool.endswith("-") else name.startswith(pool)
+    assert len(name) <= 49
+    assert not set(name) & set(":{} \n/")
+    alike = ["a/b", "a-b", "A-b", "a b", "a--b", "a-b-", "", "model", "x" * 40, "x" * 41, model]
+    assert len({*map(pool_name, alike)}) == len(set(alike))

@@ -7,10 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from shared.job.fair_shares import FIRST_TOKENS, ShareRules
 from shared.job.job import Share
-from shared.job.lanes import DEFAULT, FLEX
 from shared.job.log import DeltaDecoder
+from shared.job.rules import DEFAULT, FIRST_TOKENS, FLEX, ShareRules
 from shared.job.states import WorkerState
 from shared.store.queue import HeldJob
 from worker.core import claim as module

@@ -1,6 +1,6 @@
 -- One call of a script: its keys, Redis' clock, the writes that wait for its end, and what it publishes.
 -- scripts.py puts these in front: SHARDED (a cluster: channels lie in the slot of the shard), PUBLISH and NUMSUB, LANES (best first),
--- REQUEST (names of the fields of a packed request, record.py), PIECE_BYTES (of large bodies), DEPTHS and PLACEMENT (placement.py).
+-- REQUEST (names of the fields of a packed request, record.py), PIECE_BYTES (of large bodies), DEPTHS and PLACEMENT (rules.py).
 -- These parts run once, when the library is loaded; `begin` runs before each call, `finish_call` behind it. Every script may be
 -- repeated: a call whose reply was lost is sent again. None may fail halfway on what a client, a worker or a lost write of Redis can
 -- bring about: what can't be read is failed or skipped.

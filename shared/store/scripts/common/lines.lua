@@ -1,5 +1,5 @@
 -- Lines: `line:<pool>:<lane>:<tenant>` has the waiting jobs of a tenant, by their time of submit; `turns:<pool>:<lane>` the tenants by
--- level (fair_shares.py), which counts what they were served in all lanes of the pool: the lowest is next; `first:<pool>` the interrupted
+-- level (rules.py), which counts what they were served in all lanes of the pool: the lowest is next; `first:<pool>` the interrupted
 -- jobs, which go before all turns. `waiting:<pool>:<lane>` has all that wait, for views and limits; `prefixes:<pool>` what a claim needs
 -- of their prompts.
 -- As halving all levels changes no order, charges grow instead, twofold in each half-life, and all levels are scaled back before they

@@ -1,4 +1,4 @@
--- Placement: which worker has run the prefix of a prompt last, its warm worker (placement.py). The map leads from the hash of a prefix
+-- Placement: which worker has run the prefix of a prompt last, its warm worker (rules.py). The map leads from the hash of a prefix
 -- to a worker. When it is full it becomes the generation before, and a new one begins.
 
 -- The hashes in `packed`, added to a list; how many there are then.

@@ -91,37 +91,6 @@ async def test_a_whole_answer(engine: Engine, ask: Any) -> None:
     assert journal.texts == {(0, 0): text_in(choice)}
 
 
-async def test_an_id_is_generated_without_the_header(engine: Engine) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 1}
-    ids = [(await call(engine, "POST", CHAT, body)).json()["id"] for _ in range(2)]
-    assert all(re.fullmatch(r"chatcmpl-[0-9a-f]{16,}", one) for one in ids)
-    assert ids[0] != ids[1]
-
-
-@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
-async def test_limits(engine: Engine, limit: str) -> None:
-    answer = (await chat(engine, **{"max_tokens": None, limit: 3})).json()
-    assert answer["usage"]["completion_tokens"] == 3
-
-
-async def test_a_completion_has_16_tokens_by_default(engine: Engine) -> None:
-    answer = (await complete(engine, max_tokens=None)).json()
-    assert answer["usage"]["completion_tokens"] == 16
-
-
-async def test_nulls_are_defaults(engine: Engine) -> None:
-    nulls = dict.fromkeys(["stop", "n", "stream", "seed", "top_p", "tools", "stream_options"])
-    reply = await chat(engine, **nulls)
-    assert reply.status == 200
-    assert len(reply.json()["choices"]) == 1
-
-
-async def test_content_parts(engine: Engine) -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    reply = await chat(engine, messages=[{"role": "user", "content": parts}])
-    assert reply.status == 200
-
-
 async def test_several_choices(engine: Engine) -> None:
     journal = Recorder()
     answer = (await chat(engine, journal, n=2, temperature=1, seed=7)).json()
@@ -160,38 +129,6 @@ async def test_what_the_cache_held_of_a_prompt_is_journaled(
     assert (second.cached_tokens > 0) == engine.kind.startswith("vllm")
 
 
-async def test_token_ids_come_back(engine: Engine) -> None:
-    journal = Recorder()
-    answer = (await complete(engine, journal, return_token_ids=True)).json()
-    (choice,) = answer["choices"]
-    assert choice["token_ids"] == journal.token_ids[0, 0]
-
-
-async def test_chat_logprobs(engine: Engine) -> None:
-    answer = (await chat(engine, logprobs=True, top_logprobs=2)).json()
-    (choice,) = answer["choices"]
-    assert list(choice["logprobs"]) == ["content"]
-    assert len(choice["logprobs"]["content"]) == 12
-    for entry in choice["logprobs"]["content"]:
-        assert list(entry) == ["token", "logprob", "bytes", "top_logprobs"]
-        assert entry["logprob"] <= 0
-        assert len(entry["top_logprobs"]) == 2
-        assert [list(top) for top in entry["top_logprobs"]] == [["token", "logprob", "bytes"]] * 2
-
-
-async def test_chat_logprobs_without_top(engine: Engine) -> None:
-    answer = (await chat(engine, logprobs=True)).json()
-    content = answer["choices"][0]["logprobs"]["content"]
-    assert [entry["top_logprobs"] for entry in content] == [[]] * 12
-
-
-async def test_completion_logprobs(engine: Engine) -> None:
-    answer = (await complete(engine, logprobs=2)).json()
-    logprobs = answer["choices"][0]["logprobs"]
-    assert {len(values) for values in logprobs.values()} == {12}
-    assert all(1 <= len(top) <= 2 for top in logprobs["top_logprobs"])
-
-
 # --- streams ---
 
 
@@ -215,33 +152,6 @@ async def test_a_stream(engine: Engine, ask: Any) -> None:
     assert journal.texts == {(0, 0): text_of(events)}
 
 
-@pytest.mark.parametrize("ask", [chat, complete])
-async def test_a_stream_has_the_text_of_the_full_answer(engine: Engine, ask: Any) -> None:
-    (whole,) = (await ask(engine, max_tokens=24)).json()["choices"]
-    events = (await ask(engine, max_tokens=24, stream=True)).events()
-    assert text_of(events) == text_in(whole)
-
-
-@pytest.mark.parametrize("ask", [chat, complete])
-async def test_usage_at_the_end(engine: Engine, ask: Any) -> None:
-    options = {"include_usage": True}
-    events = (await ask(engine, stream=True, stream_options=options)).events()
-    assert all("usage" not in event for event in events[:-1])
-    assert events[-1]["choices"] == []
-    check_usage(events[-1]["usage"], 12)
-
-
-@pytest.mark.parametrize("ask", [chat, complete])
-async def test_usage_all_the_time(engine: Engine, ask: Any) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    events = (await ask(engine, stream=True, stream_options=options)).events()
-    counts = [event["usage"]["completion_tokens"] for event in events[1:]]
-    assert counts == sorted(counts)
-    assert counts[-1] == 12
-    for event in events[1:]:
-        check_usage(event["usage"], event["usage"]["completion_tokens"])
-
-
 async def test_several_choices_in_a_stream(engine: Engine) -> None:
     journal = Recorder()
     fields = {"n": 2, "temperature": 1, "seed": 7, "stream_options": {"include_usage": True}}
@@ -252,20 +162,6 @@ async def test_several_choices_in_a_stream(engine: Engine) -> None:
     assert sorted(ends) == [0, 1]
     check_usage(events[-1]["usage"], 24)
     assert journal.texts == {(0, index): text_of(events, index) for index in (0, 1)}
-
-
-async def test_logprobs_in_a_stream(engine: Engine) -> None:
-    events = (await chat(engine, stream=True, logprobs=True, top_logprobs=1)).events()
-    entries = [
-        entry
-        for event in events[1:]
-        for choice in event["choices"]
-        for entry in choice["logprobs"]["content"]
-    ]
-    assert len(entries) == 12
-    events = (await complete(engine, stream=True, logprobs=1)).events()
-    tokens = [token for event in events for token in event["choices"][0]["logprobs"]["tokens"]]
-    assert len(tokens) == 12
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -296,20 +192,6 @@ async def test_stop_string(engine: Engine, stream: bool, included: bool) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("ask", [chat, complete])
-async def test_unknown_model(engine: Engine, ask: Any, stream: bool) -> None:
-    reply = await ask(engine, model="no-such-model", stream=stream)
-    error = reply.json()["error"]
-    assert (reply.status, error["type"], error["code"]) == (404, "NotFoundError", 404)
-    assert "`no-such-model` does not exist" in error["message"]
-
-
-@pytest.mark.parametrize("raw", [b"{nope", b"", b"[]", b'"\xff"'])
-async def test_broken_body(engine: Engine, raw: bytes) -> None:
-    assert (await post(engine, CHAT, raw)).status == 400
-
-
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "fields",
     [{"messages": "hi"}, {"messages": []}, {"max_tokens": 0}, {"max_tokens": 10_000_000}, {"n": 0}],
@@ -324,10 +206,6 @@ async def test_a_request_that_can_not_be_used(
     assert (journal.prompts, engine.load().unfinished) == ({}, 0)
 
 
-async def test_unknown_fields_are_ignored(engine: Engine) -> None:
-    assert (await chat(engine, no_such_field=1)).status == 200
-
-
 @pytest.mark.parametrize("path", ["/nothing/here", CHAT])
 async def test_what_is_no_route_is_refused_in_the_words_that_workers_know(
     engine: Engine, path: str
@@ -338,31 +216,6 @@ async def test_what_is_no_route_is_refused_in_the_words_that_workers_know(
 
 
 # --- the rest of the engine ---
-
-
-async def test_models(engine: Engine) -> None:
-    reply = await call(engine, "GET", "/v1/models")
-    body = reply.json()
-    assert list(body) == ["object", "data"]
-    assert body["object"] == "list"
-    card = body["data"][0]
-    assert (card["object"], card["parent"]) == ("model", None)
-    assert card["max_model_len"] == engine.capacity.max_model_len
-    named = await chat(engine, model=card["id"])
-    assert named.json()["model"] == card["id"]
-
-
-async def test_health(engine: Engine) -> None:
-    reply = await call(engine, "GET", "/health")
-    assert (reply.status, reply.body) == (200, b"")
-    assert not engine.dead
-
-
-async def test_capacity(engine: Engine) -> None:
-    capacity = engine.capacity
-    assert capacity.max_num_seqs >= 1
-    assert capacity.max_model_len >= 1
-    assert engine.kind
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from shared.job.log import Transcript, read_journal
@@ -15,7 +16,7 @@ from shared.job.states import JobState
 from tests.harness.settings import Settings
 from tests.unit.worker.bench import Bench
 from worker.core import run as module
-from worker.core.run import Outcome
+from worker.core.run import Exchange, Outcome
 from worker.engines.interface import JOURNAL, TENANT, Capacity, Load
 from worker.engines.simulated.engine import SimulatedEngine
 
@@ -304,3 +305,26 @@ async def test_a_worker_refuses_an_endpoint_that_it_does_not_have(start: Start) 
     answer = bench.queue.answer
     assert (answer.status, answer.error_code) == (404, "rejected")
     assert b"/v1/from-the-future" in answer.body
+
+
+async def test_other_tasks_run_while_a_large_stream_that_never_waits_is_sent() -> None:
+    turns, chunks = 0, [b"x" * (8 << 10)] * 40
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def at_once() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    beside = asyncio.create_task(others())
+    received: list[bytes] = []
+    await Exchange(received.append).run(
+        StreamingResponse(at_once(), media_type="text/event-stream"), "POST", "/"
+    )
+    beside.cancel()
+    assert received == chunks
+    assert turns >= len(chunks) // 4

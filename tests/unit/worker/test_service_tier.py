@@ -8,35 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.core.admission import lane_of
-from shared.job.errors import BadRequest
 from tests.unit.worker.bench import make_job
 from worker.core.edits import TierEdit, requested_tier
 from worker.core.output import EditedOutput
-from worker.engines.vllm import chunks
-
-
-@pytest.mark.parametrize(
-    ("tier", "lane"),
-    [
-        ("auto", "default"),
-        ("default", "default"),
-        ("flex", "flex"),
-        ("priority", "priority"),
-        (None, "default"),
-    ],
-)
-def test_known_tiers_select_a_lane(tier: Any, lane: str) -> None:
-    assert lane_of({"service_tier": tier}) == lane
-    assert lane_of({}) == "default"
-
-
-@pytest.mark.parametrize("tier", ["scale", "Priority", "", 1, ["flex"], {"a": 1}, True])
-def test_other_tiers_are_refused(tier: Any) -> None:
-    with pytest.raises(BadRequest) as refused:
-        lane_of({"service_tier": tier})
-    assert refused.value.param == "service_tier"
-    assert "`service_tier` must be one of: auto, default, flex, priority" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +49,3 @@ def test_each_chunk_contains_the_tier() -> None:
     assert [json.loads(each)["service_tier"] for each in (first, second, third)] == ["priority"] * 3
     assert (done, rest) == ("[DONE]", "")
     assert json.loads(error) == {"error": {"message": "x"}}
-
-
-def test_a_tier_keeps_a_stream_plain() -> None:
-    assert "service_tier" in chunks._HARMLESS.split()

@@ -370,20 +370,11 @@ class _Faults(BaseModel, extra="forbid", frozen=True):
 
 
 def _faults(text: str) -> _Faults:
-    items = [item.strip().partition("=") for item in text.split(",") if item.strip()]
-    values = {name: value for name, _, value in items}
-    problem = "a fault is given twice" if len(values) < len(items) else ""
+    items = (item.strip().partition("=") for item in text.split(",") if item.strip())
     try:
-        faults = _Faults.model_validate(values)
+        return _Faults.model_validate({name: value for name, _, value in items})
     except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    else:
-        if faults.kill_after_tokens and not (faults.kill_on_prompt or faults.die_on_prompt):
-            problem = "kill_after_tokens needs kill_on_prompt or die_on_prompt"
-    if problem:
-        raise SettingsError(f"FLOTILLA_SIM_FAULTS: {problem}")
-    return faults
+        raise SettingsError(f"FLOTILLA_SIM_FAULTS: {error}") from None
 
 
 class SimulatedEngine:

@@ -49,7 +49,7 @@ def doctor(gateway: Process, key: str = "") -> dict[str, str]:
     """Each check of the command and its state."""
     command = [str(Path(sys.executable).with_name("flotilla")), "doctor", "--json"]
     environment = os.environ | {"FLOTILLA_URL": gateway.url, "FLOTILLA_API_KEY": key}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
     return {each["name"]: each["state"] for each in json.loads(done.stdout)["data"]}
 
 

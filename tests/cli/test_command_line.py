@@ -144,5 +144,5 @@ def test_the_shell_completes_more_jobs_than_a_page_has(gateway: Process) -> None
         "COMP_CWORD": "3",
     }
     command = [str(Path(sys.executable).with_name("flotilla"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
     assert set(done.stdout.split()) >= jobs, done.stderr

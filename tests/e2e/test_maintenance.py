@@ -90,7 +90,7 @@ def check(stack: Stack) -> subprocess.CompletedProcess[str]:
         env=child_environment(**settings),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 

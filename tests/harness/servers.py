@@ -27,7 +27,7 @@ from shared.store.servers import FLEET_TAG, shard_tags
 from tests.harness.processes import Process
 from tests.harness.waiting import wait_for
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 _SYNCED = "tests:synced"
 _SOCKET = "redis.sock"
 # Each process of a run has its own ports, below those that `flotilla up` and Linux choose from.

@@ -14,7 +14,7 @@ import struct
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-_DEADLINE_S = 90.0
+_DEADLINE_S = 150.0
 CHUNK_ID = re.compile(rb'"id":"[a-z]+-([^"]+)"')
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -35,7 +35,7 @@ class Reply(NamedTuple):
 
 
 class StrictClient:
-    """One connection. Each method fails after 90 s."""
+    """One connection. Each method fails after 150 s."""
 
     opened: ClassVar[set[StrictClient]] = set()
     """Those that neither `close` nor `reset` has ended."""

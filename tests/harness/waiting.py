@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeVar, overload
 
 T = TypeVar("T")
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
+"""Long enough beside busy processes: what comes at all comes much sooner."""
 _POLL_S, _LONGEST_POLL_S = 0.01, 0.1
 
 

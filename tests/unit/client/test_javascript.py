@@ -105,7 +105,7 @@ def run(script: str, gateways: list[StubGateway], folder: Path, **values: Any) -
     path = folder / "script.mjs"
     path.write_text("\n".join([CODE[1], *lines, script]))
     assert NODE is not None
-    done = subprocess.run([NODE, path], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([NODE, path], capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

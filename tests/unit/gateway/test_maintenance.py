@@ -141,7 +141,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env={**child_environment(), "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 
@@ -158,7 +158,7 @@ def test_wrong_settings_end_it_with_one_line(folder: Path) -> None:
             env={**child_environment(), f"FLOTILLA_{name}": value, "TMPDIR": str(folder)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             check=False,
         )
         assert done.returncode == 2

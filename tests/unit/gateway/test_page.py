@@ -74,12 +74,12 @@ def test_what_is_copied_into_a_shell_has_no_command_of_a_link_in_it() -> None:
       console.log(JSON.stringify(texts.map((text) => [word(text), words(text)])));
     """
     argv = ["node", "--input-type=module", "-e", script, str(FOLDER / "shell.js")]
-    made = json.loads(subprocess.check_output([*argv, json.dumps(texts)], timeout=60))
+    made = json.loads(subprocess.check_output([*argv, json.dumps(texts)], timeout=150))
     for text, (word, words) in zip(texts, made, strict=True):
         plain = re.sub("[\x00-\x1f\x7f-\x9f\u202e]+", " ", text)
         wanted = [re.sub("[\x00-\x1f\x7f-\x9f\u202e]+", " ", each) for each in text.split()]
         wanted = ["--", *wanted] if any(each.startswith("-") for each in wanted) else wanted
         for command, expected in ((word, [plain]), (words, wanted)):
             script = f"printf '%s\\0' x {command}"
-            printed = subprocess.check_output(["sh", "-c", script], cwd="/", timeout=60).decode()
+            printed = subprocess.check_output(["sh", "-c", script], cwd="/", timeout=150).decode()
             assert printed.split("\0")[1:-1] == expected

@@ -148,7 +148,7 @@ def test_our_lines_go_to_stdout_and_a_librarys_to_stderr() -> None:
         env=child_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=True,
     )
     assert json.loads(done.stdout)["message"] == "ours"

@@ -162,7 +162,7 @@ def test_without_an_endpoint_no_exporter_is_imported() -> None:
     code = "import sys, gateway.__main__, worker.__main__, worker.engines.simulated.engine\n"
     code += "sys.exit('opentelemetry.exporter' in sys.modules)"
     environment = child_environment()
-    subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=150, check=True)
 
 
 def test_missing_packages_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from worker.core.registration import Registration
 from worker.core.worker import Worker
 from worker.engines.simulated.engine import SimulatedEngine
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 
 
 def a_worker(redis_url: str, **settings: Any) -> Worker:

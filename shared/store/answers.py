@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from shared.job.errors import StreamReset
 from shared.job.job import Job, shard_in
@@ -63,15 +62,6 @@ class LogTooLong(Exception):
     """The log has more bytes than its reader takes."""
 
 
-_locks: WeakKeyDictionary[Queue, list[asyncio.Lock]] = WeakKeyDictionary()
-
-
-def _one_at_a_time(queue: Queue, shard: int) -> asyncio.Lock:
-    """One page of one log of a server: other streams go on in between."""
-    locks = _locks.setdefault(queue, [asyncio.Lock() for _ in queue.servers.groups])
-    return locks[shard % len(locks)]
-
-
 async def log_parts(
     queue: Queue, job: Job, *, most_bytes: float = math.inf
 ) -> AsyncIterator[Sequence[Entry]]:
@@ -85,7 +75,7 @@ async def log_parts(
     ended, more = False, True
     while more:
         try:
-            async with _one_at_a_time(queue, shard_in(job.id)):
+            async with queue.scripts(shard_in(job.id)).reads_page:
                 entries = await queue.read(job.id, at, _PAGE_ENTRIES)
         except MALFORMED as error:
             raise _lost() from error

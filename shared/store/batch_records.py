@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pydantic import TypeAdapter
+
 from shared.batches.batch import Batch, BatchStatus, LineError, Usage
 from shared.job.errors import NotFound, TooManyBatches
 from shared.job.packing import pack
@@ -28,6 +30,7 @@ _MOST_KEPT = 10_000
 _DELETABLE_MS = (_KEPT_S - 86_400) * 1000
 _SHARD = 0
 _MOST_COUNTED = 1000
+_BATCH = TypeAdapter(Batch)
 
 
 class LinePlace(NamedTuple):
@@ -184,7 +187,7 @@ class BatchRecords:
         for batch_id in ids:
             key = keys.first("batch", batch_id)
             pipeline.hmget(key, "status", "model", "changed_us", "created_at")
-        (now_s, _), *raws = await pipeline.execute()
+        now_s, *raws = await pipeline.execute()
         found = []
         for batch_id, (status, model, changed_us, created_at) in zip(ids, raws, strict=True):
             if status is not None:
@@ -263,16 +266,9 @@ class BatchRecords:
 
 def _fields_of(batch: Batch) -> dict[str, str | float]:
     """Of the record of a new batch."""
-    return {
-        "tenant": batch.tenant,
-        "endpoint": batch.endpoint,
-        "input_file_id": batch.input_file_id,
-        "window_s": batch.window_s,
-        "completion_window": batch.completion_window,
+    _, *fields = Batch._fields[: Batch._fields.index("times")]
+    return {name: getattr(batch, name) or "" for name in fields} | {
         "metadata": "" if batch.metadata is None else json.dumps(dict(batch.metadata)),
-        "output_ttl_s": batch.output_ttl_s or "",
-        "created_at": batch.created_at,
-        "status": batch.status,
         "notify": notify_of("batch", batch.webhooks),
         "key": batch.key,
     }
@@ -293,30 +289,14 @@ def _parse_batch(batch_id: str, raw: Mapping[bytes, bytes]) -> Batch | None:
     """A Batch from its record; None if there is none."""
     if b"tenant" not in raw:
         return None
-    text = {name.decode(): value.decode() for name, value in raw.items()}
-    return Batch(
-        id=batch_id,
-        tenant=text["tenant"],
-        endpoint=text["endpoint"],
-        input_file_id=text["input_file_id"],
-        window_s=float(text["window_s"]),
-        completion_window=text["completion_window"],
-        metadata=json.loads(text["metadata"]) if text["metadata"] else None,
-        output_ttl_s=float(text["output_ttl_s"]) if text["output_ttl_s"] else None,
-        created_at=float(text["created_at"]),
-        status=BatchStatus(text["status"]),
-        times={
-            name.removeprefix("at:"): int(value) / 1e6
-            for name, value in text.items()
-            if name.startswith("at:")
-        },
-        total=int(text.get("total", 0)),
-        completed=int(text.get("completed", 0)),
-        failed=int(text.get("failed", 0)),
-        usage=Usage(*(int(text.get(name, 0)) for name in Usage._fields)),
-        errors=tuple(LineError(*each) for each in json.loads(text.get("errors") or "[]")),
-        model=text.get("model", ""),
-        output_file_id=text.get("output_file_id", ""),
-        error_file_id=text.get("error_file_id", ""),
-        key=text.get("key", ""),
-    )
+    text = {name.decode(): value.decode() for name, value in raw.items() if value}
+    fields: dict[str, Any] = {"id": batch_id, "metadata": None, "output_ttl_s": None}
+    fields |= {name: text[name] for name in Batch._fields if name in text}
+    fields |= {name: json.loads(text[name]) for name in ("metadata", "errors") if name in text}
+    fields["usage"] = {name: text.get(name, 0) for name in Usage._fields}
+    fields["times"] = {
+        name.removeprefix("at:"): int(value) / 1e6
+        for name, value in text.items()
+        if name.startswith("at:")
+    }
+    return _BATCH.validate_python(fields)

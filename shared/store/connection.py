@@ -465,6 +465,7 @@ class Client(Redis):
         self.name = server.name
         """Where it connects to, for log lines; no password."""
         self.calls = Connection(server)
+        self.set_response_callback("TIME", _unix_s)
 
     async def execute_command(self, *arguments: Any, **options: Any) -> Any:
         """The reply of a command. Raises StoreError."""
@@ -515,6 +516,11 @@ class _Pipeline(Pipeline):
             reply if isinstance(reply, StoreError) else self._client.result(*command, reply)
             for command, reply in zip(commands, replies, strict=True)
         ]
+
+
+def _unix_s(response: Any, **_: Any) -> float:
+    """The reply to TIME, in seconds."""
+    return int(response[0]) + int(response[1]) / 1e6
 
 
 def _words(arguments: tuple[Any, ...]) -> tuple[Argument, ...]:

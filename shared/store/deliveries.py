@@ -103,9 +103,8 @@ class Deliveries:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         pipeline.zrange(keys.first("due"), 0, _MOST_DUE - 1, withscores=True)
-        (seconds, micros), found = await pipeline.execute()
-        now_us = int(seconds) * 1_000_000 + int(micros)
-        return now_us / 1e6, [_address(each) for each, due_us in found if due_us <= now_us]
+        now_s, found = await pipeline.execute()
+        return now_s, [_address(each) for each, due_us in found if due_us <= now_s * 1e6]
 
     async def take(self, counts: Mapping[Address, int]) -> list[Taken]:
         """Take deliveries that are due, so many of each endpoint at most, for one try each.
@@ -164,15 +163,15 @@ class Deliveries:
         pipeline.time()
         pipeline.zscore(order, webhook_id)
         pipeline.hget(records, webhook_id)
-        (now_s, _), score, raw = await pipeline.execute()
+        now_s, score, raw = await pipeline.execute()
         if score is None or raw is None:
             return None
         again = _parse(address.endpoint, webhook_id, raw)._replace(
-            state=DeliveryState.PENDING, begun_at=float(now_s), n_tries=0
+            state=DeliveryState.PENDING, begun_at=now_s, n_tries=0
         )
         words = (_packed(address), webhook_id, str(int(score)), "", _record(again), "")
         reply = await self._put(("", "", ""), words)
-        return again._replace(next_at=float(now_s)) if reply and reply[0] else None
+        return again._replace(next_at=now_s) if reply and reply[0] else None
 
     async def list(
         self, endpoint_id: str, after: str, limit: int
@@ -213,11 +212,11 @@ class Deliveries:
         pipeline.zrange(keys.first("due"), 0, 0, withscores=True)
         pipeline.hgetall(keys.first("webhook_counts"))
         pipeline.time()
-        endpoints, due, counts, (seconds, _) = await pipeline.execute()
+        endpoints, due, counts, now_s = await pipeline.execute()
         return Backlog(
             *unread,
             endpoints,
-            max((0.0, *(seconds - at / 1e6 for _, at in due))),
+            max((0.0, *(now_s - at / 1e6 for _, at in due))),
             {name.decode(): int(value) for name, value in counts.items()},
         )
 

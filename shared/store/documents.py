@@ -72,8 +72,8 @@ class Documents(Generic[T]):
 
     async def now_s(self) -> float:
         """By the clock that decides what has expired."""
-        seconds, micros = await self._redis.time()
-        return int(seconds) + int(micros) / 1e6
+        now_s: float = await self._redis.time()
+        return now_s
 
     # --- reading ---
 

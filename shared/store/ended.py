@@ -117,7 +117,7 @@ class EndedStreams:
                 keys.of("ended", shard), _behind(positions.get(shard, "")), count=1
             )
         replies = await pipeline.execute()
-        oldest, (now_s, _) = replies[1::2], await self._queue.servers.of(_SHARD).time()
+        oldest, now_s = replies[1::2], await self._queue.servers.of(_SHARD).time()
         ages = (now_s - _parts(entry.decode())[0] / 1000 for each in oldest for entry, _ in each)
         entries = sum(n for n, each in zip(replies[::2], oldest, strict=True) if each)
         return Unread(entries, max((0.0, *ages)))

@@ -105,7 +105,7 @@ class Registry:
 
     async def unused_for(self, names: Collection[str], seconds: float) -> list[str]:
         """Those of `names` that each call has had for so long. They are the models out of use."""
-        now_s, _ = await self._redis.time()
+        now_s = int(await self._redis.time())
         since = await self._redis.hgetall(keys.fleet("unused_models"))
         raw_names = {name.encode() for name in names}
         if used := since.keys() - raw_names:
@@ -128,13 +128,13 @@ class Registry:
 
     async def heartbeats(self) -> list[Heartbeat]:
         """As `workers`, with the age of each announcement, and with workers that have failed."""
-        ids = await self._worker_ids()
+        ids = sorted(each.decode() for each in await self._redis.smembers(keys.fleet("workers")))
         pipe = self._redis.pipeline(transaction=False)
         for worker_id in ids:
             pipe.hgetall(keys.fleet("worker", worker_id))
             pipe.pttl(keys.fleet("worker", worker_id))
         found, gone = [], []
-        replies = iter(await pipe.execute(raise_on_error=False))
+        replies = iter(await pipe.execute())
         for worker_id, raw, left_ms in zip(ids, replies, replies, strict=True):
             if not raw:
                 gone.append(worker_id)
@@ -147,31 +147,18 @@ class Registry:
     async def models(self) -> dict[str, ModelInfo]:
         """Every model ever registered, by name. Malformed entries are skipped."""
         models = {}
-        for raw_name, record in sorted((await self._redis.hgetall(keys.fleet("models"))).items()):
+        found = (await self._redis.hgetall(keys.fleet("models"))).items()
+        for name, record in sorted((name.decode(), record) for name, record in found):
             try:
-                name = raw_name.decode()
-                model = MODEL.validate_python({"name": name, **load_json(record)})
-            except (ValueError, TypeError, RecursionError) as error:
-                self._malformed.skip("model", repr(raw_name[:100]), error)
-            else:
-                models[name] = model
+                models[name] = MODEL.validate_python({"name": name, **load_json(record)})
+            except (ValueError, TypeError) as error:
+                self._malformed.skip("model", repr(name[:100]), error)
         return models
 
-    async def _worker_ids(self) -> list[str]:
-        ids = []
-        for raw in sorted(await self._redis.smembers(keys.fleet("workers"))):
-            try:
-                ids.append(raw.decode())
-            except UnicodeDecodeError as error:
-                self._malformed.skip("worker", repr(raw[:100]), error)
-        return ids
-
-    def _worker(self, worker_id: str, raw: dict[bytes, bytes] | Exception) -> WorkerInfo | None:
+    def _worker(self, worker_id: str, raw: dict[bytes, bytes]) -> WorkerInfo | None:
         """None if it can't be read: another version may have written it."""
         try:
-            if isinstance(raw, Exception):  # the key is not a hash
-                raise TypeError(str(raw))
             return WORKER.validate_python({k.decode(): load_json(v) for k, v in raw.items()})
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             self._malformed.skip("worker", repr(worker_id[:100]), error)
             return None

@@ -122,7 +122,7 @@ def evicts(info: Mapping[str, Any]) -> str:
 async def _volatile(redis: Any, *, durable: bool) -> str:
     """Why a server loses writes that it has acknowledged, if that is forbidden; else log it."""
     try:
-        raw = await redis.config_get(*_DURABLE)
+        config = await redis.config_get(*_DURABLE)
     except StoreRefused as error:  # managed servers have no CONFIG
         if durable:
             name = redis.name
@@ -130,7 +130,6 @@ async def _volatile(redis: Any, *, durable: bool) -> str:
         return ""
     except StoreError:
         return ""
-    config = {_text(name): _text(value) for name, value in raw.items()}
     if durable:
         wrong = [
             f"{name} is {config.get(name)}, it has to be {value}"
@@ -144,10 +143,6 @@ async def _volatile(redis: Any, *, durable: bool) -> str:
             redis.name,
         )
     return ""
-
-
-def _text(word: bytes | str) -> str:
-    return word.decode() if isinstance(word, bytes) else word
 
 
 async def _check_format(servers: Servers) -> bool:
@@ -227,14 +222,30 @@ async def _problem(call: Awaitable[Any]) -> str:
 class Memory:
     """One server's memory, as of the last look."""
 
-    def __init__(self, mark: float) -> None:
+    def __init__(self, name: str, mark: float) -> None:
+        self._name = name
         self._mark = mark
         self._left = inf  # to the mark
+        self._evicted: int | None = None
         self.used = self.limit = 0
         """In bytes; no limit: 0."""
+        self.eviction = ""
+        """Why it deletes jobs; empty if it does not."""
 
     def looked(self, info: Mapping[str, Any]) -> None:
         """The server's INFO now; one that is hidden sets no limit."""
+        evicted = int(info.get("evicted_keys", 0))
+        # Keys evicted before this process started are not reported.
+        more = evicted - (evicted if self._evicted is None else self._evicted)
+        if more > 0:
+            log.error("Redis %s has evicted %d keys: jobs may be lost", self._name, more)
+        before, found = self.eviction, evicts(info)
+        self._evicted = evicted
+        self.eviction = found or ("it has evicted keys just now" if more > 0 else "")
+        if found and found != before:
+            log.error("Redis %s can't be used for jobs: %s", self._name, found)
+        elif before and not self.eviction:
+            log.info("Redis %s no longer evicts keys", self._name)
         # What Redis does not count as used does not lead to a refusal either.
         self.used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
         self.limit = int(info.get("maxmemory", 0))
@@ -279,16 +290,14 @@ class Health:
         """`mark`: the share of a server's memory above which not all is accepted."""
         self._queue = queue
         self._servers = queue.servers
-        self._memory = {redis: Memory(mark) for redis in self._servers.all}
-        self._eviction: dict[Any, str] = {}
-        self._evicted: dict[Any, int] = {}
+        self._memory = {redis: Memory(redis.name, mark) for redis in self._servers.all}
         self.format = ""
         """Why this release can't use its Redis; empty if it can."""
 
     @property
     def eviction(self) -> str:
         """Which server deletes jobs, as of the last look; empty if none does."""
-        return next(filter(None, self._eviction.values()), "")
+        return next((each.eviction for each in self.memory if each.eviction), "")
 
     @property
     def memory(self) -> Sequence[Memory]:
@@ -298,7 +307,7 @@ class Health:
     @property
     def full(self) -> str:
         """Why new jobs are refused of those who keep most, in words; empty if they are not."""
-        return next((each.full for each in self._memory.values() if each.full), "")
+        return next((each.full for each in self.memory if each.full), "")
 
     async def run(self) -> None:
         """Look until cancelled. Raises FormatMismatch if a Redis has come back with other data."""
@@ -336,19 +345,6 @@ class Health:
                 )  # fmt: skip
         except StoreError:
             return
-        name, found = redis.name, evicts(info)
-        evicted = int(info.get("evicted_keys", 0))
-        # Keys evicted before this process started are not reported.
-        more = evicted - self._evicted.get(redis, evicted)
-        self._evicted[redis] = evicted
-        if more > 0:
-            log.error("Redis %s has evicted %d keys: jobs may be lost", name, more)
-        before = self._eviction.get(redis, "")
-        self._eviction[redis] = found or ("it has evicted keys just now" if more > 0 else "")
-        if found and found != before:
-            log.error("Redis %s can't be used for jobs: %s", name, found)
-        elif before and not self._eviction[redis]:
-            log.info("Redis %s no longer evicts keys", name)
 
     async def _largest(self, shard: int) -> int:
         kept = await self._servers.of(shard).hgetall(keys.of("kept", shard))

@@ -25,13 +25,13 @@ class MaintenanceRuns:
 
     async def done(self, task: str) -> None:
         """The task is complete."""
-        now_s, _ = await self._redis.time()
+        now_s = int(await self._redis.time())
         await self._redis.hset(keys.fleet("maintenance"), task, now_s)
 
     async def seconds_since(self, task: str) -> float | None:
         """How long ago any process completed the task; None: never."""
         done_s = await self._redis.hget(keys.fleet("maintenance"), task)
-        now_s, _ = await self._redis.time()
+        now_s = int(await self._redis.time())
         return None if done_s is None else now_s - int(done_s)
 
     async def all(self) -> dict[str, int]:

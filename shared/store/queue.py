@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from itertools import chain
 from math import inf
 from typing import Any, Final, Literal, NamedTuple
 
@@ -78,6 +79,8 @@ class JoinedJob(NamedTuple):
     id: str
 
 
+_JobWords = tuple[str, *tuple[Argument, ...]]
+"""The id of a job, and what belongs to it."""
 SubmitReply = int | JoinedJob | FlotillaError
 """How many jobs wait, the job that the call joins, or why the job was refused."""
 
@@ -334,14 +337,17 @@ class Queue:
         """The reply of a script."""
         return await self.scripts(shard).run(name, shard, arguments)
 
-    async def _run_by_shard(self, name: str, ids: Iterable[str], *before: Argument) -> list[Any]:
-        """Call a script in each shard with its part of these jobs."""
-        by_shard: dict[int, list[str]] = {}
-        for job_id in ids:
-            by_shard.setdefault(checked_shard(job_id), []).append(job_id)
-        return await run_together(
-            *(self.run(name, shard, *before, *part) for shard, part in by_shard.items())
+    async def _run_by_shard(
+        self, name: str, jobs: Iterable[_JobWords], *before: Argument
+    ) -> list[tuple[list[_JobWords], Any]]:
+        """Call a script in each shard with its part of these jobs; the parts and the replies."""
+        by_shard: dict[int, list[_JobWords]] = {}
+        for job in jobs:
+            by_shard.setdefault(checked_shard(job[0]), []).append(job)
+        replies = await run_together(
+            *(self.run(name, shard, *before, *chain(*part)) for shard, part in by_shard.items())
         )
+        return list(zip(by_shard.values(), replies, strict=True))
 
     # --- the gateway's side ---
 
@@ -516,22 +522,17 @@ class Queue:
 
     async def delete(self, *job_ids: str) -> None:
         """Delete the records and the logs of jobs that have ended, before they expire."""
-        await self._run_by_shard("delete", job_ids)
+        await self._run_by_shard("delete", ((job_id,) for job_id in job_ids))
 
     async def _take_away(
         self, event: str, why: str, tenant: str, jobs: Iterable[tuple[str, int | str]]
     ) -> dict[str, str]:
-        by_shard: dict[int, list[tuple[str, int | str]]] = {}
-        for job_id, generation in jobs:
-            by_shard.setdefault(checked_shard(job_id), []).append((job_id, generation))
-
-        async def of_shard(shard: int, part: Sequence[tuple[str, int | str]]) -> dict[str, str]:
-            flat = [word for pair in part for word in pair]
-            states = await self.run("take_away", shard, event, why, tenant, *flat)
-            return {i: state.decode() for (i, _), state in zip(part, states, strict=True)}
-
-        found = await run_together(*(of_shard(*each) for each in by_shard.items()))
-        return {job_id: state for part in found for job_id, state in part.items()}
+        found = await self._run_by_shard("take_away", jobs, event, why, tenant)
+        return {
+            job_id: state.decode()
+            for part, states in found
+            for (job_id, *_), state in zip(part, states, strict=True)
+        }
 
     # --- the worker's side ---
 

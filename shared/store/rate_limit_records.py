@@ -76,8 +76,7 @@ class RateLimitRecords:
 
     async def renew(self, holders: Iterable[tuple[str, str]]) -> None:
         """The requests of these (name, holder) pairs run on."""
-        seconds, micros = await self._redis.time()
-        until_us = int(seconds) * 1_000_000 + int(micros) + int(LEASE_S * 1e6)
+        until_us = int((await self._redis.time() + LEASE_S) * 1e6)
         pipeline = self._queue.servers.pipeline()
         for name, holder in holders:
             pipeline.of(SHARD).zadd(_running(name), {holder: until_us}, xx=True)

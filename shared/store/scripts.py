@@ -106,6 +106,8 @@ class Scripts:
         self._redis = redis
         self._is_of_slot = redis.server.is_of_slot
         self.connection = Connection(redis.server, on_error=self._check_error)
+        self.reads_page = asyncio.Lock()
+        """Held while a page of a stored log is read: other streams go on between two of them."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._calls: dict[str, tuple[str, str]] = {}  # name -> command, and the name Redis knows
 

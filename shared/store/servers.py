@@ -89,11 +89,6 @@ class Servers:
         """An empty pipeline over all shards."""
         return ShardedPipeline(self._of_groups)
 
-    async def time_s(self) -> float:
-        """The primary's clock, Unix seconds. Raises StoreError."""
-        seconds, micros = await self.primary.time()
-        return int(seconds) + int(micros) / 1e6
-
     async def infos(self) -> list[Mapping[str, Any]]:
         """INFO of each group's server; empty of one that can't be reached."""
         return await run_together(*map(_info, self._of_groups))

@@ -50,20 +50,20 @@ async def depths(queue: Queue) -> list[LaneDepth]:
                 pipeline.of(shard).zrange(
                     keys.of("waiting", shard, pool, lane), 0, 0, withscores=True
                 )
-    (seconds, micros), *replies = await pipeline.execute(raise_on_error=False)
-    now_us, reply = int(seconds) * 1_000_000 + int(micros), iter(replies)
+    now_s, *replies = await pipeline.execute(raise_on_error=False)
+    reply = iter(replies)
     found = []
     for pool in pools:
         pending = [next(reply) for _ in shards]
         # No group yet: nothing was ever claimed.
         running = sum(each["pending"] for each in pending if isinstance(each, dict))
         for lane in CLIENT_LANES:
-            waiting = oldest_us = 0
+            waiting, oldest_s = 0, 0.0
             for _ in shards:
                 waiting += next(reply)
                 # The clock of another server may be ahead.
-                oldest_us = max(oldest_us, *(now_us - int(score) for _, score in next(reply)), 0)
-            found.append(LaneDepth(pool, lane, waiting, oldest_us / 1e6, running))
+                oldest_s = max(oldest_s, *(now_s - score / 1e6 for _, score in next(reply)), 0.0)
+            found.append(LaneDepth(pool, lane, waiting, oldest_s, running))
             running = 0
     return found
 

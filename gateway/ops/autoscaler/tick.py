@@ -94,7 +94,9 @@ async def _scale(
     before, last = scales.get(name), None
     if before is not None:
         last = Decided(before.wanted, before.reason, before.seen, before.needs, before.busy_at_s)
-    seen = observe(await queue.servers.time_s(), lanes, heartbeats, last.seen if last else None)
+    seen = observe(
+        await queue.servers.primary.time(), lanes, heartbeats, last.seen if last else None
+    )
     chosen = await store.ranges.get(name)
     limits = chosen.applied_to(pool.limits) if chosen else pool.limits
     decided = decide(seen, limits, last)

@@ -115,6 +115,7 @@ class ResponseInfo(NamedTuple):
 _NO_REQUEST = Request("", "", CLIENT_LANES[1], "", "", "", "86400000", "1", *[""] * 8)
 """In place of one that can't be read."""
 _LEASE, _RESPONSE = TypeAdapter(Lease), TypeAdapter(ResponseInfo)
+_HEADERS = TypeAdapter(dict[str, str])
 _UNREADABLE = (
     ValueError,
     TypeError,
@@ -162,8 +163,12 @@ def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         return parse(value) if value else None
 
     request = _read_request(raw[b"request"])
-    lease: Lease | None = read("lease", _read_lease)
-    response: ResponseInfo | None = read("response", _read_response)
+    lease: Lease | None = read(
+        "lease", lambda packed: _LEASE.validate_python(msgpack.unpackb(packed))
+    )
+    response: ResponseInfo | None = read(
+        "response", lambda packed: _RESPONSE.validate_python(msgpack.unpackb(packed))
+    )
     state = JobState(raw[b"state"].decode())
     if state is JobState.IN_PROGRESS and lease is None:
         raise ValueError("no lease")
@@ -199,7 +204,7 @@ def _parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         result_bytes=response.result_bytes if response else 0,
         usage=_usage(response) if response else None,
         created_us=created_us,
-        headers=read("headers", _read_headers) or {},
+        headers=read("headers", _HEADERS.validate_json) or {},
         first_output_s=read("first_us", _seconds),
         origin=Origin.read(raw.get(b"origin", b"")),
         notify=raw.get(b"notify", b"").decode(errors="replace"),
@@ -218,21 +223,9 @@ def _read_request(packed: bytes) -> Request:
     return request
 
 
-def _read_lease(packed: bytes) -> Lease:
-    return _LEASE.validate_python(msgpack.unpackb(packed))
-
-
-def _read_response(packed: bytes) -> ResponseInfo:
-    return _RESPONSE.validate_python(msgpack.unpackb(packed))
-
-
 def pack_headers(headers: Sequence[tuple[str, str]]) -> str:
     """The headers of a response, as the record stores them."""
     return json.dumps(dict(headers))
-
-
-def _read_headers(packed: bytes) -> dict[str, str]:
-    return {str(name): str(value) for name, value in json.loads(packed).items()}
 
 
 def _read_history(packed: bytes) -> list[Attempt]:

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
@@ -41,18 +40,14 @@ class _Adapter(NamedTuple):
     """Of `load_lora_adapter`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredPool:
+class DesiredPool(NamedTuple):
     """What a pool's workers shall do, those that it has and those that start later.
 
     A worker reads it before it is ready and with every heartbeat, and changes what is different, so
     a lost message or connection only delays it.
     """
 
-    paused: bool
-    """Claim nothing."""
-    intake_stopped: bool
-    """Gateways refuse new requests for the pool."""
+    switches: PoolSwitches
     adapters: Mapping[str, Mapping[str, Any]]
     """Hold these adapters: name -> options of `load_lora_adapter`."""
 
@@ -74,7 +69,7 @@ class DesiredPools:
         switches = await self._switches.get(pool) or PoolSwitches()
         adapters = (await self._adapters.of_tenants([pool]))[pool]
         by_name = {each.options["lora_name"]: each.options for each in adapters}
-        return DesiredPool(*switches, dict(sorted(by_name.items())))
+        return DesiredPool(switches, dict(sorted(by_name.items())))
 
     async def switches(self, pools: Sequence[str]) -> Mapping[str, PoolSwitches]:
         """Those of these pools that do not work as usual."""

@@ -450,10 +450,8 @@ class Queue:
 
     async def body(self, job_id: str, n_bytes: int) -> bytes | None:
         """A large body of a request, of so many bytes; None if the job is gone."""
-        scripts, key = (
-            self.scripts(checked_shard(job_id)),
-            keys.of("body", checked_shard(job_id), job_id),
-        )
+        shard = checked_shard(job_id)
+        scripts, key = self.scripts(shard), keys.of("body", shard, job_id)
         pieces = await _for_pieces(n_bytes, lambda number: scripts.command("HGET", key, number))
         return None if None in pieces else b"".join(pieces)
 

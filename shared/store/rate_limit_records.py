@@ -47,21 +47,16 @@ class RateLimitRecords:
         day, *periods = _periods(now_s)
         request = (holder, int(LEASE_S * 1000), tokens, day, *periods, limits)
         refused, *rates = await self._queue.run("take_limits", SHARD, pack(request))
-        requests = [
-            Left(each.limits.requests_per_minute, rate[0])
-            for each, rate in zip(limited, rates, strict=True)
-            if each.limits.requests_per_minute
-        ]
-        rests = [
-            Left(each.limits.tokens_per_minute, rate[1])
-            for each, rate in zip(limited, rates, strict=True)
-            if each.limits.tokens_per_minute
-        ]
+        found = list(zip(limited, rates, strict=True))
+        requests, rests = (  # of requests and tokens a minute, the first two of RateLimits
+            least([Left(each.limits[n], rate[n]) for each, rate in found if each.limits[n]])
+            for n in (0, 1)
+        )
         if not refused:
-            return Taken(holder, tokens, limited, least(requests), least(rests), day)
+            return Taken(holder, tokens, limited, requests, rests, day)
         name, number, wait_ms, left = refused
         (of,) = (each for each in limited if each.name == name.decode())
-        return TooMuch(_KINDS[number], of, left, wait_ms, least(requests), least(rests))
+        return TooMuch(_KINDS[number], of, left, wait_ms, requests, rests)
 
     async def give_back(self, reserved: str, names: Iterable[str]) -> None:
         """The tokens that were taken for a request whose job was not queued."""

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 from shared.platform.backoff import Backoff
 from shared.store import keys
@@ -94,26 +93,19 @@ class Subscription:
             self._connection.close()
 
 
-async def with_subscribers(redis: Any, shard: int, channels: Collection[str]) -> set[str]:
-    """Those of the channels that have subscribers at the shard. Raises StoreError."""
+async def listening(servers: Servers, workers: Collection[str]) -> set[str]:
+    """Those of the workers that are subscribed to their control channels. Raises StoreError."""
+    # A worker subscribes to its channel for each shard.
+    channels = [keys.channel_at(0, keys.control_channel(worker)) for worker in workers]
     if not channels:
         return set()
-    names = [keys.channel_at(shard, channel) for channel in channels]
     # A flat list: name, number of subscribers, ...
-    reply = await redis.execute_command("PUBSUB", channel_command("NUMSUB"), *names)
-    return {channel for channel, n in zip(channels, reply[1::2], strict=True) if n}
-
-
-async def listening(servers: Servers, workers: Iterable[str], shard: int = 0) -> set[str]:
-    """Those of the workers that are subscribed to their control channels. Raises StoreError."""
-    channels = {keys.control_channel(worker): worker for worker in workers}
-    found = await with_subscribers(servers.of(shard), shard, channels)
-    return {channels[channel] for channel in found}
+    reply = await servers.of(0).execute_command("PUBSUB", channel_command("NUMSUB"), *channels)
+    return {worker for worker, n in zip(workers, reply[1::2], strict=True) if n}
 
 
 async def send(servers: Servers, workers: Iterable[str], message: bytes) -> None:
     """Publish a message on the workers' control channels. Raises StoreError."""
-    # A worker subscribes to its channel for each shard.
     pipeline = servers.of(0).pipeline(transaction=False)
     for worker in workers:
         channel = keys.channel_at(0, keys.control_channel(worker))

@@ -13,7 +13,6 @@ from typing import NamedTuple, Self
 import msgpack
 
 from shared.job.packing import pack
-from shared.job.states import JobState
 from shared.store import keys
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.queue import Queue
@@ -49,18 +48,15 @@ class UsageSums(NamedTuple):
     def of(cls, job: Ended) -> Self:
         """What a job adds to its row."""
         return cls(
-            1,
-            int(job.state == JobState.COMPLETED),
-            int(job.state == JobState.FAILED),
-            int(job.state == JobState.CANCELLED),
-            int(job.state == JobState.EXPIRED),
-            job.prompt_tokens or 0,
-            job.cached_tokens or 0,
-            job.output_tokens or 0,
-            job.queue_us,
-            job.engine_us,
-            job.wasted_us,
-            int(job.prompt_tokens is None),
+            jobs=1,
+            **{job.state: 1},
+            prompt_tokens=job.prompt_tokens or 0,
+            cached_tokens=job.cached_tokens or 0,
+            output_tokens=job.output_tokens or 0,
+            queue_us=job.queue_us,
+            engine_us=job.engine_us,
+            wasted_us=job.wasted_us,
+            uncounted=int(job.prompt_tokens is None),
         )
 
     def plus(self, other: Iterable[int]) -> Self:

@@ -144,8 +144,8 @@ class Operations:
         """Do now what is desired; if Redis is unavailable, later."""
         try:
             desired = await self._desired.read(self._jobs.pool)
-            if desired.paused != self._paused:
-                await self._pause(paused=desired.paused)
+            if desired.switches.paused != self._paused:
+                await self._pause(paused=desired.switches.paused)
             async with self._changing:
                 await self._adapters.follow(desired.adapters)
         except StoreError as error:

@@ -152,8 +152,7 @@ async def _pool_object(gateway: Gateway, pool: str) -> dict[str, Any]:
     return {
         "id": pool,
         "object": "pool",
-        "paused": desired.paused,
-        "intake_stopped": desired.intake_stopped,
+        **desired.switches._asdict(),
         "models": sorted(model.name for model in models if model.pool == pool),
         "adapters": {name: options["lora_path"] for name, options in desired.adapters.items()},
         "workers": [

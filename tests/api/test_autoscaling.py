@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.harness.inner_settings import QUICK_SCALING
-from tests.harness.up import REAL, Up, children, is_alive
+from tests.harness.up import REAL, Up
 from tests.harness.waiting import DEADLINE_S, wait_for
 
 JOBS = 250
@@ -39,10 +39,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
     yield start
     for one in started:
-        if one.process.poll() is None:
-            for pid in filter(is_alive, {one.process.pid, *one.pids, *children(one.process.pid)}):
-                os.kill(pid, signal.SIGKILL)
-            one.process.wait()
+        one.kill()
 
 
 @pytest.fixture

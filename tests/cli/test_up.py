@@ -37,11 +37,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
     yield start
     for one in started:
-        if one.process.poll() is None:
-            pids = {one.process.pid, *one.pids, *children(one.process.pid)}
-            for pid in filter(is_alive, pids):
-                os.kill(pid, signal.SIGKILL)
-            one.process.wait()
+        one.kill()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from tests.harness.cli import run_flotilla
 from tests.harness.client import chat, http, states, submit
-from tests.harness.up import REAL, Up, children, is_alive
+from tests.harness.up import REAL, Up
 from tests.harness.waiting import wait_for
 
 Start = Callable[..., Up]
@@ -37,10 +36,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield serve
     for one in started:
-        if one.process.poll() is None:
-            for pid in filter(is_alive, {one.process.pid, *one.pids, *children(one.process.pid)}):
-                os.kill(pid, signal.SIGKILL)
-            one.process.wait()
+        one.kill()
 
 
 def listed(one: Up) -> list[str]:

@@ -29,10 +29,7 @@ def fleet(tmp_path: Path) -> Iterator[Up]:
         FLOTILLA_SIM_MAX_NUM_SEQS="1",
     )
     yield one.wait_until_ready()
-    pids = {one.process.pid, *one.pids, *children(one.process.pid)}
-    for pid in filter(is_alive, pids):
-        os.kill(pid, signal.SIGKILL)
-    one.process.wait()
+    one.kill()
 
 
 def pid_of(one: Up, worker: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.up import REAL, Up, children, is_alive
+from tests.harness.up import REAL, Up, children
 from tests.harness.waiting import wait_for
 
 FILE = """\
@@ -36,10 +36,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         assert one.wait_for_exit() == 0
         one.wait_until_all_ended()
     finally:
-        for pid in [*children(one.process.pid), one.process.pid]:
-            if is_alive(pid):
-                os.kill(pid, signal.SIGKILL)
-        one.process.wait()
+        one.kill()
 
 
 @pytest.fixture(scope="module")

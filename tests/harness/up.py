@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +92,13 @@ class Up:
     def wait_for_exit(self) -> int:
         """Wait for the end; return the exit status."""
         return self.process.wait(DEADLINE_S)
+
+    def kill(self) -> None:
+        """Kill what is left of it; pytest shows the output if the test has failed."""
+        print(self.text())
+        for pid in filter(is_alive, {self.process.pid, *self.pids, *children(self.process.pid)}):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
 
     def wait_until_all_ended(self) -> None:
         """Wait until all descendants seen so far have ended."""

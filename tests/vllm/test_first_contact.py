@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,7 +14,7 @@ import pytest
 
 from tests.harness.client import http
 from tests.harness.settings import ROOT
-from tests.harness.up import REAL, Up, children, is_alive
+from tests.harness.up import REAL, Up
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
@@ -42,11 +41,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
     yield start
     for one in started:
-        print(one.text())  # shown when a test fails
-        for pid in [*children(one.process.pid), one.process.pid]:
-            if is_alive(pid):
-                os.kill(pid, signal.SIGKILL)
-        one.process.wait()
+        one.kill()
 
 
 def after_its_end(text: str, worker: str) -> list[str]:

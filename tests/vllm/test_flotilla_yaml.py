@@ -4,7 +4,6 @@ an adapter that is loaded at run time on two workers.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import httpx
 import pytest
 
 from tests.harness.models.adapter import make_adapter
-from tests.harness.up import REAL, Up, children, is_alive
+from tests.harness.up import REAL, Up
 
 pytestmark = pytest.mark.vllm
 
@@ -62,11 +61,7 @@ def up(models_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         one.process.send_signal(signal.SIGINT)
         one.process.wait(120)
     finally:
-        print(one.text())  # shown when a test fails
-        for pid in [*children(one.process.pid), one.process.pid]:
-            if is_alive(pid):
-                os.kill(pid, signal.SIGKILL)
-        one.process.wait()
+        one.kill()
 
 
 @pytest.fixture(scope="module")

@@ -195,11 +195,7 @@ def test_answers_outlive_a_killed_worker_and_a_killed_engine(tmp_path: Path) -> 
         assert up.wait_for_exit() == 0
         up.wait_until_all_ended()
     finally:
-        print(up.text())  # shown when the test fails
-        for pid in [*children(up.process.pid), up.process.pid]:
-            if is_alive(pid):
-                os.kill(pid, signal.SIGKILL)
-        up.process.wait()
+        up.kill()
 
 
 def answers(calls: list[Call]) -> list[Any]:

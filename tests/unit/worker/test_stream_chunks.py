@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from worker.engines.vllm import chunks
@@ -26,14 +22,3 @@ def test_every_character_is_written_as_pydantic_writes_it() -> None:
             assert chunks.quoted(text) == by_pydantic(text)
     escaped = r'"\b\f\n\r\t\u000b\u001f\"\\/' '\x7f"'
     assert chunks.quoted('\b\f\n\r\t\x0b\x1f"\\/\x7f') == escaped
-
-
-@given(st.text())
-def test_every_text_is_written_as_pydantic_writes_it(text: str) -> None:
-    assert chunks.quoted(text) == by_pydantic(text)
-
-
-def test_an_application_without_the_routes_is_left_unchanged() -> None:
-    state = SimpleNamespace()
-    chunks.install(state)
-    assert not vars(state)

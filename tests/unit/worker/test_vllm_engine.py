@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from worker.engines.vllm import engine as vllm_engine
 from worker.engines.vllm.engine import (
     end_lists_at_first_error,
     fail_fast,
-    spans_machines,
     until_broken,
     warm_up,
 )
@@ -113,12 +111,6 @@ class Engine:
             raise self._error
 
 
-async def test_both_kinds_of_log_probabilities_are_compiled() -> None:
-    engine = Engine()
-    await warm_up(engine)
-    assert engine.asked == [(1, None), (None, 1)]
-
-
 async def test_a_model_that_refuses_them_starts() -> None:
     engine = Engine(ValueError("no prompt_logprobs"))
     await warm_up(engine)
@@ -128,17 +120,6 @@ async def test_a_model_that_refuses_them_starts() -> None:
 async def test_an_engine_that_dies_of_it_does_not_start() -> None:
     with pytest.raises(RuntimeError):
         await warm_up(Engine(RuntimeError("dead"), errored=True))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "backend", "several"),
-    [(1, "mp", False), (1, None, False), (2, "mp", True), (1, "ray", True)],
-)
-def test_which_engines_may_be_on_several_machines(
-    nodes: int, backend: str | None, several: bool
-) -> None:
-    config = SimpleNamespace(nnodes=nodes, distributed_executor_backend=backend)
-    assert spans_machines(config) is several
 
 
 class Group:
@@ -164,14 +145,6 @@ class Group:
 async def broken(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_engine, "GROUP_CHECK_S", 0.0)
     await asyncio.wait_for(until_broken(group), 10)
-
-
-async def test_an_idle_engine_is_asked_until_a_machine_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    group = Group(None, None, TimeoutError())
-    await broken(group, monkeypatch)
-    assert group.asked == 3
 
 
 async def test_an_engine_with_requests_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -219,18 +219,15 @@ async def test_a_cancelled_request_leaves_the_line() -> None:
 
 
 async def test_room_is_given_back_however_a_call_ends(make_engine: Callable[[Any], Any]) -> None:
-    from vllm.sampling_params import SamplingParams
+    async def generate(prompt: str) -> AsyncGenerator[int, None]:
+        yield 1
+        if prompt == "fails":
+            raise ValueError("x")
+        yield 2
 
-    class Engine:
-        async def generate(self, prompt: Any, *_: Any, **__: Any) -> AsyncIterator[int]:
-            yield 1
-            if prompt == "fails":
-                raise ValueError("x")
-            yield 2
-
-    engine = make_engine(Engine())
+    engine = make_engine(None)
     for prompt in ("a", "b", "fails", "fails", "c"):
-        calls = engine._generate_in_room(prompt, SamplingParams(n=4), "id")
+        calls = engine._in_room(4, generate(prompt))
         assert await asyncio.wait_for(anext(calls), 5) == 1
         if prompt == "fails":
             with pytest.raises(ValueError):

@@ -147,19 +147,20 @@ class JournalledLLM(AsyncLLM):  # type: ignore[misc]
         prompt = self._salted(prompt)
         if journal is not None:
             journal.prompt(call, len(token_ids(prompt) or ()))
-        if not call:
-            outputs = super().encode(prompt, pooling_params, request_id, **options)
-        else:
+        outputs = super().encode(prompt, pooling_params, request_id, **options)
+        if call:
             await self._wait_for_turn()
-            outputs = self._encode_in_room(prompt, pooling_params, request_id, **options)
+            outputs = self._in_room(1, outputs)
         async with aclosing(outputs):
             async for output in outputs:
                 if journal is not None and output.finished:
                     journal.cached(output.num_cached_tokens or 0)
                 yield output
 
-    async def _encode_in_room(self, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
-        async with self._room.of(1), aclosing(super().encode(*args, **options)) as outputs:
+    async def _in_room(
+        self, sequences: int, outputs: AsyncGenerator[Any, None]
+    ) -> AsyncGenerator[Any, None]:
+        async with self._room.of(sequences), aclosing(outputs):
             async for output in outputs:
                 yield output
 
@@ -173,22 +174,12 @@ class JournalledLLM(AsyncLLM):  # type: ignore[misc]
         """
         params = without_key(sampling_params)
         journal, prompt = JOURNAL.get(), self._salted(prompt)
-        if journal is not None and not (aside := _NOT_THE_ANSWER.search(request_id)):
+        if journal is not None and not _NOT_THE_ANSWER.search(request_id):
             return self._journalled(journal, prompt, params, request_id, options)
-        if journal is not None and aside:
-            return self._generate_in_room(prompt, params, request_id, **options)
         outputs: AsyncGenerator[RequestOutput, None] = super().generate(
             prompt, params, request_id, **options
         )
-        return outputs
-
-    async def _generate_in_room(
-        self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
-    ) -> AsyncGenerator[RequestOutput, None]:
-        outputs = super().generate(prompt, params, request_id, **options)
-        async with self._room.of(params.n), aclosing(outputs):
-            async for output in outputs:
-                yield output
+        return outputs if journal is None else self._in_room(params.n, outputs)
 
     async def _add_request(
         self, request: Any, prompt: str | None, parent_req: Any, index: int, queue: Any
@@ -330,8 +321,12 @@ class JournalledLLM(AsyncLLM):  # type: ignore[misc]
         request_id: str,
         options: dict[str, Any],
     ) -> AsyncGenerator[RequestOutput, None]:
-        alone = not call and params.n == 1
-        generate = super().generate if alone else self._generate_in_room
+        engine_generate, alone = super().generate, not call and params.n == 1
+
+        def generate(prompt: Any, params: SamplingParams, *args: Any, **options: Any) -> Any:
+            outputs = engine_generate(prompt, params, *args, **options)
+            return outputs if alone else self._in_room(params.n, outputs)
+
         TAP.set(None)
         past = journal.past(call)
         if past is None or not past.deltas:

@@ -52,24 +52,6 @@ def one_slot(fleet: ModelFleet) -> ServedModel:
     return fleet.serve("one-slot")
 
 
-def test_a_readable_answer_through_the_sdk(demo: ServedModel, sdk: OpenAI) -> None:
-    chat: dict[str, Any] = {"model": demo.name, "messages": QUESTION, **GREEDY}
-    answer = sdk.chat.completions.create(**chat)
-    assert answer.choices[0].message.content.startswith("Flotilla is")
-    assert answer.choices[0].finish_reason == "stop"
-    stream = sdk.chat.completions.create(**chat, stream=True)
-    text = "".join([chunk.choices[0].delta.content or "" for chunk in stream])
-    assert text == answer.choices[0].message.content
-
-
-def test_a_completion_through_the_sdk(demo: ServedModel, sdk: OpenAI) -> None:
-    asked: dict[str, Any] = {"model": demo.name, "prompt": "A queue is", **GREEDY, "max_tokens": 20}
-    plain = sdk.completions.create(**asked).choices[0].text
-    stream = sdk.completions.create(**asked, stream=True)
-    assert plain == "".join(chunk.choices[0].text for chunk in stream)
-    assert plain.strip()
-
-
 def test_a_tool_call_through_the_sdk(demo: ServedModel, sdk: OpenAI) -> None:
     answer = sdk.chat.completions.create(
         model=demo.name, messages=ASK_WEATHER, tools=[WEATHER], **GREEDY

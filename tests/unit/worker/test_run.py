@@ -143,7 +143,7 @@ async def test_only_endpoints_with_tiers_name_the_tier(start: Start, named: str,
 async def test_a_dying_engine_ends_no_job_and_sends_no_error(
     start: Start, stream: bool, endpoint: str
 ) -> None:
-    bench = await start(sim_faults="die_after_steps=3")
+    bench = await start(sim_faults="die_on_prompt=hello,kill_after_tokens=3")
     fields = {"model": "simulated", "max_tokens": 100, "ignore_eos": True}
     run = bench.run(endpoint=endpoint, stream=stream, **fields)
     assert await run.execute() is Outcome.RELEASE

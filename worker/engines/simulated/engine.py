@@ -8,9 +8,8 @@ its past are prefilled with the prompt.
 
 FLOTILLA_SIM_FAULTS is a comma separated list of `name=value`:
 
-die_after_steps=N     after N steps the engine is dead: streams end with an `error` chunk, other
-                      calls with 500, `dead` is True
-die_on_signal=NAME    as die_after_steps, when the process gets this signal (SIGUSR1, SIGUSR2)
+die_on_signal=NAME    the engine is dead once the process gets this signal (SIGUSR1, SIGUSR2):
+                      streams end with an `error` chunk, other calls with 500, `dead` is True
 hang_after_steps=N    after N steps no further step is taken; nothing is raised
 kill_on_prompt=TEXT   the process sends itself SIGKILL when a prompt that contains TEXT has
                       reached the batch, before its first token
@@ -358,7 +357,6 @@ _Text = Annotated[str, Field(min_length=1)]
 
 
 class _Faults(BaseModel, extra="forbid", frozen=True):
-    die_after_steps: _AtLeast1 | None = None
     die_on_signal: Literal["SIGUSR1", "SIGUSR2"] | None = None
     hang_after_steps: _AtLeast1 | None = None
     kill_on_prompt: _Text = ""
@@ -464,7 +462,7 @@ class SimulatedEngine:
     async def _take_steps(self) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time()
-        while self._steps != self._faults.die_after_steps:
+        while True:
             if self._steps == self._faults.hang_after_steps:
                 await loop.create_future()
             if not self._batch:

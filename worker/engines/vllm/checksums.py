@@ -65,31 +65,17 @@ def checksum_of_weights(name: str, revision: str | None = None) -> int:
     `name`: a folder, a file, or the id of a model that was downloaded from a hub; of what can't be
     found, its name and revision. Two copies in different places have the same checksum.
     """
-    place = Path(name).expanduser()
-    found = place if place.exists() else _downloaded(name, revision)
+    from huggingface_hub import snapshot_download
+
+    place, total = Path(name).expanduser(), 0
     try:
-        parts = list(_parts(found)) if found else []
-    except OSError:
-        parts = []
-    total = 0
-    for part in parts or [f"{name}@{revision}".encode()]:
-        total = crc32(part, total)
-    return total or 1
-
-
-def _downloaded(name: str, revision: str | None) -> Path | None:
-    """The folder of a hub's model on this machine."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    for config in _CONFIGS:
-        try:
-            found = try_to_load_from_cache(name, config, revision=revision)
-        except HFValidationError:
-            return None
-        if isinstance(found, str):
-            return Path(found).parent
-    return None
+        if not place.exists():
+            place = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        for part in _parts(place):
+            total = crc32(part, total)
+    except (OSError, ValueError):  # it is not on this machine, or no name of a hub
+        total = 0
+    return total or crc32(f"{name}@{revision}".encode()) or 1
 
 
 def _parts(place: Path) -> Iterator[bytes]:

@@ -31,6 +31,7 @@ from uuid import uuid4
 from vllm.logprobs import Logprob, create_sample_logprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.utils.async_utils import merge_async_iterators
 
 from shared.platform.tasks import end as end_of_tasks
 from worker.engines.interface import Generated, Logprobs, Past, PastRefused
@@ -134,8 +135,8 @@ class Ways:
         """Remove what is left of requests that failed."""
         shutil.rmtree(self._errors, ignore_errors=True)
 
-    def is_replayed(self, params: SamplingParams, prompt: Any, tokens: list[int]) -> bool:
-        """Whether a choice with these tokens is continued by forced replay, not by prefill.
+    def is_replayed(self, params: SamplingParams, prompt: Any) -> bool:
+        """Whether a choice is continued by forced replay, not by prefill.
 
         Raises PastRefused if it can't be continued at all.
         """
@@ -397,9 +398,8 @@ class Continuation:
         for delta in past.deltas:
             self._of_choice[delta.choice].append(delta)
         self._replayed = [
-            bool(tokens) and (self._cuts_character(tokens) or replayed)
+            bool(tokens) and (ways.is_replayed(params, prompt) or self._cuts_character(tokens))
             for tokens in map(_tokens, self._of_choice)
-            for replayed in [ways.is_replayed(params, prompt, tokens)]
         ]
 
     def _cuts_character(self, tokens: list[int]) -> bool:
@@ -422,11 +422,10 @@ class Continuation:
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """The past's outputs, as `Replayed`, and then new ones."""
-        n = self._params.n
-        sources = [self._choice(index) for index in range(n)]
-        unfinished = n
-        async with aclosing(sources[0] if n == 1 else _merged(sources)) as outputs:
-            async for output in outputs:
+        unfinished = self._params.n
+        choices = map(self._choice, range(unfinished))
+        async with aclosing(merge_async_iterators(*choices)) as outputs:
+            async for _, output in outputs:
                 unfinished -= output.outputs[0].finish_reason is not None
                 output.finished = not unfinished
                 yield output
@@ -559,32 +558,3 @@ class Continuation:
 
 def _tokens(deltas: Sequence[Generated]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
-
-
-async def _merged(sources: list[AsyncGenerator[Any, None]]) -> AsyncGenerator[Any, None]:
-    """The items of all sources as they come; the first error of one of them."""
-    queue: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue()
-
-    async def read(source: Any) -> None:
-        error: BaseException | None = None
-        try:
-            async with aclosing(source):
-                async for item in source:
-                    queue.put_nowait((item, None))
-        except Exception as raised:
-            error = raised
-        queue.put_nowait((None, error))
-
-    tasks = [asyncio.create_task(read(source)) for source in sources]
-    reading = len(tasks)
-    try:
-        while reading:
-            item, error = await queue.get()
-            if error is not None:
-                raise error
-            if item is None:
-                reading -= 1
-            else:
-                yield item
-    finally:
-        await end_of_tasks(tasks)

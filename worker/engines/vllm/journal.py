@@ -34,7 +34,6 @@ from worker.engines.vllm.continuation import (
     Continuation,
     Replayed,
     Ways,
-    error_of,
     logprobs_to_journal,
     token_ids,
     without_key,
@@ -323,17 +322,18 @@ class JournalledLLM(AsyncLLM):  # type: ignore[misc]
     ) -> AsyncGenerator[RequestOutput, None]:
         engine_generate, alone = super().generate, not call and params.n == 1
 
-        def generate(prompt: Any, params: SamplingParams, *args: Any, **options: Any) -> Any:
-            outputs = engine_generate(prompt, params, *args, **options)
+        def generate(
+            prompt: Any, params: SamplingParams, request_id: str, **options: Any
+        ) -> AsyncGenerator[RequestOutput, None]:
+            outputs: AsyncGenerator[RequestOutput, None] = engine_generate(
+                prompt, params, request_id, **options
+            )
             return outputs if alone else self._in_room(params.n, outputs)
 
         TAP.set(None)
         past = journal.past(call)
         if past is None or not past.deltas:
             if self._begins_together(journal, prompt, params):
-                begun = self._ways.begun(params) if params.n == 1 else params
-                if begun is not params:
-                    return self._checked(generate(prompt, begun, request_id, **options), begun)
                 if params.n == 1 and not self._hides_texts:
                     TAP.set(tap)
                 return generate(prompt, params, request_id, **options)
@@ -346,27 +346,14 @@ class JournalledLLM(AsyncLLM):  # type: ignore[misc]
         return continuation.outputs()
 
     def _begins_together(self, journal: Journal, prompt: Any, params: SamplingParams) -> bool:
-        """Whether a call without a past is one request of the engine, not one for each choice."""
+        """Whether a call without a past is one request of the engine, as it is, not one for each
+        choice."""
         try:
-            self._ways.is_replayed(params, prompt, [])
+            self._ways.is_replayed(params, prompt)
         except PastRefused:
             journal.keep_here()
-            return True
-        if params.n == 1:
-            return True
         many = params.n > _AT_ONCE and params.structured_outputs is None
         return not many and self._ways.begun(params) is params
-
-    @staticmethod
-    async def _checked(
-        outputs: AsyncGenerator[RequestOutput, None], params: SamplingParams
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of a request that a processor of ours takes part in."""
-        async with aclosing(outputs):
-            async for output in outputs:
-                if error := error_of(params):
-                    raise RuntimeError(error)
-                yield output
 
 
 def _journal_deltas(

@@ -19,8 +19,9 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import fields
+from hashlib import sha256
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class GrammarChecker:
         """`config`: vLLM's, for which it has registered how it is pickled."""
         self._config = bytes(ForkingPickler.dumps(config)).hex()
         self._process: asyncio.subprocess.Process | None = None
-        self._known: OrderedDict[str, asyncio.Task[str]] = OrderedDict()
+        self._known: OrderedDict[bytes, str] = OrderedDict()
         self._one = asyncio.Lock()
         self._one_of_tenant: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._backend = ""
@@ -85,15 +86,19 @@ class GrammarChecker:
         `structured`: vLLM's StructuredOutputsParams.
         """
         grammar = {each.name: getattr(structured, each.name) for each in fields(structured)}
-        given = {name: value for name, value in grammar.items() if not name.startswith("_")}
-        key = json.dumps(given)
+        given = json.dumps({name: of for name, of in grammar.items() if not name.startswith("_")})
+        key = sha256(given.encode()).digest()
         if key not in self._known:
-            self._known[key] = asyncio.create_task(self._try(key))
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
+            async with AsyncExitStack() as turn:
+                of_tenant = self._one_of_tenant.setdefault(TENANT.get(), asyncio.Lock())
+                for lock in (of_tenant, self._one):
+                    await turn.enter_async_context(lock)
+                if key not in self._known:  # another job has asked meanwhile
+                    # It goes on to its end, though nobody may wait for it any more.
+                    trial = asyncio.create_task(self._try(key, given, turn.pop_all()))
+                    await asyncio.shield(trial)
         self._known.move_to_end(key)
-        # Others may wait for it too, and the process answers in any case.
-        if error := await asyncio.shield(self._known[key]):
+        if error := self._known[key]:
             raise GrammarRefused(error)
 
     def close(self) -> None:
@@ -101,24 +106,31 @@ class GrammarChecker:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
-    async def _try(self, grammar: str) -> str:
-        """What is wrong with a grammar; empty if nothing is."""
-        async with self._one_of_tenant.setdefault(TENANT.get(), asyncio.Lock()), self._one:
+    async def _try(self, key: bytes, grammar: str, turn: AsyncExitStack) -> None:
+        """Keep what is wrong with a grammar, as JSON; an empty text if nothing is."""
+        async with turn:
             for _ in range(_STARTS):
                 if self._process is None or self._process.returncode is not None:
                     await self.start()
-                assert self._process is not None
-                assert self._process.stdout is not None
-                with suppress(ConnectionError):
-                    self._send(json.dumps([self._backend, grammar]))
-                    if reply := await self._process.stdout.readline():
-                        error, backend = json.loads(reply)
-                        self._backend = self._backend or backend
-                        return str(error)
-                await self._process.wait()
+                if reply := await self._answer(grammar):
+                    self._known[key], backend = json.loads(reply)
+                    self._backend = self._backend or backend
+                    if len(self._known) > _KEPT:
+                        self._known.popitem(last=False)
+                    return
                 log.error("the process that tries grammars has ended, and is started again")
-        del self._known[grammar]
-        raise RuntimeError("the process that tries grammars does not start")
+            raise RuntimeError("the process that tries grammars does not start")
+
+    async def _answer(self, grammar: str) -> bytes:
+        """The process' answer; empty if it has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with suppress(ConnectionError):
+            self._send(json.dumps([self._backend, grammar]))
+            if reply := await self._process.stdout.readline():
+                return reply
+        await self._process.wait()
+        return b""
 
     def _send(self, line: str) -> None:
         assert self._process is not None

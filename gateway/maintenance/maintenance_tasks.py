@@ -27,10 +27,9 @@ from shared.platform.metrics.losses import UpkeepMetrics
 from shared.store.errors import StoreError, StoreUnavailable
 from shared.store.fleet_registry import Registry
 from shared.store.health import Health
-from shared.store.maintenance_runs import MaintenanceRuns
 from shared.store.queue import Queue
 from shared.store.servers import Servers
-from shared.store.upkeep import Upkeep, prune, rewrite_logs
+from shared.store.upkeep import MaintenanceRuns, Upkeep, prune, rewrite_logs
 
 log = logging.getLogger("flotilla.maintenance")
 

@@ -25,10 +25,10 @@ from shared.job.errors import OverviewFailed, StorageNotConfigured, StorageUnava
 from shared.platform.durations import duration
 from shared.platform.tasks import run_together
 from shared.store.batch_records import BatchRecords, OpenBatch
-from shared.store.deliveries import Deliveries
 from shared.store.errors import StoreError
-from shared.store.maintenance_runs import MaintenanceRuns
+from shared.store.upkeep import MaintenanceRuns
 from shared.store.usage import UsageRecords
+from shared.store.webhooks import Deliveries
 from shared.tenants.rate_limits import key_name, tenant_name
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])

@@ -17,11 +17,11 @@ from shared.platform.logs import RareWarning
 from shared.platform.metrics.gateway import GatewayMetrics
 from shared.platform.tasks import run_together
 from shared.store.batch_records import BatchRecords
-from shared.store.deliveries import OUTCOMES, Backlog, Deliveries
 from shared.store.errors import StoreError
-from shared.store.maintenance_runs import MaintenanceRuns
+from shared.store.upkeep import MaintenanceRuns
 from shared.store.usage import UsageBacklog, UsageRecords
 from shared.store.views import depths, given_up
+from shared.store.webhooks import OUTCOMES, Backlog, Deliveries
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("flotilla.gateway")

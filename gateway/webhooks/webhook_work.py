@@ -18,12 +18,11 @@ from shared.job.responses import response_id
 from shared.platform.logs import RareWarning
 from shared.platform.tasks import end, run_together
 from shared.store.answers import final_response
-from shared.store.deliveries import MOST_PENDING, Address, Deliveries, Taken
 from shared.store.ended import Ended, EndedStreams, Reader
 from shared.store.errors import StoreError
 from shared.store.health import Health
 from shared.store.queue import Queue
-from shared.store.webhooks import WebhookRecords
+from shared.store.webhooks import MOST_PENDING, Address, Deliveries, Taken, WebhookRecords
 from shared.webhooks.retry_schedule import next_delay_s
 from shared.webhooks.webhook_delivery import Delivery, DeliveryState, Event, Try, TryResult
 from shared.webhooks.webhook_endpoint import WebhookEndpoint

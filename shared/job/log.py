@@ -43,7 +43,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from shared.job.packing import pack
+from shared.job.record import pack
 from shared.job.states import JobState
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shared.job.job import shard_of
-from shared.job.packing import pack
+from shared.job.record import pack
 
 CONVERSATION_PREFIX = "conv_"
 _CONVERSATION = re.compile(r"conv_([0-9a-f]{3})[0-9a-f]{32}")

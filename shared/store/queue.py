@@ -43,8 +43,7 @@ from shared.job.job import (
     shard_of,
 )
 from shared.job.log import ENDS, START, Entry, Item, Journal, Position, pack_entry, read_entries
-from shared.job.packing import pack
-from shared.job.record import WHOLE, ResponseInfo, pack_headers, read_job
+from shared.job.record import WHOLE, ResponseInfo, pack, pack_headers, read_job
 from shared.job.result import JobResult, piece_field
 from shared.job.rules import (
     CLIENT_LANES,

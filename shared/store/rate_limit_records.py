@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from shared.job.packing import pack
+from shared.job.record import pack
 from shared.store import keys
 from shared.store.queue import Queue
 from shared.tenants.rate_limits import (

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 import msgpack
 
-from shared.job.packing import pack
+from shared.job.record import pack
 from shared.store import keys
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.queue import Queue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from shared.job.job import Job, checked_shard
@@ -236,30 +237,25 @@ async def page(
 ) -> list[tuple[int, str, Job | None]]:
     """`(created_us, id, job)` of at most `limit` jobs behind that place, newest first.
 
-    Neither the bodies of requests nor the answers are read. A job is None when it has expired; its
-    index entry is deleted.
+    Neither the bodies of requests nor the answers are read. A job is None when it has expired, and
+    is not swept off the list yet.
     """
     found = await _newest(queue, tenants, before, limit)
     pipeline = queue.servers.pipeline()
-    for _, job_id, _ in found:
+    for _, job_id in found:
         shard = checked_shard(job_id)
         pipeline.of(shard).hmget(keys.job(shard, job_id), SUMMARY)
-    rows, sweep = [], queue.servers.pipeline()
-    for (created_us, job_id, tenant), values in zip(found, await pipeline.execute(), strict=True):
-        job = read_job(job_id, SUMMARY, values)
-        rows.append((created_us, job_id, job))
-        if job is None:
-            shard = checked_shard(job_id)
-            sweep.of(shard).zrem(keys.of("jobs", shard, tenant), job_id)
-    await sweep.execute()
-    return rows
+    return [
+        (created_us, job_id, read_job(job_id, SUMMARY, values))
+        for (created_us, job_id), values in zip(found, await pipeline.execute(), strict=True)
+    ]
 
 
 async def _newest(
     queue: Queue, tenants: Sequence[str], before: Place | None, limit: int
-) -> list[tuple[int, str, str]]:
-    """`(created_us, id, tenant)` of the tenants' newest jobs, from the indexes."""
-    pipeline, asked = queue.servers.pipeline(), []
+) -> list[tuple[int, str]]:
+    """`(created_us, id)` of the tenants' newest jobs, from the indexes."""
+    pipeline = queue.servers.pipeline()
     ranges: list[tuple[str | int, str | int, int]] = [("+inf", "-inf", limit)]
     if before is not None:  # all of that microsecond: some of them may have been shown
         us = before.created_us
@@ -269,15 +265,9 @@ async def _newest(
             for newest, oldest, most in ranges:
                 index = keys.of("jobs", shard, tenant)
                 pipeline.of(shard).zrevrangebyscore(index, newest, oldest, 0, most, withscores=True)
-                asked.append(tenant)
-    found = [
-        (int(score), member.decode(), tenant)
-        for tenant, members in zip(asked, await pipeline.execute(), strict=True)
-        for member, score in members
-    ]
-    return sorted((row for row in found if before is None or row[:2] < before), reverse=True)[
-        :limit
-    ]
+    members = chain(*await pipeline.execute())
+    found = [(int(score), member.decode()) for member, score in members]
+    return sorted((row for row in found if before is None or row < before), reverse=True)[:limit]
 
 
 async def with_errors(queue: Queue, jobs: Sequence[Job]) -> list[Job]:

@@ -12,10 +12,10 @@ import pytest
 
 from gateway.maintenance.usage_counter import UsageCounter
 from shared.store import keys
-from shared.store.deliveries import Deliveries
 from shared.store.ended import Ended, EndedStreams, Owner, Reader
 from shared.store.queue import HeldJob, Queue
 from shared.store.usage import OTHER, UsageRecords, UsageSums
+from shared.store.webhooks import Deliveries
 from shared.webhooks.webhook_delivery import notify_of
 from tests.store.conftest import GATEWAY, TENANT, Case, missed_without
 

@@ -136,14 +136,13 @@ async def test_pages_show_jobs_of_the_same_microsecond_once(sharded: Case, limit
     assert sorted(seen) == sorted(ids)
 
 
-async def test_a_page_tells_deleted_jobs_and_removes_them_from_the_index(case: Case) -> None:
+async def test_a_page_tells_deleted_jobs(case: Case) -> None:
     jobs = [await case.submit() for _ in range(3)]
     case.server.delete(keys.job(0, jobs[1].id))
     rows = await page(case.queue, [TENANT], None, 10)
     assert [(each, job is None) for _, each, job in rows] == [
         (jobs[2].id, False), (jobs[1].id, True), (jobs[0].id, False),
     ]  # fmt: skip
-    assert len(await page(case.queue, [TENANT], None, 10)) == 2
 
 
 async def test_neither_bodies_nor_long_errors_are_read_to_show_jobs(alone: Case) -> None:

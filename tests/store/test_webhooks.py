@@ -16,12 +16,11 @@ import pytest
 from gateway.webhooks import webhook_work
 from gateway.webhooks.webhook_sender import WebhookSender
 from gateway.webhooks.webhook_work import WebhookWork
-from shared.store import deliveries as module
 from shared.store import keys
-from shared.store.deliveries import CLAIM_S, Address, Deliveries, Taken
+from shared.store import webhooks as module
 from shared.store.ended import EndedStreams, Reader
 from shared.store.errors import StoreUnavailable
-from shared.store.webhooks import WebhookRecords
+from shared.store.webhooks import CLAIM_S, Address, Deliveries, Taken, WebhookRecords
 from shared.webhooks import retry_schedule
 from shared.webhooks.address_check import AllowedAddresses
 from shared.webhooks.webhook_delivery import (

@@ -34,8 +34,7 @@ from gateway.http.query import known_only
 from gateway.webhooks.checked_network import check_url
 from gateway.webhooks.webhook_sender import WebhookSender
 from shared.job import errors
-from shared.store.deliveries import Address, Deliveries
-from shared.store.webhooks import WebhookRecords
+from shared.store.webhooks import Address, Deliveries, WebhookRecords
 from shared.webhooks.address_check import AllowedAddresses
 from shared.webhooks.webhook_delivery import Event
 from shared.webhooks.webhook_endpoint import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from shared.job.packing import pack
+from shared.job.record import pack
 from shared.store import keys
 from shared.tenants.tenant import DEFAULT_TENANT
 from tests.api.test_doctor import states

@@ -1,4 +1,4 @@
--- Deliveries to a webhook endpoint: a record of each (deliveries.py), and their order: those that are pending at the time at
+-- Deliveries to a webhook endpoint: a record of each (webhooks.py), and their order: those that are pending at the time at
 -- which they are due, the others at minus the time at which they ended.
 -- An owner is `endpoint tenant`. `delivery_bytes` is what they count for it in the ledger.
 local function delivery_keys(owner)

@@ -135,7 +135,7 @@ for i, lane in ipairs(LANES) do rank[pool .. ':' .. lane] = i end
 local credit, n_lower
 if #waiting > 1 then
   credit, n_lower = string.match(redis.call('GET', key('lane_credit', pool)) or '', '^(%S+) (%d+)$')
-  credit, n_lower = tonumber(credit or '') or -unit, tonumber(n_lower or 0)
+  credit, n_lower = tonumber(credit or '') or 0, tonumber(n_lower or 0)
 end
 
 -- A lane was served so much. However much that was, the others wait for a time that has an end.
@@ -174,7 +174,7 @@ end
 
 local function take_lanes()
   while may_look() and #waiting > 0 do
-    is_lower = #waiting > 1 and credit > 0
+    is_lower = #waiting > 1 and credit > 0.999 * unit -- for a whole job; sums of parts of it are not exact
     if is_lower then
       n_lower = n_lower + 1
       take_turn(waiting[2 + n_lower % (#waiting - 1)], 1)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.client import CHAT, MODEL, ResumingTransport, http
+from tests.harness.client import CHAT, MODEL, http
 from tests.harness.fleet import Process, Stack
 from tests.harness.waiting import wait_for
 
@@ -67,17 +67,6 @@ def test_the_streaming_helper(client: Any) -> None:
     assert final.content[0].text == text == create(client).content[0].text
     assert final.stop_reason == "max_tokens"
     assert final.usage.output_tokens == 6
-
-
-async def test_the_asynchronous_sdk(gateway: Process, anthropic: Any) -> None:
-    async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key=KEY) as client:
-        message = await client.messages.create(model=MODEL, messages=MESSAGES, max_tokens=5)
-        stream = await client.messages.create(
-            model=MODEL, messages=MESSAGES, max_tokens=5, stream=True
-        )
-        names = [event.type async for event in stream]
-    assert message.usage.output_tokens == 5
-    assert names[-1] == "message_stop"
 
 
 def test_counting_tokens(client: Any) -> None:
@@ -165,13 +154,3 @@ def test_a_job_of_it_and_its_events(gateway: Process) -> None:
     chunks = [json.loads(each)["type"] for each in data if '"type"' in each]
     assert chunks[0] == "message_start"
     assert chunks[-1] == "message_stop"
-
-
-def test_the_resuming_transport_passes_the_events_on(gateway: Process) -> None:
-    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 6, "stream": True}
-    with httpx.Client(
-        transport=ResumingTransport([gateway.url]), headers={"x-api-key": KEY}
-    ) as api:
-        text = api.post("http://flotilla/v1/messages", json=body, timeout=30).text
-    names = [line[7:] for line in text.splitlines() if line.startswith("event: ")]
-    assert names == EVENTS

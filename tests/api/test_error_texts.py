@@ -50,6 +50,8 @@ def api(module_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ("/jobs", JOB | {"webhooks": "x"}, ["`webhooks`", '"x"', "list"]),
         ("/jobs", JOB | {"lane": "slow"}, ["`lane`", '"slow"', "flex"]),
         ("/jobs", JOB | {"nope": 1}, ["`nope`", "metadata"]),
+        ("/jobs", JOB | {"endpoint": "/v1/nope"}, ["`endpoint`", '"/v1/nope"']),
+        ("/jobs", {"body": {"model": 7}}, ["`model`", "7"]),
         (BATCHES, BATCH | {"endpoint": "/x"}, ["`endpoint`", '"/x"', CHAT]),
         (BATCHES, BATCH | {"input_file_id": 3}, ["`input_file_id`", "3", "string"]),
         ("/v1/conversations", {"items": "x"}, ["`items`", '"x"', "list"]),

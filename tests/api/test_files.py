@@ -93,17 +93,6 @@ def test_a_file_is_stored_and_any_gateway_serves_it(fleet: Fleet) -> None:
             call(file.id)
 
 
-def test_a_file_of_another_tenant_is_unknown(fleet: Fleet) -> None:
-    file = fleet.one.files.create(file=LINES, purpose="user_data")
-    assert file.expires_at is None
-    ben = fleet.other.with_options(api_key="k-ben")
-    assert list(ben.files.list()) == []
-    for call in (ben.files.retrieve, ben.files.content, ben.files.delete):
-        with pytest.raises(openai.NotFoundError):
-            call(file.id)
-    assert fleet.one.files.content(file.id).content == LINES
-
-
 def test_files_expire_when_clients_say_so(fleet: Fleet) -> None:
     expiry = {"anchor": "created_at", "seconds": 3600}
     file = fleet.one.files.create(file=LINES, purpose="user_data", expires_after=expiry)

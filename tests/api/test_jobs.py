@@ -171,19 +171,6 @@ def test_events_of_a_queued_job_have_its_position(api: httpx.Client) -> None:
     assert read_events(api, job["id"])[-1][0] == "completed"
 
 
-def test_a_stream_of_a_queued_job_gets_comments_and_then_its_answer(api: httpx.Client) -> None:
-    blockers = [submit(api, f"block {i}", max_tokens=3000, ignore_eos=True) for i in range(2)]
-    lines: list[str] = []
-    with api.stream("POST", CHAT, json=request("waits", stream=True, max_tokens=3)) as answer:
-        for line in answer.iter_lines():
-            lines.append(line)
-            if re.fullmatch(r": queued, position 1(, starts in .+)?", line) and blockers:
-                for blocker in blockers:
-                    api.post(f"/jobs/{blocker['id']}/cancel")
-                blockers = []
-    assert lines[-2:] == ["data: [DONE]", ""]
-
-
 def test_a_streamed_jobs_result_is_the_stream(api: httpx.Client) -> None:
     job = submit(api, "streamed", max_tokens=5, stream=True)
     read_events(api, job["id"])
@@ -202,15 +189,6 @@ def test_a_request_that_vllm_refuses_is_a_failed_job_with_vllms_error(api: httpx
     result = api.get(f"/jobs/{job['id']}/result")
     assert (result.status_code, result.json()) == (direct.status_code, direct.json())
     assert done["error"] == direct.json()["error"]
-
-
-def test_a_deadline_ends_a_waiting_job(api: httpx.Client) -> None:
-    blockers = [submit(api, f"block {i}", max_tokens=5000, ignore_eos=True) for i in range(2)]
-    job = submit(api, "too late", deadline_s=2)
-    wait_for(lambda: api.get(f"/jobs/{job['id']}").json()["state"] == "expired", "it expires")
-    assert api.get(f"/jobs/{job['id']}/result").status_code == 504
-    for blocker in blockers:
-        api.post(f"/jobs/{blocker['id']}/cancel")
 
 
 def test_the_list_is_filtered_and_paged(api: httpx.Client) -> None:
@@ -258,25 +236,6 @@ def test_the_list_and_the_job_agree(api: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "/jobs?foo=1",
-        "/jobs?metadata.a=b",
-        "/jobs/job_x?foo=1",
-        "/jobs/job_x/result?foo",
-    ],
-)
-def test_an_unknown_query_parameter_is_refused(api: httpx.Client, url: str) -> None:
-    answer = api.get(url)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["param"] in {"foo", "metadata.a"}
-    if url.startswith("/jobs?"):
-        assert "cursor, error, filter, limit, model, state" in error["message"]
-
-
-@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"prompt": ["x"] * 513}, "prompt"),
@@ -309,27 +268,6 @@ def test_the_body_of_a_large_job_is_queued_unchanged(api: httpx.Client) -> None:
     many = '{"body": {"model": "simulated", "prompt": [%s1]}}' % ("[1]," * 200_000)
     answer = api.post("/jobs", content=many, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "body"),
-        ({"body": []}, "body"),
-        ({"body": {"model": "simulated"}, "endpoint": "/v1/nope"}, "endpoint"),
-        ({"body": {"model": "simulated"}, "lane": "retry"}, "lane"),
-        ({"body": {"model": "simulated"}, "deadline_s": -1}, "deadline_s"),
-        ({"body": {"model": "simulated"}, "metadata": {"a": 1}}, "metadata.a"),
-        ({"body": {"model": "simulated"}, "nonsense": 1}, "nonsense"),
-        ({"body": {"model": 7}}, "model"),
-    ],
-)
-def test_invalid_submissions_name_the_field(
-    api: httpx.Client, body: dict[str, Any], param: str
-) -> None:
-    answer = api.post("/jobs", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("job_id", ["job_" + "0" * 27, "nope", "..%2f..", "job_000{}", "a" * 5000])

@@ -110,11 +110,6 @@ def run(script: str, gateways: list[StubGateway], folder: Path, **values: Any) -
     return json.loads(done.stdout)
 
 
-def test_the_code_is_short() -> None:
-    assert CODE is not None
-    assert CODE[1].count("\n") <= 40
-
-
 def test_a_stream_that_breaks_anywhere(stubs: Callable[..., StubGateway], tmp_path: Path) -> None:
     first, second = stubs(), stubs()
     first.breaks = list(range(first.response_bytes))

@@ -108,18 +108,6 @@ async def test_a_header_goes_before_the_body_and_that_before_the_pool() -> None:
         assert json.loads(job.body) == (body if source is CHAT else body["body"])
 
 
-async def test_the_longest_wait_is_a_header_or_a_field() -> None:
-    header = (b"x-flotilla-max-wait", b"1")
-    for source, body, headers, expected in (
-        (CHAT, BODY, (), None),
-        (CHAT, BODY, (header,), 1),
-        (_call_in, {"body": BODY, "max_wait_s": 2}, (), 2),
-        (_call_in, {"body": BODY, "max_wait_s": 2}, (header,), 1),
-    ):
-        call = await job_of(source, body, *headers, attached=source is CHAT)
-        assert call.job.max_wait_s == expected
-
-
 LARGE = json.dumps(BODY | {"model": "none", "x": "y" * 3000}).encode()
 WRONG_KEY = (b"idempotency-key", b"\x7f")
 
@@ -146,24 +134,6 @@ async def test_the_first_step_that_fails_is_answered(
         body = {"body": body}
     with pytest.raises(error, match=words):
         await job_of(_call_in if wrapped else CHAT, body, *headers)
-
-
-async def test_a_job_has_the_hashes_of_its_prompts_prefixes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    long = BODY | {"messages": [{"role": "user", "content": "x" * 5000}]}
-    settings = SETTINGS.model_copy(update={"max_body_bytes": 1 << 20})
-    monkeypatch.setitem(globals(), "SETTINGS", settings)
-    direct, wrapped = await job_of(CHAT, long), await job_of(_call_in, {"body": long})
-    assert direct.job.prefixes == wrapped.job.prefixes != b""
-    assert (await job_of(CHAT, BODY)).job.prefixes == b""
-    large = BODY | {"messages": [{"role": "user", "content": "x" * 300_000}]}
-    in_thread = (await job_of(CHAT, large)).job.prefixes
-    assert in_thread.startswith(direct.job.prefixes)
-    assert len(in_thread) == 4 * len(direct.job.prefixes)
-    entry = settings.placement.model_copy(update={"window": 0})
-    monkeypatch.setitem(globals(), "SETTINGS", settings.model_copy(update={"placement": entry}))
-    assert (await job_of(CHAT, long)).job.prefixes == b""
 
 
 async def test_with_several_shards_a_conversation_stays_in_one(

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import ssl
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from kombu import Connection
-from kombu.exceptions import DecodeError
-from kombu.serialization import loads
 
 from gateway.maintenance import liveness_file
 from gateway.maintenance.broker import broker, celery_redis_url
-from gateway.maintenance.celery_app import CONTENT_TYPE, create_app
+from gateway.maintenance.celery_app import create_app
 from shared.platform.settings import drop_variables
-from tests.harness.settings import ROOT, Settings, child_environment
+from tests.harness.settings import Settings
 
 # The fleet's Redis -> the maintenance process's, and how Celery writes that.
 URLS = [
@@ -79,14 +75,6 @@ def test_fleets_that_share_a_database_do_not_share_keys() -> None:
     assert all(prefix.startswith("flotilla:celery:") for prefix in prefixes)
 
 
-@pytest.mark.parametrize("body", [b"null", b"{}", b"[]", b"[[], {}]", b"[{}, [], {}]", b"not json"])
-def test_a_message_that_celery_would_not_survive_is_not_decoded(body: bytes) -> None:
-    create_app(Settings(), lambda name: None)
-    with pytest.raises(DecodeError):
-        loads(body, CONTENT_TYPE, "utf-8", accept={CONTENT_TYPE})
-    assert loads(b"[[], {}, {}]", CONTENT_TYPE, "utf-8", accept={CONTENT_TYPE}) == [[], {}, {}]
-
-
 def test_variables_that_celery_obeys_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://somebody-elses/0")
     monkeypatch.setenv("NOT_CELERY_BROKER_URL", "stays")
@@ -132,36 +120,3 @@ def test_nobody_leads_the_pulse_to_another_file(folder: Path) -> None:
     with pytest.raises(OSError):
         liveness_file.touch(Settings())
     assert victim.stat().st_mtime == 1
-
-
-def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**child_environment(), "TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-
-
-def test_wrong_settings_end_it_with_one_line(folder: Path) -> None:
-    for name, value in (
-        ("MAINTENANCE_REDIS_URL", "amqp://x"),
-        ("REDIS_URL", "amqp://x"),
-        ("AUTOSCALE", "nonsense"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "gateway.maintenance"],
-            cwd=ROOT,
-            env={**child_environment(), f"FLOTILLA_{name}": value, "TMPDIR": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-        assert done.returncode == 2
-        assert done.stderr.startswith("flotilla maintenance: ")
-        assert name in done.stderr or value in done.stderr
-        assert done.stderr.count("\n") == 1

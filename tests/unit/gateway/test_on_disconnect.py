@@ -65,19 +65,6 @@ def attached(on_disconnect: str = "", *, key: str = "") -> NewJob:
     return factory.new(ENDPOINT, "t", MODEL, request, b"{}", on_disconnect, idempotency)
 
 
-def test_a_call_is_kept_for_the_grace_and_a_job_to_its_end() -> None:
-    assert (attached().keep_s, attached().ttl_s) == (7, 100)
-    request = CheckedRequest("m", True, "default", PromptSize(0, 0))
-    detached = JobFactory(SETTINGS, SETTINGS.described, "gw", lambda shard: True).new(
-        ENDPOINT, "t", MODEL, request, b"{}", attached=False
-    )
-    assert (detached.keep_s, detached.ttl_s, detached.gateway) == (None, 200, "")
-
-
-def test_a_call_that_is_kept_has_the_lifetime_of_a_job() -> None:
-    assert (attached("keep").keep_s, attached("keep").ttl_s) == (None, 200)
-
-
 def test_a_job_with_a_key_is_kept_as_long_as_its_key_and_lies_in_its_shard() -> None:
     job = attached(key="k")
     assert job.ttl_s == IDEMPOTENCY_TTL_S

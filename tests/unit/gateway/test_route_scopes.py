@@ -38,11 +38,6 @@ def application_routes() -> Iterator[tuple[str, str]]:
 ALL = sorted(set(application_routes()))
 
 
-def test_all_routes_are_found() -> None:
-    assert {("POST", "/v1/chat/completions"), ("DELETE", "/admin/keys/{key_id}")} <= set(ALL)
-    assert len(ALL) > 110
-
-
 def test_every_route_is_in_the_table() -> None:
     closed = {path for _, path in ALL} - PUBLIC_PATHS - OPEN
     assert {path for path in closed if needs_of(path) is None} == set()

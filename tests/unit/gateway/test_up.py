@@ -16,13 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import main, processes
-from gateway.launcher import local_redis, ports, preflight
+from gateway.launcher import ports, preflight
 from gateway.launcher.service import Restart, after_end
 from gateway.launcher.stalled_workers import StalledWorkers
 from gateway.launcher.welcome import PoolLine, welcome
 from shared.fleet.pool import DEMO_MODEL
 from shared.job.states import WorkerState
-from shared.platform.redis_url import without_password
 
 runner = CliRunner()
 
@@ -130,19 +129,6 @@ def test_ports(listener: int) -> None:
 )
 def test_url_of(host: str, url: str) -> None:
     assert ports.url_of(host, 1) == url
-
-
-def test_find_server_prefers_the_system(tmp_path: Path) -> None:
-    for name in ("valkey-server", "redis-server"):
-        server = tmp_path / name
-        server.write_text("#!/bin/sh\n")
-        server.chmod(0o755)
-        assert local_redis.find_server(str(tmp_path)) == str(server)
-
-
-def test_redis_urls_are_shown_without_password() -> None:
-    shown = without_password("redis://me:secret@host:6379/0?password=secret")
-    assert shown == "redis://host:6379/0"
 
 
 @pytest.mark.parametrize(

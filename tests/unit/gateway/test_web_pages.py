@@ -7,7 +7,6 @@ import re
 from functools import cache
 
 import pytest
-from pydantic import SecretStr
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -18,7 +17,7 @@ from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import ForeignSite, UnknownHost
 from shared.platform.settings import SettingsError, load_settings
 from tests.harness.settings import Settings
-from tests.unit.gateway.test_middleware import KEY, Headers, ask
+from tests.unit.gateway.test_middleware import Headers, ask
 
 HERE = b"127.0.0.1:8000"
 EVIL = b"http://evil.example"
@@ -28,11 +27,6 @@ SAFE = {"GET", "HEAD", "OPTIONS"}
 @cache
 def app() -> ASGIApp:
     return create_app(Settings(access_log=False, allowed_hosts=("gateway",)))
-
-
-@cache
-def app_with_keys() -> ASGIApp:
-    return create_app(Settings(access_log=False, api_keys=(SecretStr(f"a:{KEY}"),)))
 
 
 def _routes() -> list[tuple[str, str]]:
@@ -86,15 +80,6 @@ async def test_no_route_is_changed_by_a_page_of_another_site(sent: Headers) -> N
         headers = [(b"host", HERE), *sent, (b"content-type", media_type)]
         for method, path in CHANGING:
             assert await code_of(app(), method, path, headers) == "foreign_site", path
-
-
-@pytest.mark.parametrize("sent", ACROSS_SITES)
-async def test_with_keys_a_page_without_one_changes_nothing_either(sent: Headers) -> None:
-    for method, path in CHANGING:
-        if path == "/ping":  # a probe, which changes nothing
-            continue
-        headers = [(b"host", b"fleet.example"), *sent]
-        assert await code_of(app_with_keys(), method, path, headers) == "invalid_api_key", path
 
 
 @pytest.mark.parametrize(

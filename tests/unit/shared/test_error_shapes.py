@@ -7,7 +7,6 @@ import json
 import pytest
 
 from shared.api.endpoint import ErrorStyle
-from shared.api.endpoints import ENDPOINTS
 from shared.api.error_shapes import as_anthropic, error_body, error_style
 from shared.job.errors import (
     BadRequest,
@@ -18,11 +17,6 @@ from shared.job.errors import (
     QueueFull,
     Unauthorized,
 )
-
-
-def test_a_row_has_the_style_of_its_path() -> None:
-    for row in ENDPOINTS.values():
-        assert error_style(row.path) is row.errors  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -92,15 +92,6 @@ def test_a_journal_is_read_as_it_was_written_beside_any_chunks(
         assert [type(record) for record in unpacked] == [type(record) for record in journal]
 
 
-@settings(deadline=None, derandomize=True)
-@given(journals, items)
-def test_plain_tuples_make_the_same_journal(
-    journal: list[Delta | Prompt], chunks: list[Item]
-) -> None:
-    plain: list[Any] = [tuple(record) for record in journal]
-    assert pack(make_journal(plain, chunks)) == pack(make_journal(journal, chunks))
-
-
 def test_no_journal_is_an_empty_one() -> None:
     assert read_journal(None) == []
     assert make_journal([]) is None
@@ -124,13 +115,6 @@ def test_token_id_zero_is_not_dropped() -> None:
     assert through_the_log([first], [b"He"]) == [first]
 
 
-def test_several_steps_in_one_entry_are_their_ids() -> None:
-    journal = [Delta(0, 0, (n,), text) for n, text in enumerate(["a", "", "ü"])]
-    chunks: list[Item] = [b"a", (1, 1), b"", "ü".encode()]
-    assert make_journal(journal, chunks) == [0, 1, 2]
-    assert read_journal([0, 1, 2], chunks) == journal
-
-
 @pytest.mark.parametrize(
     ("record", "chunks"),
     [
@@ -149,22 +133,6 @@ def test_anything_else_is_written_out(record: Delta | Prompt, chunks: list[Item]
     written = make_journal([record], chunks)
     assert pack(written) == pack(make_journal([record])) == pack([record])
     assert read_journal(written, chunks) == [record]
-
-
-def test_usual_and_other_records_may_be_mixed() -> None:
-    chunks: list[Item] = [(9, 9), b"a", b"b", (8, 8), b"c"]
-    journal: list[Delta | Prompt] = [
-        Prompt(0, 3),
-        Delta(0, 0, (1,), "a"),
-        Delta(0, 0, (2, 3), "b"),  # two tokens: `b` is still the next payload
-        Delta(0, 0, (4,), "b"),
-        Delta(0, 1, (5,), "c"),
-        Delta(0, 0, (6,), "c"),
-    ]
-    made = make_journal(journal, chunks)
-    assert isinstance(made, list)
-    assert [record for record in made if isinstance(record, int)] == [1, 4, 6]
-    assert through_the_log(journal, chunks) == journal
 
 
 def test_the_first_chunk_of_a_stream_does_not_stand_for_a_text() -> None:
@@ -248,10 +216,6 @@ def test_a_damaged_entry_is_an_error(packed: bytes) -> None:
         read_entry(AT, packed)
 
 
-def test_nothing_holds_no_frames() -> None:
-    assert list(frames(b"")) == []
-
-
 # --- what it adds up to ---
 
 
@@ -269,11 +233,6 @@ def test_a_transcript_adds_up_by_generation_and_choice() -> None:
         {"index": 1, "text": "b", "tokens": 1},
         {"index": 2, "text": "", "tokens": 0},
     ]
-
-
-def test_an_empty_transcript_is_nothing() -> None:
-    empty = Transcript.empty()
-    assert (empty.choices(), empty.completion_tokens, empty.prompt_tokens) == ([], 0, 0)
 
 
 @settings(deadline=None, derandomize=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from shared.platform import malformed
 from shared.platform.malformed import MalformedValues
 
 
@@ -20,11 +19,3 @@ def test_a_value_is_counted_each_time_and_logged_once(caplog: pytest.LogCaptureF
         "skipped a malformed worker, 'w-1': ValueError('no state')",
         "skipped a malformed worker, 'w-2': ValueError('no state')",
     ]
-
-
-def test_the_number_of_remembered_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malformed, "_MOST_LOGGED", 10)
-    values = MalformedValues()
-    for number in range(50):
-        values.skip("worker", str(number), ValueError())
-    assert len(values._logged) == 10

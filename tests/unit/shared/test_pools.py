@@ -6,9 +6,8 @@ import shlex
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from shared.fleet.pool import Pool, pool_name
+from shared.fleet.pool import pool_name
 from shared.fleet.pools import load_pools
 from shared.platform.settings import SettingsError
 from tests.harness.settings import Settings
@@ -40,11 +39,6 @@ def test_variables_describe_the_process_own_pool(
     assert own.engine == variables.get("engine", "vllm")
 
 
-def test_a_model_can_have_several_names_for_clients() -> None:
-    own = load_pools(Settings(served_model_name="x, y")).own
-    assert own.served_names == own.engine_names == ("x", "y")
-
-
 def test_autoscale_names_the_own_pool_and_others() -> None:
     settings = Settings(model="a", autoscale="a=1:3,b=0:2", autoscale_idle_s=7, max_queue_depth=9)
     pools = load_pools(settings)
@@ -65,11 +59,6 @@ def test_a_worker_joins_the_pool_of_the_model_that_its_engine_names() -> None:
     assert own.name_with("other") == "other"
     named = load_pools(Settings(pool="big")).own
     assert named.name_with("other") == "big"
-
-
-def test_a_pool_refuses_what_it_does_not_have() -> None:
-    with pytest.raises(ValidationError):
-        Pool(served_names=("a",), colour="red")  # type: ignore[call-arg]
 
 
 # --- flotilla.yaml ---

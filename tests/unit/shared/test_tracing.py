@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.job.job import Attempt, Job
-from shared.job.states import JobState
 from shared.job.trace_context import SpanRef, new_trace, parse, trace_id
 from shared.platform import request_span, tracing
 from shared.platform.request_span import RequestSpan
@@ -19,7 +17,6 @@ from tests.harness.settings import Settings, child_environment
 
 TRACE, PARENT = "a" * 32, "b" * 16
 SAMPLED = f"00-{TRACE}-{PARENT}-01"
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture
@@ -124,29 +121,6 @@ def test_a_request_that_only_reads_is_not_written(collector: Collector) -> None:
     assert written(collector) == []
 
 
-def test_a_client_that_resumes_may_have_a_trace_of_its_own(collector: Collector) -> None:
-    span = begun((b"traceparent", SAMPLED.encode()))
-    assert span is not None
-    span.join(new_trace().traceparent)
-    span.end("GET", "/jobs/job_1/stream", 200, "", {})
-    (request,) = written(collector)
-    assert (request.trace, request.parent) == (TRACE, PARENT)
-
-
-# --- lost attempts ---
-
-
-def job(*attempts: Attempt) -> Job:
-    return Job(
-        "job_1", JobState.IN_PROGRESS, "t", "p", "default", "m", CHAT, True, 100.0, 0, None, None,
-        None, None, None, "", 60, attempts, {}, "", 0, "", b"", None, 0,
-    )  # fmt: skip
-
-
-def lost(worker: str, began: float, ended: float) -> Attempt:
-    return Attempt(worker, began, ended, "worker_lost", 5)
-
-
 # --- off, and where spans go ---
 
 
@@ -176,10 +150,3 @@ def test_missing_packages_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch
 def test_a_wrong_endpoint_is_refused(wrong: str) -> None:
     with pytest.raises(SettingsError, match=r"OTLP_TRACES_ENDPOINT|otlp-traces-endpoint"):
         load_settings(Settings, otlp_traces_endpoint=wrong)
-
-
-def test_a_collector_gets_the_spans_with_the_name_of_the_process(collector: Collector) -> None:
-    tracing.set_up(collector.url, "worker", "w-1")
-    tracing.write("attempt", new_trace(), None, (1, 2))
-    (span,) = written(collector)
-    assert (span.name, span.service) == ("attempt", "flotilla-worker")

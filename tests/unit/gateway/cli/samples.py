@@ -110,19 +110,3 @@ def overview(*problems: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "redis": {"ok": True, "used_memory": 123_000_000, "max_memory": 0},
         **changes,
     }  # fmt: skip
-
-
-SCALE = {
-    "pool": "qwen",
-    "model": "org/qwen",
-    "wanted": 1,
-    "reason": "1 is the minimum",
-    "decided_at": NOW,
-    "age_s": 2.0,
-    "silent": False,
-    "workers": {"ready": 1},
-    "limits": {"min": 1, "max": 4, "down_after_s": 60.0, "idle_s": 300.0},
-    "inputs": {"waiting": 2, "oldest_s": 0.4, "running": 1, "job_s": 1.5, "start_s": 40.0,
-               "slots": 8, "ready": 1, "starting": 0, "draining": 0},
-    "history": [{"at_s": NOW, "before": None, "wanted": 1, "reason": "1 is the minimum"}],
-}  # fmt: skip

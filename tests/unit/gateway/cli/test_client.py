@@ -67,15 +67,6 @@ def test_a_run_file_whose_process_id_is_another_processs_by_now(folder: Path) ->
         assert (run / "run.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_key_is_sent(
-    flotilla: Flotilla, stub: StubGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stub.answers["GET /jobs"] = jobs()
-    monkeypatch.setenv("FLOTILLA_API_KEY", "secret")
-    assert flotilla("jobs", "ls").exit_code == 0
-    assert stub.requests[0].headers["authorization"] == "Bearer secret"
-
-
 @pytest.mark.parametrize(
     ("status", "code"),
     [

@@ -13,12 +13,11 @@ from gateway.apis.responses.response_items import (
     find_items,
     join_input,
     pack_item,
-    page_of,
     sent_again,
     shown,
 )
 from gateway.apis.responses.response_request import Joined, ResponseRequest, response_request
-from shared.job.errors import BadRequest, NotFound
+from shared.job.errors import BadRequest
 from shared.job.responses import ResponseOptions
 
 MESSAGE = {"type": "message", "role": "user", "content": "two"}
@@ -68,11 +67,6 @@ def test_vllm_stores_nothing_and_has_no_predecessor() -> None:
     assert (options.background, options.store) == (True, True)
     assert options.created_at > 0
     assert not request.has_history
-
-
-def test_a_body_without_input_is_for_vllm_to_refuse() -> None:
-    assert for_the_engine(response_request({}).body) == {"store": False}
-    assert for_the_engine(response_request({"input": 7}).body) == {"input": 7, "store": False}
 
 
 def test_a_background_response_that_is_not_stored_is_for_vllm_to_refuse() -> None:
@@ -178,26 +172,3 @@ def test_items_are_shown_with_ids_that_stay() -> None:
     assert shown(OUTPUT, "job_1", 0) == OUTPUT
     assert shown(call, "job_1", 0)["id"].startswith("fco_")
     assert shown(OUTPUT | {"id": ["x"]}, "job_1", 0)["id"].startswith("msg_")
-
-
-def test_pages_of_items() -> None:
-    text = json.dumps(as_items("a") * 5).encode()
-
-    def read(**query: Any) -> dict[str, Any]:
-        options: dict[str, Any] = {"after": "", "limit": 100, "descending": False} | query
-        found: dict[str, Any] = json.loads(page_of(text, "job_1", **options))
-        return found
-
-    ids = [item["id"] for item in read()["data"]]
-    assert len(set(ids)) == 5
-    first = read(limit=2, descending=True)
-    assert [item["id"] for item in first["data"]] == [ids[4], ids[3]]
-    assert (first["first_id"], first["last_id"], first["has_more"]) == (ids[4], ids[3], True)
-    last = read(after=ids[3], limit=3, descending=True)
-    assert [item["id"] for item in last["data"]] == ids[2::-1]
-    assert not last["has_more"]
-    assert json.loads(page_of(b"[]", "job_1", after="", limit=2, descending=False))["data"] == []
-    (text_item,) = json.loads(page_of(b'"a"', "j", after="", limit=2, descending=False))["data"]
-    assert text_item["content"][0]["text"] == "a"
-    with pytest.raises(NotFound):
-        read(after="x")

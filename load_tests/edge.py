@@ -1,4 +1,4 @@
-"""`edge`: one tenant's hostile bodies and silent clients, beside the streams of another tenant.
+"""`edge`: one tenant's hostile bodies, beside the streams of another tenant.
 
 Each row has a new gateway, whose memory is compared with that before. The other tenant streams all
 the time; his longest wait for a chunk is shown beside the one before the attack. Simulated engine.
@@ -12,7 +12,6 @@ import argparse
 import gzip
 import json
 import multiprocessing
-import socket
 import sys
 import threading
 import time
@@ -20,9 +19,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,14 +28,14 @@ from load_tests.harness.fleet import Fleet, FleetShape
 from load_tests.harness.session import OUTPUT, add_options, print_tables, save_result, session
 from load_tests.harness.table import Table
 from tests.harness.client import CHAT, MODEL, batch_line
-from tests.harness.processes import Process, metric
-from tests.harness.strict_client import request
+from tests.harness.process_state import anonymous_bytes
+from tests.harness.processes import Process
 from tests.harness.waiting import wait_for
 
-HELP = "hostile bodies and clients that read nothing, beside another tenant"
+HELP = "hostile bodies, beside the streams of another tenant"
 _MB = 1 << 20
 _KEY, _OTHER_KEY = "key-of-hostile-1234", "key-of-neighbour-1234"
-_ALLOWED_MB = {"bombs": 50, "silent readers": 100, "nested lines": 100, "large bodies": 200}
+_ALLOWED_MB = {"bombs": 50, "nested lines": 100, "large bodies": 200}
 """How much each process may grow. A body of 32 MiB is in memory several times."""
 _UNPACKED = 1 << 30
 _STORED_BYTES = 8 * _MB
@@ -75,22 +72,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options = {
         "--bombs": (300, "compressed bodies of each coding, of 1 GB each"),
         "--at-once": (50, "of these at one time"),
-        "--readers": (100, "clients that read nothing of 8 MB"),
     }
     add_options(parser, {**options, **OUTPUT})
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    n_readers = arguments.readers
     attacks: dict[str, Act] = {
         **{
             f"bombs: {coding}": _bombs(coding, arguments.bombs, arguments.at_once)
             for coding in ("gzip", "zstd")
         },
-        "silent readers: items": _silent(_put_items, n_readers),
-        "silent readers: request": _silent(_put_request, n_readers),
-        "silent readers: file": _silent(_put_file, n_readers),
         "nested lines: objects": _nested(b'{"a":', b"}"),
         "nested lines: lists": _nested(b"[", b"]"),
         "large bodies: one worker": _large(lambda body: (body, {})),
@@ -155,7 +147,7 @@ class _Scene:
     def __init__(self, gateway: Process, maintenance: Process) -> None:
         self.url = gateway.url
         self._watched = (gateway, maintenance)
-        self._before = [_anonymous_bytes(each) for each in self._watched]
+        self._before = [anonymous_bytes(each) for each in self._watched]
         self.grown_bytes = 0
         """The most that one of them has grown by."""
         self._over = threading.Event()
@@ -172,7 +164,7 @@ class _Scene:
     def _watch(self) -> None:
         while not self._over.wait(_SAMPLE_S):
             for process, before in zip(self._watched, self._before, strict=True):
-                grown = _anonymous_bytes(process) - before
+                grown = anonymous_bytes(process) - before
                 self.grown_bytes = max(self.grown_bytes, grown)
 
     def post(self, path: str, key: str = _KEY, **sent: Any) -> httpx.Response:
@@ -222,12 +214,6 @@ def _stream(url: str, gap_s: Any, over: Any) -> None:
                         break
 
 
-def _anonymous_bytes(process: Process) -> int:
-    status = Path(f"/proc/{process.popen.pid}/status").read_text()
-    [line] = (line for line in status.splitlines() if line.startswith("RssAnon:"))
-    return int(line.split()[1]) << 10
-
-
 def _chat(text: str) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
 
@@ -274,44 +260,6 @@ def _packed(coding: str) -> Iterator[bytes]:
     for _ in range(_UNPACKED // _MB):
         yield coder.compress(spaces)
     yield coder.flush()
-
-
-def _silent(put: Callable[[_Scene], str], n: int) -> Act:
-    """Clients that ask for something of 8 MB and read nothing of it."""
-
-    def attack(scene: _Scene) -> Mapping[str, int]:
-        path = put(scene)
-        port = int(scene.url.rpartition(":")[2])
-        with ExitStack() as open_ones:
-            for _ in range(n):
-                client = open_ones.enter_context(socket.socket())
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                client.connect(("127.0.0.1", port))
-                client.sendall(request("GET", path, _KEY, None))
-            wait_for(lambda: _connections(scene) >= n, "all are connected")
-            time.sleep(_QUIET_S)
-        return {"connected": n}
-
-    return attack
-
-
-def _connections(scene: _Scene) -> float:
-    return metric(scene.url, "flotilla_connections", {"authorization": f"Bearer {_KEY}"})
-
-
-def _put_items(scene: _Scene) -> str:
-    items = [{"role": "user", "content": "x" * (_STORED_BYTES // 10)}] * 10
-    answer = scene.post("/v1/conversations", json={"items": items}).raise_for_status()
-    return f"/v1/conversations/{answer.json()['id']}/items"
-
-
-def _put_request(scene: _Scene) -> str:
-    answer = scene.post("/jobs", json={"body": _chat("x" * _STORED_BYTES)}).raise_for_status()
-    return f"/jobs/{answer.json()['id']}/request"
-
-
-def _put_file(scene: _Scene) -> str:
-    return f"/v1/files/{_upload(scene, _KEY, b'x' * _STORED_BYTES, 'user_data')}/content"
 
 
 def _upload(scene: _Scene, key: str, content: bytes, purpose: str) -> str:

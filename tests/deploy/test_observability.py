@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -138,20 +137,13 @@ def test_every_panel_is_about_what_the_fleet_exports(fleet: Fleet) -> None:
     assert [problem for _, expr in queries for problem in exports.problems(expr)] == []
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("flotilla_ttft_seconds_bucket", "flotilla_tfft_seconds_bucket"),
-        ("sum by (pool, lane)", "sum by (pool, lanes)"),
-        ('state!="queued"', 'stat!="queued"'),
-    ],
-)
-def test_a_slip_in_a_dashboard_is_noticed(fleet: Fleet, right: str, wrong: str) -> None:
+def test_a_slip_in_a_dashboard_is_noticed(fleet: Fleet) -> None:
     text, exports = DASHBOARD.read_text(), fleet.exports()
-    right, wrong = json.dumps(right)[1:-1], json.dumps(wrong)[1:-1]
-    assert right in text
-    broken = panels(text.replace(right, wrong))
-    assert [problem for _, expr in broken for problem in exports.problems(expr)]
+    slips = {"_ttft_": "_tfft_", "by (pool, lane)": "by (pool, lanes)", "state!=": "stat!="}
+    for right, wrong in slips.items():
+        assert right in text
+        broken = panels(text.replace(right, wrong))
+        assert [problem for _, expr in broken for problem in exports.problems(expr)], wrong
 
 
 # --- by Prometheus ---

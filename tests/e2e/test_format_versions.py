@@ -113,24 +113,12 @@ def test_the_fleet_that_came_first_goes_on(
     assert usage["completion_tokens"] == TOKENS
     chunks = [json.loads(line[6:]) for line in stream.lines[:-2] if line.startswith("data: ")]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-    assert answers(gateway)
-    store.hdel(keys.fleet("maintenance"), REPAIR)
-    wait_for(lambda: store.hexists(keys.fleet("maintenance"), REPAIR), "maintenance still works")
-    for process in fleet.processes:
-        process.check()
-    assert store.get(keys.fleet("format")) == str(found).encode()
 
-
-def test_a_running_fleet_survives_flushall_and_owns_the_database_again(
-    stack: Stack, other: Stack, store: redis.Redis
-) -> None:
-    gateway = start_fleet(stack, store)
     store.flushall()
     wait_for(lambda: store.exists(keys.fleet("format")), "the database is marked again")
     wait_for(lambda: answers(gateway), "a call is answered again")
     wait_for(lambda: store.hexists(keys.fleet("maintenance"), REPAIR), "maintenance works again")
-    for process in stack.processes:
+    for process in fleet.processes:
         process.check()
-    for process in start_programs(other):
-        check_refused(process, FORMAT_VERSION, OTHER_VERSION)
-    assert answers(gateway)
+    assert store.get(keys.fleet("format")) == str(found).encode()
+    check_refused(second.start("gateway", port=free_port()), found, needed)

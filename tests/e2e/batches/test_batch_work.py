@@ -46,19 +46,6 @@ async def test_all_refused_have_no_output_file(batches: Batches) -> None:
     assert batch.error_file_id
 
 
-async def test_wrong_lines_fail_the_batch(batches: Batches) -> None:
-    lines = [line("a"), b"", b"{", line("a"), line("b", model="other"), line("c", stream=True)]
-    batch = await batches.run(await batches.create(b"\n".join(lines)))
-    assert batch.status is BatchStatus.FAILED
-    found = [(error.line, error.code) for error in batch.errors]
-    assert found == [
-        (3, "invalid_json_line"), (4, "duplicate_custom_id"), (5, "model_not_found"),
-        (6, "stream_not_supported"),
-    ]  # fmt: skip
-    assert batch.total == 0
-    assert not await batches.jobs()
-
-
 @pytest.mark.parametrize("name", ["background", "previous_response_id", "conversation"])
 def test_lines_of_responses_store_nothing(name: str) -> None:
     body = {"model": "m", "input": "hi"}

@@ -17,6 +17,7 @@ from shared.api.endpoint import BodyKind, Endpoint, InputKind, ModelField
 from shared.api.endpoints import ENDPOINTS
 from shared.api.multipart import content_type_of
 from shared.job.errors import BadRequest
+from tests.harness.asgi_client import Recorder
 from tests.harness.settings import Settings
 from worker.core.run import Exchange
 from worker.engines.interface import JOURNAL
@@ -67,20 +68,6 @@ def raw_body(row: Endpoint) -> tuple[bytes, bytes]:
     return raw, content_type_of(raw)
 
 
-def test_the_description_of_the_api_has_it(described: dict[str, Any]) -> None:
-    for row in SERVED:
-        operation = described["paths"][row.path]["post"]
-        assert operation["summary"] == row.summary
-        media_type = "application/json" if row.body is BodyKind.JSON else "multipart/form-data"
-        request = operation["requestBody"]["content"][media_type]["schema"]["$ref"]
-        content = operation["responses"]["200"]["content"]
-        response = content["application/json"]["schema"]["$ref"]
-        assert request.endswith(f"/{row.request_schema}")
-        assert response.endswith(f"/{row.response_schema}")
-        assert {row.request_schema, row.response_schema} <= set(described["components"]["schemas"])
-        assert ("text/event-stream" in content) == (row.stream is not None)
-
-
 def test_the_gateway_checks_a_request() -> None:
     for row in ROWS:
         checked = check_request(row, body(row) | {"stream": True}, SETTINGS)
@@ -109,7 +96,7 @@ async def test_the_simulated_engine_answers_it(described: dict[str, Any]) -> Non
         await engine.start()
         try:
             exchange = Exchange()
-            JOURNAL.set(Silent())
+            JOURNAL.set(Recorder())
             raw, content_type = raw_body(row)
             await exchange.run(engine, "POST", row.path, raw, content_type=content_type)
             assert exchange.status == 200, bytes(exchange.body)
@@ -118,28 +105,3 @@ async def test_the_simulated_engine_answers_it(described: dict[str, Any]) -> Non
             Draft202012Validator(whole).validate(parse_object(bytes(exchange.body)))
         finally:
             engine.close()
-
-
-class Silent:
-    """A journal that keeps nothing."""
-
-    def past(self, call: int) -> None:
-        pass
-
-    def refuse_past(self, reason: str) -> None:
-        pass
-
-    def continued(self, how: str, decoded_again: int) -> None:
-        pass
-
-    def context(self, call: int, context: Any) -> None:
-        pass
-
-    def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
-        pass
-
-    def cached(self, n_tokens: int) -> None:
-        pass
-
-    def delta(self, call: int, index: int, token_ids: Any, text: str, logprobs: Any = None) -> None:
-        pass

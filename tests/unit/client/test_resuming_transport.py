@@ -93,8 +93,9 @@ def test_a_stream_that_breaks_anywhere_goes_on_with_the_exact_bytes(
     post: Post, stubs: Callable[..., StubGateway], chunk_bytes: int, resets: bool
 ) -> None:
     first, second = stubs(chunk_bytes=chunk_bytes, resets=resets), stubs()
-    every = chunk_bytes > 7 and not resets
-    for position in range(0, first.response_bytes, 1 if every else 7):
+    # How an answer is taken apart is the same code for both transports.
+    every = post is read_async and chunk_bytes > 7 and not resets
+    for position in range(0, first.response_bytes, 1 if every else 17):
         first.breaks = [position]
         data = post([first, second])
         assert without_comments(data) == DATA, position
@@ -153,7 +154,7 @@ def test_the_check_of_an_end_changes_nothing_where_it_is_refused(
 
 def test_other_formats_of_events(post: Post, stubs: Callable[..., StubGateway]) -> None:
     first, second = stubs(ANTHROPIC_EVENTS), stubs(ANTHROPIC_EVENTS)
-    for position in range(0, first.response_bytes, 3):
+    for position in range(0, first.response_bytes, 7):
         first.breaks = [position]
         assert post([first, second]) == b"".join(ANTHROPIC_EVENTS)
     first.requests.clear()

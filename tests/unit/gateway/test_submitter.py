@@ -108,11 +108,6 @@ async def submitter(queue: Any, relay: Any, registry: CollectorRegistry) -> Subm
     return Submitter(queue, relay, DEPTH, GatewayMetrics(registry))
 
 
-def counted(registry: CollectorRegistry) -> float:
-    labels = {"pool": "p", "lane": "default"}
-    return registry.get_sample_value("flotilla_jobs_submitted_total", labels) or 0.0
-
-
 async def test_a_pool_has_a_limit_of_its_own(queue: Queue, registry: CollectorRegistry) -> None:
     as_queue: Any = queue
     relay: Any = Relay()
@@ -127,17 +122,6 @@ async def test_a_pool_has_a_limit_of_its_own(queue: Queue, registry: CollectorRe
     ]
     assert submitter.max_depth("small") == 2
     assert submitter.max_depth("p") == DEPTH
-
-
-async def test_a_full_lane_fails_only_the_jobs_it_refuses(
-    submitter: Submitter, queue: Queue, registry: CollectorRegistry
-) -> None:
-    queue.full = {1}
-    done = await asyncio.gather(
-        *(submitter.submit(job(n)) for n in range(3)), return_exceptions=True
-    )
-    assert [type(each) for each in done] == [type(None), QueueFull, type(None)]
-    assert counted(registry) == 2
 
 
 async def test_what_was_taken_is_given_back_only_of_jobs_that_are_not_queued(

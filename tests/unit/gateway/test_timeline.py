@@ -33,28 +33,6 @@ def why(found: Job, pool: PoolSituation = POOL, *waiting: Any, message: str = ""
     return explanation.sentence
 
 
-def test_a_queued_job_waits() -> None:
-    assert shown(job()) == [("queue", -10, None, 1, "")]
-    assert events(job()) == ["submitted", "queued"]
-
-
-def test_a_completed_job_has_prefill_and_decode() -> None:
-    done = job(
-        state=JobState.COMPLETED,
-        attempts=(attempt("w-1", -8, -1, "completed"),),
-        finished_at=NOW - 1,
-        first_output_s=0.5,
-        usage={"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8},
-    )
-    assert shown(done) == [
-        ("queue", -10, -8, 1, ""),
-        ("prefill", -8, -7.5, 1, "w-1"),
-        ("decode", -7.5, -1, 1, "w-1"),
-    ]
-    assert events(done) == ["submitted", "queued", "claimed", "first_token", "completed"]
-    assert "completed" in why(done)
-
-
 def test_a_job_that_a_second_worker_continued() -> None:
     moved = job(
         state=JobState.IN_PROGRESS,

@@ -66,18 +66,6 @@ def through_a_frame(
     return read_journal(found, items or ())
 
 
-@settings(deadline=None, derandomize=True)
-@given(records)
-def test_a_journal_is_read_as_it_was_written(journal: list[Delta | Prompt]) -> None:
-    for unpacked in (
-        read_journal(make_journal(journal)),
-        through_the_log(journal),
-        through_a_frame(journal),
-    ):
-        assert unpacked == journal
-        assert [type(record) for record in unpacked] == [type(record) for record in journal]
-
-
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(journals, items)
 def test_a_journal_is_read_as_it_was_written_beside_any_chunks(
@@ -156,8 +144,8 @@ events = st.none() | st.tuples(names, details).map(lambda pair: (pair[0], *pair[
 positions = st.builds(Position, st.integers(1, 2**53), st.integers(1, 2**32))
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
-@given(st.lists(st.tuples(positions, items, journals, events), max_size=20))
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.lists(st.tuples(positions, items, journals, events), max_size=8))
 def test_a_log_and_a_message_are_read_as_they_were_written(
     written: list[tuple[Position, list[Item], list[Delta | Prompt], Any]],
 ) -> None:
@@ -235,8 +223,8 @@ def test_a_transcript_adds_up_by_generation_and_choice() -> None:
     ]
 
 
-@settings(deadline=None, derandomize=True)
-@given(st.lists(records))
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.lists(records, max_size=6))
 def test_a_transcript_does_not_depend_on_how_the_journal_is_cut(
     entries: list[list[Delta | Prompt]],
 ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -72,6 +72,9 @@ async def test_a_receiver_without_an_answer_is_a_failure(
     assert not outcome.delivered
     assert outcome.status == 0
     assert outcome.error
+    if bad is hangs:
+        assert outcome.error == "no answer within 0.3 s"
+        assert outcome.duration_ms >= 290
 
 
 async def test_an_endless_body_is_not_read(sender: WebhookSender) -> None:
@@ -156,20 +159,16 @@ HOSTS_INSIDE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("host", HOSTS_INSIDE)
-@pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_no_form_of_an_address_reaches_loopback(
-    host: str, scheme: str, tmp_path: Path
-) -> None:
+async def test_no_form_of_an_address_reaches_loopback() -> None:
     sender = WebhookSender(AllowedAddresses())
     async with receiver(answers(200), "0.0.0.0") as there, receiver(answers(200), "::1") as there6:
-        for each in (there, there6):
-            port = each.url.rsplit(":")[-1].split("/")[0]
+        ports = [each.url.rsplit(":")[-1].split("/")[0] for each in (there, there6)]
+        for scheme, host, port in product(("http", "https"), HOSTS_INSIDE, ports):
             url = f"{scheme}://{host}:{port}/"
             with pytest.raises(WebhookUrlRefused):
                 await check_url(url, sender.allowed, sender.resolver)
             outcome = await sender.post(url, {}, b"{}")
-            assert outcome.error.startswith(("refused", "no connection"))
+            assert outcome.error.startswith(("refused", "no connection")), url
     assert not there.calls
     assert not there6.calls
     sender.close()
@@ -185,15 +184,3 @@ async def test_only_what_is_named_is_allowed() -> None:
         assert (await sender.post(no.url, {}, b"{}")).error.startswith("refused")
     assert not no.calls
     sender.close()
-
-
-async def test_a_hanging_receiver_takes_its_time_only(
-    sender: WebhookSender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(webhook_sender, "TIMEOUT_S", 0.2)
-    began = time.monotonic()
-    async with receiver(hangs) as there:
-        outcome = await sender.post(there.url, {}, b"{}")
-    assert outcome.error == "no answer within 0.2 s"
-    assert outcome.duration_ms >= 190
-    assert time.monotonic() >= began + 0.19

@@ -64,7 +64,7 @@ def test_a_chat_is_streamed(api: httpx.Client) -> None:
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert {chunk["model"] for chunk in chunks} == {MODEL}
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
-    plain = api.post(path, json=body | {"stream": False}).json()
+    plain = api.post(f"{path}/", json=body | {"stream": False}).json()
     assert text == plain["choices"][0]["message"]["content"]
 
 

@@ -31,7 +31,7 @@ class Prediction(NamedTuple):
 
 def prediction_in(path: str) -> Prediction:
     """The prediction of a POST to a path below `PREFIX`. Raises UnknownRoute."""
-    rest = path.removeprefix(PREFIX).rstrip("/")
+    rest = path.removeprefix(PREFIX)
     for endpoint_path in _PATHS:
         model = rest.removesuffix(endpoint_path)
         if model and model != rest:

@@ -56,25 +56,6 @@ async def test_a_worker_exits_with_an_error_when_a_task_fails_or_ends(
     assert ("a bug" if heartbeats is fail else ended) in caplog.text
 
 
-async def test_a_worker_that_is_stopped_exits_without_an_error(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = a_worker(redis_url)
-    serving = asyncio.Event()
-    started = Registration.started
-
-    def started_and_serving(registration: Registration) -> None:
-        started(registration)
-        serving.set()
-
-    monkeypatch.setattr(Registration, "started", started_and_serving)
-    running = asyncio.create_task(worker.run())
-    async with asyncio.timeout(DEADLINE_S):
-        await serving.wait()
-        worker.stop()
-        assert await running == 0
-
-
 def slow_worker(redis_url: str, start: Callable[[], Coroutine[Any, Any, None]]) -> Worker:
     """A worker whose engine starts like this, for 0.1 s at most."""
     worker = a_worker(redis_url, startup_timeout_s=0.1)

@@ -137,7 +137,8 @@ class VllmEngine:
         app.state.server = SimpleNamespace(should_exit=False)
         if "generate" in tasks:
             await warm_up(engine)
-        if spans_machines(config.parallel_config):
+        parallel = config.parallel_config
+        if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
             self._group = asyncio.create_task(until_broken(engine))
         cache = config.cache_config
         self._capacity = Capacity(
@@ -267,13 +268,9 @@ async def warm_up(engine: Any) -> None:
             log.info("a request to warm up was refused: %s", error)
 
 
-def spans_machines(parallel_config: Any) -> bool:
-    """Whether vLLM's processes are on several machines, or may be (Ray)."""
-    return bool(parallel_config.nnodes > 1 or parallel_config.distributed_executor_backend == "ray")
-
-
 async def until_broken(engine: Any) -> None:
-    """Return when a process of the group does not answer. `engine`: an AsyncLLM.
+    """Return when a process of an engine on several machines, or with Ray, does not answer.
+    `engine`: an AsyncLLM.
 
     vLLM watches the processes of the head's machine only, so it is asked while there are no
     requests; a step that fails ends the engine by itself.

@@ -28,6 +28,7 @@ from statistics import pstdev
 from typing import Any
 
 from load_tests.clients.response_parser import ResponseParser
+from load_tests.harness.spread import percentile
 
 _READ_BYTES = 1 << 15
 _CONNECT_S = 10.0
@@ -235,9 +236,9 @@ class LoadClient:
             f"{n}x {problem}" for problem, n in self._problems.most_common(_SHOWN_PROBLEMS)
         ]
         result.wall_s, result.cpu_s = wall_s, cpu_s
-        result.ttft_p50_s, result.ttft_p99_s = _p50_p99(self._ttft)
+        result.ttft_p50_s, result.ttft_p99_s = (percentile(self._ttft, at) for at in (0.5, 0.99))
         self._gaps.extend([0.0] * self._no_gaps)
-        result.gap_sd_s = _deviation(self._gaps)
+        result.gap_sd_s = pstdev(self._gaps) if self._gaps else math.nan
         for connection in list(self._connections.values()):
             self._close(connection)
         self._epoll.close()
@@ -266,19 +267,6 @@ def _problem(spec: LoadSpec, response: ResponseParser) -> str:
     if spec.contains.encode() not in response.body:
         return f"no {spec.contains!r} in {response.body[:200]!r}"
     return ""
-
-
-def _p50_p99(values: list[float]) -> tuple[float, float]:
-    """Return two percentiles (nearest rank); sorts the list in place."""
-    if not values:
-        return math.nan, math.nan
-    values.sort()
-    last = len(values) - 1
-    return values[min(last, len(values) // 2)], values[min(last, int(len(values) * 0.99))]
-
-
-def _deviation(values: list[float]) -> float:
-    return pstdev(values) if values else math.nan
 
 
 def parse_spec(data: dict[str, Any]) -> LoadSpec:

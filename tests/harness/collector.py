@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from tests.harness.http_stub import Answer, HttpStub, Request
 
 
 class Span(NamedTuple):
@@ -25,34 +25,17 @@ class Span(NamedTuple):
     attributes: dict[str, Any]
 
 
-class Collector:
+class Collector(HttpStub):
     """The server, with the spans that have come so far."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
-        spans = self._spans
+        super().__init__()
+        self.url += "/v1/traces"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                spans.extend(_spans(self.rfile.read(int(self.headers["content-length"]))))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1/traces"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    def answer(self, request: Request) -> Answer:
+        self._spans.extend(_spans(request.body))
+        return Answer()
 
     @property
     def spans(self) -> list[Span]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,12 +12,13 @@ import pytest
 
 from gateway.ops.autoscaler.docker import Docker
 from shared.job.states import WorkerState
+from tests.harness.http_stub import Answer, HttpStub, Request
 from tests.unit.worker_info import worker
 
 PROJECT, SERVICE = "fleet", "worker"
 
 
-class Daemon:
+class Daemon(HttpStub):
     """Containers of one host; `ended` plays a worker that has drained."""
 
     def __init__(self) -> None:
@@ -27,10 +26,7 @@ class Daemon:
         self.calls: list[str] = []
         self.refuses: set[str] = set()
         """Containers with which nothing can be done."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        super().__init__()
 
     def add(self, letter: str, state: str, *, service: str = SERVICE, **labels: str) -> str:
         container = letter * 64
@@ -46,57 +42,33 @@ class Daemon:
     def states(self) -> dict[str, str]:
         return {container[0]: value["State"] for container, value in self.containers.items()}
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        daemon = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                url = urlsplit(self.path)
-                assert url.path == "/containers/json"
-                query = parse_qs(url.query)
-                assert query["all"] == ["true"]
-                wanted = dict(one.split("=") for one in json.loads(query["filters"][0])["label"])
-                found = [
-                    container
-                    for container in daemon.containers.values()
-                    if wanted.items() <= container["Labels"].items()
-                ]
-                self.answer(200, json.dumps(found).encode())
-
-            def do_POST(self) -> None:
-                url = urlsplit(self.path)
-                _, kind, container, what = url.path.split("/")
-                assert kind == "containers"
-                daemon.calls.append(f"{what} {container[0]} {url.query}".strip())
-                if container in daemon.refuses:
-                    self.answer(500, b"{}")
-                    return
-                if what == "start":
-                    daemon.containers[container]["State"] = "running"
-                self.answer(204)
-
-            def answer(self, status: int, body: bytes = b"") -> None:
-                self.send_response(status)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        return Handler
+    def answer(self, request: Request) -> Answer:
+        url = urlsplit(request.path)
+        if request.method == "GET":
+            assert url.path == "/containers/json"
+            query = parse_qs(url.query)
+            assert query["all"] == ["true"]
+            wanted = dict(one.split("=") for one in json.loads(query["filters"][0])["label"])
+            found = [
+                container
+                for container in self.containers.values()
+                if wanted.items() <= container["Labels"].items()
+            ]
+            return Answer(json.dumps(found).encode())
+        _, kind, container, what = url.path.split("/")
+        assert kind == "containers"
+        self.calls.append(f"{what} {container[0]} {url.query}".strip())
+        if container in self.refuses:
+            return Answer(b"{}", 500)
+        if what == "start":
+            self.containers[container]["State"] = "running"
+        return Answer(status=204)
 
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    daemon = Daemon()
-    yield daemon
-    daemon.close()
+    with Daemon() as daemon:
+        yield daemon
 
 
 def docker(daemon: Daemon) -> Docker:

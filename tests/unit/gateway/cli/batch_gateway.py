@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.harness.http_stub import Answer, HttpStub, Request
 from tests.unit.gateway.cli.samples import NOW
 
 
@@ -20,7 +19,7 @@ def _file_in(form: bytes) -> bytes:
 
 
 @dataclass
-class BatchGateway:
+class BatchGateway(HttpStub):
     """Takes files and batches; a test says which lines fail, and cuts connections off."""
 
     fails: Callable[[str], bool] = lambda custom_id: False
@@ -33,43 +32,19 @@ class BatchGateway:
     requests: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        gateway = self
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                gateway._serve(self)
-
-            do_POST = do_DELETE = do_GET  # noqa: N815
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def _serve(self, handler: BaseHTTPRequestHandler) -> None:
-        path = handler.path.partition("?")[0]
-        line = f"{handler.command} {path}"
-        body = handler.rfile.read(int(handler.headers.get("content-length") or 0))
+    def answer(self, request: Request) -> Answer:
+        line = f"{request.method} {request.path.partition('?')[0]}"
         self.requests.append(line)
-        status, answer = self._answer(line, body)
+        status, answer = self._answer(line, request.body)
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        headers = {"content-type": "x/y", "content-length": str(len(data))}
         name = re.sub(r"(file|batch)[-_]\w+", "ID", line)
-        cut = self.cuts.get(name, 0) > 0
-        handler.send_response(status)
-        handler.send_header("content-type", "x/y")
-        handler.send_header("content-length", str(len(data)))
-        handler.end_headers()
-        if cut:
+        if self.cuts.get(name, 0) > 0:
             self.cuts[name] -= 1
             data = data[: len(data) // 2]
-        handler.wfile.write(data)
+        return Answer(data, status, headers)
 
     def _answer(self, line: str, body: bytes) -> tuple[int, Any]:
         match line.strip("/").split("/"):

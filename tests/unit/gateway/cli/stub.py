@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+
+from tests.harness import http_stub
 
 
 class Request(NamedTuple):
@@ -43,7 +43,7 @@ def events(*parts: tuple[str, Any]) -> Answer:
 
 
 @dataclass
-class StubGateway:
+class StubGateway(http_stub.HttpStub):
     """Answers by method and path; the query is part of the path if such an answer exists."""
 
     answers: dict[str, Any] = field(default_factory=dict)
@@ -51,46 +51,19 @@ class StubGateway:
     requests: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        stub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                stub._serve(self)
-
-            do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        """Stop to serve."""
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__()
 
     def sent(self) -> list[tuple[str, Any]]:
         """Each request's method and path, and its body."""
         return [(f"{each.method} {each.path}", each.body) for each in self.requests]
 
-    def _serve(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers.get("content-length") or 0))
-        method, path = handler.command, handler.path
-        given = json.loads(body) if body else None
-        self.requests.append(Request(method, path, given, dict(handler.headers)))
+    def answer(self, request: http_stub.Request) -> http_stub.Answer:
+        method, path, headers, body = request
+        self.requests.append(Request(method, path, json.loads(body) if body else None, headers))
         answer = self._answer(f"{method} {path}")
         text = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
-        handler.send_response(answer.status)
-        handler.send_header("content-type", answer.content_type)
-        handler.send_header("content-length", str(len(text)))
-        handler.send_header("x-flotilla-job-id", "job_1")
-        handler.end_headers()
-        handler.wfile.write(text)
+        headers = {"content-type": answer.content_type, "x-flotilla-job-id": "job_1"}
+        return http_stub.Answer(text, answer.status, headers)
 
     def _answer(self, line: str) -> Answer:
         for key in (line, line.partition("?")[0]):

@@ -75,8 +75,9 @@ def test_a_response_is_stored(fleet: Fleet) -> None:
     assert (item.role, item.content[0].text) == ("user", "Hello")
     fleet.one.responses.delete(made.id)
     for call in (fleet.other.responses.retrieve, fleet.other.responses.delete):
-        with pytest.raises(openai.NotFoundError):
-            call(made.id)
+        for gone in (made.id, "resp_x", "resp_" + "0" * 26):
+            with pytest.raises(openai.NotFoundError):
+                call(gone)
 
 
 def test_a_stream_adds_up_and_can_be_read_again(fleet: Fleet) -> None:

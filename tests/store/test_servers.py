@@ -17,7 +17,7 @@ from shared.platform import redis_url
 from shared.store import connection as connections
 from shared.store import keys
 from shared.store import servers as module
-from shared.store.connection import Client, Connection, Server, SlotUnavailable
+from shared.store.connection import Client, Server, SlotUnavailable
 from shared.store.errors import StoreError, StoreTimeout, StoreUnavailable
 from shared.store.queue import Queue, Step
 from shared.store.servers import Masters, Servers, once_served, parse_slots, shard_tags
@@ -28,14 +28,11 @@ from tests.harness.servers import (
     call,
     finish_move,
     fleet_on_one_node,
-    move_slot,
 )
-from tests.harness.waiting import eventually
 from tests.store.conftest import TENANT, Case, beat, make_job, open_case
 
 TAG = "some"
 SLOT = key_slot(TAG.encode())
-KEY = f"{{{TAG}}}:key"
 OTHER = "b"
 """A tag whose slot another node has."""
 
@@ -101,22 +98,6 @@ async def opened(url: str, tag: str = TAG) -> AsyncIterator[Client]:
         await redis.aclose()
 
 
-@contextlib.asynccontextmanager
-async def connected(redis: Client, **options: Any) -> AsyncIterator[Connection]:
-    connection = Connection(redis.server, **options)
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
-async def holds_value(redis: Any) -> bool:
-    """Whether the value can be read; a call may meet a connection that is just being ended."""
-    with contextlib.suppress(StoreUnavailable):
-        return bool(await redis.get(KEY) == b"value")
-    return False
-
-
 async def test_each_client_finds_the_master_of_its_slot(pair: RedisCluster) -> None:
     nodes = {pair.master_of(key_slot(tag.encode())).port for tag in (TAG, OTHER)}
     assert len(nodes) == 2, "the tags show nothing if one node has both"
@@ -139,30 +120,6 @@ async def test_each_client_finds_the_master_of_its_slot(pair: RedisCluster) -> N
     assert found == [(0, 9, ("10.0.0.1", 7000)), (10, 16383, ("asked", 7001))]
 
 
-async def test_all_connections_of_a_slot_move_with_it(pair: RedisCluster) -> None:
-    """Subscriptions and blocked pops, too, and nothing is left at the node before."""
-    source = pair.master_of(SLOT)
-    (target,) = [node for node in pair.masters if node is not source]
-    messages: list[bytes] = []
-    async with (
-        opened(pair.url) as redis,
-        connected(redis) as popping,
-        connected(redis, on_message=messages.append) as subscribed,
-    ):
-        await redis.set(KEY, "value")
-        await subscribed.call("SSUBSCRIBE", f"{{{TAG}}}:channel")
-        await popping.connect()
-        popped = popping.send("BLPOP", f"{{{TAG}}}:list", 0)
-        move_slot(SLOT, source, target)
-        with pytest.raises(StoreUnavailable):
-            await asyncio.wait_for(popped, 10)
-        await asyncio.wait_for(subscribed.lost.wait(), 10)
-        await eventually(lambda: holds_value(redis), "the value is at its new place")
-        await once_served(lambda: subscribed.call("SSUBSCRIBE", f"{{{TAG}}}:channel"))
-        call(target, "SPUBLISH", f"{{{TAG}}}:channel", "here")
-        await eventually(lambda: messages == [b"here"], "the message has come")
-
-
 async def test_a_slot_that_is_being_moved_is_waited_for(
     pair: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +127,8 @@ async def test_a_slot_that_is_being_moved_is_waited_for(
     monkeypatch.setattr(connections, "_REFUSED_S", 600.0)
     source = pair.master_of(SLOT)
     (target,) = [node for node in pair.masters if node is not source]
-    async with opened(pair.url) as redis, connected(redis) as connection:
+    async with opened(pair.url) as redis:
+        connection = redis.calls
         await connection.connect()
         with begun_move(SLOT, source, target):
             refusals: list[str] = []

@@ -29,7 +29,7 @@ def api(gateway: Process) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def described(gateway: Process) -> dict[str, Any]:
     answer = http.get(f"{gateway.url}/openapi.json")
     assert answer.status_code == 200

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.harness.cli import run_flotilla
 from tests.harness.client import http
 from tests.harness.fleet import Process, Stack
 from tests.harness.keys import KEYS, OPERATOR, bearer
@@ -47,9 +45,8 @@ def wrong(gateway: Process, about: str) -> list[str]:
 
 def doctor(gateway: Process, key: str = "") -> dict[str, str]:
     """Each check of the command and its state."""
-    command = [str(Path(sys.executable).with_name("flotilla")), "doctor", "--json"]
-    environment = os.environ | {"FLOTILLA_URL": gateway.url, "FLOTILLA_API_KEY": key}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    environment = {"FLOTILLA_URL": gateway.url, "FLOTILLA_API_KEY": key}
+    done = run_flotilla("doctor", "--json", environment=environment, code=None)
     return {each["name"]: each["state"] for each in json.loads(done.stdout)["data"]}
 
 

@@ -372,7 +372,9 @@ def _faults(text: str) -> _Faults:
     try:
         return _Faults.model_validate({name: value for name, _, value in items})
     except ValidationError as error:
-        raise SettingsError(f"FLOTILLA_SIM_FAULTS: {error}") from None
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise SettingsError(f"FLOTILLA_SIM_FAULTS: {name}: {first['msg']}") from None
 
 
 class SimulatedEngine:

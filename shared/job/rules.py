@@ -8,11 +8,11 @@ charged as its job is claimed, with more of it where the level is made of few jo
 most between two claims. `scripts/common/lines.lua` keeps the levels.
 
 Placement: a job goes to a worker whose prefix cache may hold the beginning of its prompt. The queue
-notes which worker has run a prefix last: its warm worker. It is told of a submitted job if it has
-room, and for a moment no other one takes it; a claim takes, of the first waiting jobs of a tenant,
-the one for whose prompt its worker is warm, else the oldest. `scripts/common/placement.lua` keeps
-the map. A prefix is known by a hash of its text and of its tenant, since the caches of tenants are
-apart.
+notes which worker has run a prefix last: that worker is warm for the prefix. A submitted job wakes
+its warm worker, if that has room, and no other worker may claim the job for a moment. A claim
+takes, of the first waiting jobs of a tenant, the one for whose prompt its worker is warm, else the
+oldest. `scripts/common/placement.lua` keeps the map. A prefix is known by a hash of its text and of
+its tenant, since the caches of tenants are apart.
 """
 
 from __future__ import annotations

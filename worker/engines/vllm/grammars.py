@@ -94,7 +94,7 @@ class GrammarChecker:
                 for lock in (of_tenant, self._one):
                     await turn.enter_async_context(lock)
                 if key not in self._known:  # another job has asked meanwhile
-                    # It goes on to its end, though nobody may wait for it any more.
+                    # A cancelled caller does not end the trial, which holds the locks.
                     trial = asyncio.create_task(self._try(key, given, turn.pop_all()))
                     await asyncio.shield(trial)
         self._known.move_to_end(key)
